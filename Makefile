@@ -1,0 +1,138 @@
+# Two commands: `make run` starts the broker, `make test` runs everything that CI runs.
+#
+# .venv              amqpd as people install it: a wheel, its hot modules compiled when there is a C compiler
+# .venv-interpreted  the same sources as they stand, nothing compiled
+# Both are made when needed and remade when pyproject.toml or setup.py changes; the compiled package when a source does.
+#
+#   make run ARGS="--amqp.port 0"          PYTHON=python3.12 make test
+#   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
+#   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
+#   make bench        beside RabbitMQ, 21 minutes at most; make bench-guard: has the fast road become dearer? half a minute
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+# What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
+INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model test_server.py test_wheel.py)
+MARKS := not on_demand and not ci_long
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PLAIN := .venv-interpreted
+PIP_FLAGS := --quiet --disable-pip-version-check
+SETUP := pyproject.toml setup.py
+SOURCES := $(shell find amqpd routing storage cli -type f ! -name '*.pyc' ! -name '*.md' ! -name '.*')
+# The requirements of pyproject.toml, one a line: the build's and the package's own, then those of the extras named.
+REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); e = p["project"]["optional-dependencies"]; \
+	print(*p["build-system"]["requires"], *p["project"]["dependencies"], *(r for x in sys.argv[1:] for r in e[x]), sep="\n")
+
+.PHONY: help run test test-compiled test-interpreted lint build clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+	@echo "targets: run test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export clean"
+
+run: $(VENV)/.installed
+	@exec $(VENV)/bin/amqpd $(ARGS)
+
+test: lint test-compiled test-interpreted
+
+test-compiled: $(VENV)/.installed $(VENV)/.dev
+	@$(VENV)/bin/python -P -c 'import amqpd, sys; assert amqpd.__file__.startswith(sys.prefix), amqpd.__file__'
+	@echo "== pytest against the installed wheel: $$($(VENV)/bin/amqpd --version)"
+	@if [ -n "$${CI:-}" ]; then $(VENV)/bin/amqpd --version | grep -q compiled || { echo "CI tests the compiled package too" >&2; exit 1; }; fi
+	@# Spark's tests wait for a JVM most of the time: they run beside the others. Those that measure latency run alone.
+	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m '$(MARKS)'"; \
+	eval "$$run tests/export" > $(VENV)/export.log 2>&1 & export=$$!; \
+	eval "$$run tests interop --ignore=tests/export --ignore=tests/limits" || status=$$?; \
+	wait $$export || status=$$?; cat $(VENV)/export.log; \
+	eval "$$run tests/limits" || status=$$?; exit $$status
+
+test-interpreted: $(PLAIN)/.installed
+	@cd / && '$(CURDIR)/$(PLAIN)/bin/amqpd' --version | grep -q interpreted
+	@echo "== pytest against the sources: $$($(PLAIN)/bin/amqpd --version)"
+	$(PLAIN)/bin/python -P -m pytest $(INTERPRETED_TESTS) -m "not compiled_only and $(MARKS)" $(PYTEST_ARGS)
+
+.PHONY: bench-export
+# A log of a million records, decoded and exported, and what an export costs the broker beside it: the tables of
+# storage/export/README.md. BENCH_ARGS="--records 100000"
+bench-export: $(VENV)/.installed $(VENV)/.dev
+	$(VENV)/bin/python -P -m amqpd.storage.export.bench $(BENCH_ARGS)
+	$(VENV)/bin/python -m interop.bench.export
+
+lint: $(PLAIN)/.installed
+	$(PLAIN)/bin/ruff check .
+	$(PLAIN)/bin/mypy -p amqpd
+	$(PLAIN)/bin/mypy setup.py
+
+build: $(VENV)/.tools
+	$(VENV)/bin/pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -l dist
+
+# amqpd beside RabbitMQ, the interpreted one too: interop/bench/README.md. BENCH_ARGS="--scenarios S1,S3 --rounds 1"
+# The guard: fails when a message of S1 or S3 costs more than 15 % above its record; BENCH_ARGS=--record takes today's cost.
+BENCH_ARGS ?=
+.PHONY: bench bench-guard
+bench: $(VENV)/.installed $(PLAIN)/.installed
+	$(VENV)/bin/python -m interop.bench --interpreted $(PLAIN)/bin/python $(BENCH_ARGS)
+
+bench-guard: $(VENV)/.installed
+	$(VENV)/bin/python -m interop.bench.guard $(BENCH_ARGS)
+
+# Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
+# for disks and starts most of the time: side by side. Then exports that are killed again and again.
+.PHONY: test-long
+test-long: $(VENV)/.installed $(VENV)/.dev
+	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m ci_long -s --durations=0 --durations-min=1"; \
+	eval "$$run tests/crash/test_states.py tests/crash/test_corruption.py" > $(VENV)/states.log 2>&1 & states=$$!; \
+	eval "$$run tests/crash --ignore=tests/crash/test_states.py --ignore=tests/crash/test_corruption.py" || status=$$?; \
+	wait $$states || status=$$?; cat $(VENV)/states.log; \
+	eval "$$run tests/export" || status=$$?; exit $$status
+
+# Crashes and faults at length: 1,000 kills, 500 power cuts, 10 million crash states, 100,000 flips, every call of a script.
+# TEST_CRASH_STATES, _FLIPS, _CUTS, _CYCLES, _SEED set others; TORTURE_ARGS="-k states" one of them.
+TORTURE_ARGS ?=
+.PHONY: torture
+torture: $(VENV)/.installed $(VENV)/.dev
+	TEST_CRASH_STATES=$${TEST_CRASH_STATES:-10000000} TEST_CRASH_CYCLES=$${TEST_CRASH_CYCLES:-1000} \
+		$(VENV)/bin/python -P -m pytest tests/crash -m "on_demand or ci_long" --timeout 0 -s $(TORTURE_ARGS)
+
+clean:
+	rm -rf $(VENV) $(PLAIN) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find amqpd routing storage cli tests interop -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created $(PLAIN)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "amqpd needs Python 3.11 or later")'
+	@$(PYTHON) -m venv $(@D) || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.created $(SETUP)
+	@echo "installing what amqpd needs into $(VENV)"
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.tools
+	@echo "installing what the tests need into $(VENV)"
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' test spark > $(VENV)/requirements-test.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-test.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	@echo "building amqpd into $(VENV) (half a minute with a C compiler)"
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --force-reinstall .
+	@$(VENV)/bin/amqpd --version
+	@if $(VENV)/bin/amqpd --version | grep -q interpreted; then echo "amqpd runs INTERPRETED, several times slower: no C compiler or" \
+		"no Python.h was found. On Debian: apt install gcc python3-dev, then make clean"; fi
+	@touch $@
+
+$(PLAIN)/.installed: $(PLAIN)/.created $(SETUP)
+	@echo "installing the sources and what the tests need into $(PLAIN)"
+	@$(PLAIN)/bin/python -c '$(REQUIREMENTS)' test dev > $(PLAIN)/requirements.txt
+	@$(PLAIN)/bin/pip install $(PIP_FLAGS) -r $(PLAIN)/requirements.txt
+	@$(PLAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,226 @@
+"""Passwords: how they are kept, checked, and how a login storm is kept from the messages.
+
+New hashes are argon2id (t=2, m=19 MiB, p=1: 21 ms, OWASP's second choice), kept in argon2's own text form. RabbitMQ's
+hashes, base64 of a 4-byte salt and SHA-256 or SHA-512 over salt and password, are verified too, so that users can be
+imported; they are fast to guess, so the first login replaces them.
+
+Checking is slow on purpose. It runs in one thread (argon2 lets go of the interpreter lock), at most 200 wait, and a
+password once verified is remembered for five minutes: a fleet that reconnects costs one check per user. Every check of
+a password costs one argon2, be the user unknown, without password, or with a RabbitMQ hash: the time tells nothing.
+
+What is remembered is no password: an HMAC under a key that lives in this process only. The stored hash is part of what
+is signed, so a changed password forgets by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ARGON2ID: Final = "argon2id"
+RABBIT_SHA256: Final = "rabbit_password_hashing_sha256"
+RABBIT_SHA512: Final = "rabbit_password_hashing_sha512"
+
+TIME_COST: Final = 2
+MEMORY_KIB: Final = 19 * 1024
+_RABBIT_SALT_BYTES: Final = 4
+_RABBIT_DIGESTS: Final = {RABBIT_SHA256: "sha256", RABBIT_SHA512: "sha512"}
+ALGORITHMS: Final = (ARGON2ID, RABBIT_SHA256, RABBIT_SHA512)
+
+# An imported argon2 hash brings its own cost; beyond these one login would stop the others or the memory.
+_TIME_COST_MAX: Final = 10
+_MEMORY_KIB_MAX: Final = 256 * 1024
+_PARALLELISM_MAX: Final = 8
+
+# What is checked when there is nothing to check: salt and digest are zeros, nobody knows a password for it.
+_DUMMY: Final = f"$argon2id$v=19$m={MEMORY_KIB},t={TIME_COST},p=1${'A' * 22}${'A' * 43}"
+
+WAITING_MAX: Final = 200
+VERIFIED_S: Final = 300.0
+VERIFIED_MAX: Final = 4096
+
+
+class InvalidHash(ValueError):
+    """A password hash that cannot be verified here; the text says why."""
+
+
+class TooManyLogins(Exception):
+    """More checks are waiting than is sensible; try again later."""
+
+
+def hash_password(password: bytes) -> str:
+    """The argon2id hash, with its parameters and a new salt. Cost: 21 ms, 19 MiB."""
+    from argon2.low_level import Type, hash_secret
+
+    encoded = hash_secret(password, os.urandom(16), TIME_COST, MEMORY_KIB, 1, 32, Type.ID)
+    return encoded.decode("ascii")
+
+
+def check_hash(stored: str, algorithm: str) -> None:
+    """Raises InvalidHash unless `verify` can make something of it. An empty hash is legal: no password opens it."""
+    if not stored:
+        return
+    if algorithm == ARGON2ID:
+        _check_argon2(stored)
+    elif algorithm in _RABBIT_DIGESTS:
+        _rabbit_parts(stored, algorithm)
+    else:
+        raise InvalidHash(f"hashing algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+
+
+def verify(password: bytes, stored: str, algorithm: str) -> bool:
+    """Whether `password` belongs to the hash. False also for an empty hash, an empty password, and a hash
+    that `check_hash` would refuse (that is logged).
+
+    Cost: one argon2 check, 21 ms, whatever the hash.
+    """
+    try:
+        check_hash(stored, algorithm)
+    except InvalidHash as error:
+        logger.error("a stored password hash cannot be verified: %s", error)
+        stored = ""
+    if stored and password and algorithm == ARGON2ID:
+        return _verify_argon2(password, stored)
+    _verify_argon2(password, _DUMMY)
+    if not stored or not password:
+        return False
+    salt, digest = _rabbit_parts(stored, algorithm)
+    return hmac.compare_digest(hashlib.new(_RABBIT_DIGESTS[algorithm], salt + password).digest(), digest)
+
+
+def _verify_argon2(password: bytes, stored: str) -> bool:
+    from argon2.exceptions import VerificationError
+    from argon2.low_level import Type, verify_secret
+
+    try:
+        return verify_secret(stored.encode("ascii"), password, Type.ID)
+    except VerificationError:
+        return False
+
+
+def _check_argon2(stored: str) -> None:
+    from argon2 import extract_parameters
+    from argon2.exceptions import InvalidHashError
+    from argon2.low_level import Type
+
+    try:
+        parameters = extract_parameters(stored)
+    except InvalidHashError:
+        raise InvalidHash("not an argon2id hash") from None
+    if parameters.type is not Type.ID or not stored.isascii():
+        raise InvalidHash("not an argon2id hash")
+    if (
+        parameters.time_cost > _TIME_COST_MAX
+        or parameters.memory_cost > _MEMORY_KIB_MAX
+        or parameters.parallelism > _PARALLELISM_MAX
+    ):
+        raise InvalidHash(
+            f"an argon2id hash may cost at most t={_TIME_COST_MAX}, m={_MEMORY_KIB_MAX}, p={_PARALLELISM_MAX}"
+        )
+
+
+def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
+    """Salt and digest. rabbit: rabbit_password:hash/2."""
+    try:
+        raw = base64.b64decode(stored, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidHash(f"a hash of {algorithm} is base64") from None
+    salt, digest = raw[:_RABBIT_SALT_BYTES], raw[_RABBIT_SALT_BYTES:]
+    if len(digest) != hashlib.new(_RABBIT_DIGESTS[algorithm]).digest_size:
+        raise InvalidHash(f"a hash of {algorithm} has a 4-byte salt and one digest")
+    return salt, digest
+
+
+class VerifiedCache:
+    """Passwords verified lately: one per user, since a user has one. Bounded; the oldest goes first."""
+
+    def __init__(
+        self,
+        lifetime_s: float = VERIFIED_S,
+        entries_max: int = VERIFIED_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lifetime_s = lifetime_s
+        self._entries_max = entries_max
+        self._clock = clock
+        self._key = os.urandom(32)
+        self._entries: dict[str, tuple[bytes, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def holds(self, username: str, password: bytes, stored: str) -> bool:
+        """Whether this password was verified against this hash in the last minutes. Cost: 3 us."""
+        entry = self._entries.get(username)
+        if entry is None:
+            return False
+        if self._clock() >= entry[1]:
+            del self._entries[username]
+            return False
+        return hmac.compare_digest(entry[0], self._sign(username, password, stored))
+
+    def remember(self, username: str, password: bytes, stored: str) -> None:
+        """Call when `verify` has said yes."""
+        self._entries.pop(username, None)  # anew at the end of the queue
+        if len(self._entries) >= self._entries_max:
+            del self._entries[next(iter(self._entries))]
+        self._entries[username] = (self._sign(username, password, stored), self._clock() + self._lifetime_s)
+
+    def forget(self, username: str) -> None:
+        """The user has changed or gone."""
+        self._entries.pop(username, None)
+
+    def _sign(self, username: str, password: bytes, stored: str) -> bytes:
+        parts = (username.encode("utf-8", "surrogateescape"), password, stored.encode())
+        return hmac.digest(self._key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
+
+
+class PasswordThread:
+    """One thread for argon2, made at the first use. Called on the loop."""
+
+    def __init__(self, waiting_max: int = WAITING_MAX) -> None:
+        self._waiting_max = waiting_max
+        self._waiting = 0
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def verify(self, password: bytes, stored: str, algorithm: str) -> bool:
+        """`verify` off the loop; one that is cancelled before its turn costs nothing. Raises: TooManyLogins."""
+        if self._waiting >= self._waiting_max:
+            raise TooManyLogins(f"{self._waiting} password checks are waiting already")
+        self._waiting += 1
+        try:
+            return await self._run(verify, password, stored, algorithm)
+        finally:
+            self._waiting -= 1
+
+    async def hash(self, password: bytes) -> str:
+        """`hash_password` off the loop. Only administrators come here, so it is not counted."""
+        return await self._run(hash_password, password)
+
+    def close(self) -> None:
+        """Checks that wait are cancelled; the one running ends by itself."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="amqpd-passwords")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

@@ -1,0 +1,123 @@
+"""Resource alarms: when memory or disk run low, publishers are not read until there is room again.
+
+A look each second: resident memory against a share of what the machine (or the cgroup) has, free space of the data
+directory's file system against a limit. While an alarm lasts, a connection that publishes is paused at its next
+publish and told by connection.blocked, if it can take that; consumers go on. With both alarms raised, both have to
+end.
+
+rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocked at the first publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from amqpd.storage.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+REASONS: Final = {"memory": "low on memory", "disk": "low on disk"}
+_CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Alarms:
+    """changed: called with the reason when the first alarm is raised, with '' when the last one ends."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        data_dir: Path,
+        memory_share: float,
+        disk_free_bytes: int,
+        changed: Callable[[str], None],
+    ) -> None:
+        self.memory_share = memory_share
+        self.disk_free_limit_bytes = disk_free_bytes
+        self.memory_total_bytes = total_memory_bytes()
+        self.memory_used_bytes = 0
+        self.disk_free_bytes = 0
+        self.raised: dict[str, str] = {}
+        self._data_dir = data_dir
+        self._filesystem = FileSystem()
+        self._changed = changed
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        return int(self.memory_total_bytes * self.memory_share)
+
+    def start(self) -> None:
+        self._tick()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self.look()
+
+    def look(self) -> None:
+        """Compares now. Cost: 20 us."""
+        try:
+            self.memory_used_bytes = resident_bytes()
+            self.disk_free_bytes = self._filesystem.free_bytes(str(self._data_dir))
+        except OSError as error:  # no descriptor is left, say: what was known stands until the next look
+            log.warning("memory and disk cannot be looked at: %s", error)
+            return
+        found = {
+            "memory": self.memory_used_bytes > self.memory_limit_bytes,
+            "disk": self.disk_free_bytes < self.disk_free_limit_bytes,
+        }
+        # Raised before ended: when one follows on the other at once, publishers stay held.
+        for kind, on in sorted(found.items(), key=lambda item: not item[1]):
+            self.set(kind, on)
+
+    def set(self, kind: str, on: bool) -> None:
+        """kind: memory or disk."""
+        if on == (kind in self.raised):
+            return
+        if on:
+            self.raised[kind] = REASONS[kind]
+            log.warning("alarm: %s; publishers are held", REASONS[kind])
+            if len(self.raised) == 1:
+                self._changed(REASONS[kind])
+        else:
+            del self.raised[kind]
+            log.warning("alarm over: %s", REASONS[kind])
+            if not self.raised:
+                self._changed("")
+
+
+@cache
+def _statm() -> int:
+    """Open for good: a look at the memory must not need a descriptor when there is none left."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def resident_bytes() -> int:
+    """The process's resident memory, file mappings left out."""
+    _, resident, shared, *_ = os.pread(_statm(), 256, 0).split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def total_memory_bytes() -> int:
+    """The machine's memory, or the cgroup's limit when that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in _CGROUP_LIMITS:
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue  # this cgroup version is not mounted
+        if text.isdigit():
+            total = min(total, int(text))
+    return total

@@ -1,0 +1,122 @@
+"""An exchange and its bindings, as the vhost keeps them.
+
+The matching itself is `amqpd.routing`'s: an exchange holds one instance of its type. Here live the names, the flags,
+the list of bindings (each once), and the version that cached routes are checked against. A change touches the
+exchange and every exchange that leads to it, through a binding or as its alternate, and nothing else: an RPC client
+that declares reply queues all day does not chill other people's routes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from amqpd.broker.queue import Queue, Versioned
+from amqpd.protocol.codec import encode_table
+from amqpd.routing.exchange import ExchangeType
+
+
+class BindingKey(NamedTuple):
+    """What makes a binding the same binding."""
+
+    source: str
+    destination_type: str
+    destination: str
+    routing_key: str
+    arguments: bytes
+
+
+class Binding:
+    """source -> destination under a routing key and arguments."""
+
+    def __init__(
+        self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
+    ) -> None:
+        self.source = source
+        self.destination = destination
+        self.routing_key = routing_key
+        self.arguments = arguments
+        self.destination_type = "queue" if isinstance(destination, Queue) else "exchange"
+        self.key = BindingKey(
+            source.name, self.destination_type, destination.name, routing_key, encode_table(arguments)
+        )
+        self.durable = source.durable and destination.durable
+
+    @property
+    def properties_key(self) -> str:
+        """How the admin API names a binding among those between the same two: RabbitMQ's `~` when it is plain."""
+        if not self.routing_key and not self.arguments:
+            return "~"
+        return self.routing_key
+
+
+class Exchange:
+    """matcher: the type's instance; None for the default exchange, which reaches every queue by its name."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        matcher: ExchangeType | None,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.matcher = matcher
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments = arguments
+        alternate = arguments.get("alternate-exchange")
+        self.alternate = alternate if isinstance(alternate, str) else ""
+        self.bindings: dict[BindingKey, Binding] = {}
+        # Exchanges that lead here; a dict for its order and for counting.
+        self.upstream: dict[Exchange, int] = {}
+        self.deleted = False
+        # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
+        self.routes = Versioned()
+        # The answer of `VHost.needs_headers`, and the version that it holds for.
+        self.headers_wanted = False
+        self.headers_version = -1
+        self.published_in_count = 0
+        self.published_out_count = 0
+
+    @property
+    def needs_headers(self) -> bool:
+        return self.matcher is not None and self.matcher.needs_headers
+
+    def add(self, binding: Binding) -> None:
+        assert self.matcher is not None  # the default exchange takes no bindings
+        self.matcher.bind(binding.routing_key, binding.arguments, binding.destination)
+        self.bindings[binding.key] = binding
+        destination = binding.destination
+        if isinstance(destination, Exchange):
+            destination.upstream[self] = destination.upstream.get(self, 0) + 1
+        self.touch()
+
+    def remove(self, binding: Binding) -> None:
+        assert self.matcher is not None  # as above
+        del self.bindings[binding.key]
+        self.matcher.unbind(binding.routing_key, binding.arguments, binding.destination)
+        destination = binding.destination
+        if isinstance(destination, Exchange):
+            left = destination.upstream[self] - 1
+            if left:
+                destination.upstream[self] = left
+            else:
+                del destination.upstream[self]
+        self.touch()
+
+    def touch(self) -> None:
+        """Routes that pass here are made anew. Cost: the exchanges that lead here."""
+        seen: set[Exchange] = {self}
+        stack = [self]
+        while stack:
+            exchange = stack.pop()
+            exchange.routes.version += 1
+            for upstream in exchange.upstream:
+                if upstream not in seen:
+                    seen.add(upstream)
+                    stack.append(upstream)

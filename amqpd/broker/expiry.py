@@ -1,0 +1,147 @@
+"""Time to live: which message at a queue's head is over, and when the next one will be.
+
+A message is over `x-message-ttl` or its own `expiration`, whichever is smaller, after it arrived. Messages leave a
+queue for it only at the head (rabbit: the same), so one timer per queue watches the head and nothing else; a requeued
+message is as old as it was. What a log gives back is as old as its record: messages go on ageing while the broker is
+down.
+
+A plain queue gets its `Expiry` with the first message that carries an expiration, one with `x-message-ttl` at its
+declaration. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.timers import Timer, Timers
+
+if TYPE_CHECKING:
+    from amqpd.broker.message import Entry, Message
+    from amqpd.broker.queue import Queue
+
+NEVER: Final = 1 << 61
+# Longer than any broker lives, and safe to add to.
+TTL_MS_MAX: Final = 1 << 60
+# Messages dropped in one go before the loop has its turn.
+DROP_COUNT_MAX: Final = 1000
+# How many more when as many have come meanwhile: what a turn reads of the smallest messages.
+FLOOD_COUNT_MAX: Final = 16384
+
+
+@final
+class Expiry(Timer):
+    """Watches the head of `queue`. ttl_ms: the queue's own; -1: it has none."""
+
+    def __init__(self, queue: Queue, timers: Timers, ttl_ms: i64) -> None:
+        super().__init__()
+        self.queue = queue
+        self.ttl_ms = ttl_ms
+        self._timers = timers
+        self._published_count: i64 = 0  # of the queue, when it last dropped
+
+    def now_ms(self) -> i64:
+        return self._timers.now_ms()
+
+    def deadline(self, message: Message) -> i64:
+        """When it is over, monotonic milliseconds; NEVER if nothing limits it."""
+        ttl_ms = self.ttl_ms
+        info = message.info
+        if info is not None and info.expiration is not None:
+            own_ms = expiration_ms(info.expiration)
+            if ttl_ms < 0 or own_ms < ttl_ms:
+                ttl_ms = own_ms
+        if ttl_ms < 0:
+            return NEVER
+        if message.arrived_ms == 0:
+            message.arrived_ms = self._timers.from_wall(message.logged_ms)
+        return message.arrived_ms + ttl_ms
+
+    def is_over(self, entry: Entry) -> bool:
+        message = entry.message
+        if message is None:
+            return False
+        due_ms = self.deadline(message)
+        return due_ms != NEVER and due_ms <= self.now_ms()
+
+    def arm(self) -> None:
+        """The head may be another one: its time is watched from now on, and if it is over it goes at once."""
+        due_ms = self._head_due()
+        if due_ms == NEVER:
+            return
+        if due_ms <= self.now_ms():
+            self.fire()
+        else:
+            self._timers.arm_sooner(self, due_ms)
+
+    def fire(self) -> None:
+        """Drops what is over at the head, in order."""
+        queue = self.queue
+        now_ms = self.now_ms()
+        dropped: i64 = 0
+        # More than came since the last time, or a flood would outrun the end of its messages.
+        came = queue.published_count - self._published_count
+        self._published_count = queue.published_count
+        limit = DROP_COUNT_MAX + (came if came < FLOOD_COUNT_MAX else FLOOD_COUNT_MAX)
+        due_ms = self._head_due()
+        while due_ms <= now_ms and dropped < limit:
+            if dropped % 64 == 0 and queue.vhost.letters_behind():
+                break
+            entry = queue.take()
+            if entry is not None:
+                queue.discard(entry, "expired")
+            dropped += 1
+            due_ms = self._head_due()
+        if dropped:
+            queue.vhost.want_turn()
+        if due_ms != NEVER:
+            self._timers.arm_sooner(self, due_ms)
+
+    def cancel(self) -> None:
+        self._timers.cancel(self)
+
+    def _head_due(self) -> i64:
+        if self.queue.ready_count == 0:
+            return NEVER
+        head = self.queue.head()
+        if head is None or head.message is None:
+            return NEVER
+        return self.deadline(head.message)
+
+
+@final
+class Lease(Timer):
+    """x-expires: `queue` is deleted when it was not used for `expires_ms`. A queue with consumers is in use."""
+
+    def __init__(self, queue: Queue, timers: Timers, expires_ms: i64) -> None:
+        super().__init__()
+        self.queue = queue
+        self.expires_ms = expires_ms
+        self._timers = timers
+        self._used_ms: i64 = 0
+
+    def renew(self) -> None:
+        """Cost: a look at the clock; the timer is moved only when it fires."""
+        self._used_ms = self._timers.now_ms()
+        if self.tick < 0:
+            self._timers.arm(self, self._used_ms + self.expires_ms)
+
+    def fire(self) -> None:
+        queue = self.queue
+        if queue.deleted or queue.consumers:
+            return  # the last consumer renews the lease when it leaves
+        due_ms = self._used_ms + self.expires_ms
+        if self._timers.now_ms() < due_ms:
+            self._timers.arm(self, due_ms)
+        else:
+            queue.vhost.expire_queue(queue)
+
+    def cancel(self) -> None:
+        self._timers.cancel(self)
+
+
+def expiration_ms(text: bytes) -> i64:
+    """A publisher's `expiration`, which was checked to be a whole number when it was published."""
+    number = int(text)
+    return number if number < TTL_MS_MAX else TTL_MS_MAX

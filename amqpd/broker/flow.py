@@ -1,0 +1,216 @@
+"""The end of a loop turn, and what holds publishers back.
+
+Everything that one turn of the event loop gathered is worked off once, in this order: queues that have more to
+deliver, logs (one write each), confirms, sockets (one write each). So a delivery mark is in the file before the
+delivery is on the wire, and a thousand publishes cost one system call.
+
+`Turn` is called by the loop through `call_soon`, and only when somebody asked for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.broker.queue import Queue
+from amqpd.broker.windows import Windows
+from amqpd.storage.queue_store import QueueStore
+
+if TYPE_CHECKING:
+    from amqpd.storage.storage import Storage
+
+# What one turn takes in from clients that send without a bound, all of them together: a few milliseconds of work.
+TURN_BYTES_MAX: Final = 1_000_000
+# How many of them have their share of it in one turn; the others wait for theirs, first come, first served.
+PACED_COUNT_MAX: Final = 4
+# A read as large as this comes from a client that sends faster than it is read.
+LARGE_READ_BYTES: Final = 64 * 1024
+
+
+class Flushable(Protocol):
+    """A socket's owner. Called once per connection and turn, so a Protocol's 40 ns do not matter."""
+
+    def flush(self) -> None:
+        """Writes what has gathered."""
+
+    def release(self) -> None:
+        """Reading may go on: the reason it was held for is gone."""
+
+    def read_on(self) -> None:
+        """Reading may go on: another turn has come."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Confirmer:
+    """A channel that has published and waits for its messages to be safe."""
+
+    def end_turn(self, generation: i64, safe: bool) -> bool:
+        """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""
+        raise NotImplementedError
+
+    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+        """Every group up to `generation` is synced but for these logs. True: something still waits."""
+        raise NotImplementedError
+
+
+class SyncWaiter(Confirmer):
+    """Somebody beside the channels (the admin API) who waits until what this turn appended is safe.
+
+    done: called once, with the logs that failed.
+    """
+
+    def __init__(self, done: Callable[[list[QueueStore]], None]) -> None:
+        self.done = done
+        self.generation: i64 = 0
+
+    def end_turn(self, generation: i64, safe: bool) -> bool:
+        if safe:
+            self.done([])
+            return False
+        self.generation = generation
+        return True
+
+    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+        if generation < self.generation:
+            return True
+        self.done(failed)
+        return False
+
+
+class Turn:
+    """One per broker. Owns the lists of what a turn has touched."""
+
+    def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.storage = storage
+        self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
+        self.windows = Windows()
+        # A resource alarm lasts: publishers are held at their next publish.
+        self.alarmed = False
+        # Somebody waits for settlements alone (tx.commit): they are synced with this turn, not 50 ms later.
+        self.urgent = False
+        # Called with each log that failed, before its publishers are nacked.
+        self.log_failed: Callable[[QueueStore], None] | None = None
+        # Goes up with each turn; what was read in it, of all connections and at most of one.
+        self.number: i64 = 0
+        self.taken_bytes: i64 = 0
+        self.share_bytes: i64 = TURN_BYTES_MAX
+        self._call_soon = call_soon
+        self._scheduled = False
+        self._dirty: list[Flushable] = []
+        self._pumps: list[Queue] = []
+        self._confirming: list[Confirmer] = []
+        self._waiting: list[Confirmer] = []
+        self._held: list[Flushable] = []
+        self._paced: deque[Flushable] = deque()
+
+    def want(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self.run)
+
+    def flush_later(self, connection: Flushable) -> None:
+        self._dirty.append(connection)
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self.run)
+
+    def pump_later(self, queue: Queue) -> None:
+        if not queue.pump_wanted:
+            queue.pump_wanted = True
+            self._pumps.append(queue)
+            self.want()
+
+    def confirm_later(self, channel: Confirmer) -> None:
+        self._confirming.append(channel)
+        self.want()
+
+    def when_synced(self, done: Callable[[list[QueueStore]], None]) -> None:
+        """Calls `done` when everything appended so far is synced. Off the road: one object per call."""
+        self.confirm_later(SyncWaiter(done))
+
+    def hold(self, connection: Flushable) -> None:
+        """A publisher that sent enough for now; it is released when the unsynced bytes are on disk."""
+        self._held.append(connection)
+
+    def took(self, size: i64, of_connection: i64) -> bool:
+        """Notes a read of `size` bytes, the connection's `of_connection`th in this turn. True: that is its share."""
+        self.taken_bytes += size
+        if of_connection >= self.share_bytes:
+            return True
+        return size >= LARGE_READ_BYTES and self.taken_bytes >= TURN_BYTES_MAX
+
+    def pace(self, connection: Flushable) -> None:
+        """A connection that sent its share; it reads on in one of the next turns, when others had theirs.
+
+        However many clients send however fast, a turn's work stays bounded; who sends little never gets here.
+        """
+        self._paced.append(connection)
+        self.want()
+
+    def run(self) -> None:
+        """Works off the turn. Cost: what was touched, nothing for what was not."""
+        self._scheduled = False
+        if self._pumps:
+            pumps = self._pumps
+            self._pumps = []
+            for queue in pumps:
+                queue.pump_wanted = False
+                try:
+                    queue.pump()
+                except OSError as error:  # its log cannot be read: the others have their turn
+                    queue.vhost.read_later(queue, error)
+        storage = self.storage
+        generation: i64 = storage.generation
+        if self.urgent:
+            self.urgent = False
+            storage.flush()
+        else:
+            storage.end_of_turn()
+        if self._confirming:
+            safe = storage.generation == generation and not storage.commit_waiting
+            confirming = self._confirming
+            self._confirming = []
+            for channel in confirming:
+                if channel.end_turn(generation, safe) and channel not in self._waiting:
+                    self._waiting.append(channel)
+        dirty = self._dirty
+        if dirty:
+            self._dirty = []
+            for connection in dirty:
+                connection.flush()
+        self.number += 1
+        self.taken_bytes = 0
+        if self._paced:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        paced = self._paced
+        count: i64 = len(paced)
+        if count > PACED_COUNT_MAX:
+            count = PACED_COUNT_MAX
+            # Whoever has its turn now may have nothing more to say: the others must not depend on it.
+            self.want()
+        self.share_bytes = TURN_BYTES_MAX // count
+        while count > 0:
+            count -= 1
+            paced.popleft().read_on()
+
+    def committed(self, generation: int, failed: list[QueueStore]) -> None:
+        """Called on the loop when the committer has synced every group up to `generation`."""
+        if failed and self.log_failed is not None:
+            for store in failed:
+                self.log_failed(store)
+        waiting = self._waiting
+        if waiting:
+            self._waiting = []
+            for channel in waiting:
+                if channel.committed(generation, failed):
+                    self._waiting.append(channel)
+        if self._held and self.storage.unsynced_bytes < self.unsynced_bytes_max:
+            held = self._held
+            self._held = []
+            for connection in held:
+                connection.release()

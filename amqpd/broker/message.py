@@ -1,0 +1,211 @@
+"""The message: one object all the way from the publisher's frames to the consumer's.
+
+A `Message` keeps its content as the frames that carried it (header frame, then non-empty body frames), so that a
+delivery is one copy of bytes with the channel numbers patched in place. Properties and body are cut out of it only when
+somebody asks: the log (slices, no copy), a dead-letter, basic.return. A message read back from a log is given frames
+of the same shape.
+
+`Envelope` is what all messages of one route share: exchange, routing key, and both in the encoded form that
+basic.deliver ends with. `Entry` is a message's place in one queue; it goes from the queue to the channel's unacked list
+and, when it is requeued, back to its place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mypy_extensions import i64, u8
+
+from amqpd.protocol.assembler import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, PROPERTIES_START
+from amqpd.protocol.codec import read_u32, shortstr
+from amqpd.protocol.properties import PropertyInfo
+from amqpd.storage.record import RecordRoute
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue import Consumer, Queue
+
+FRAME_END_BYTE: Final = b"\xce"
+# Body frames made here fit every consumer that did not negotiate less than the default.
+FRAME_PAYLOAD_BYTES: Final = 131072 - FRAME_OVERHEAD_BYTES
+_CONTENT_HEADER_START: Final = b"\x00\x3c\x00\x00"
+
+
+@final
+class Envelope:
+    """Exchange and routing key of a message, as text for the rules and as bytes for the wire and the log.
+
+    suffix: their encoded form, where it is at hand.
+    """
+
+    def __init__(self, exchange: str, routing_key: str, suffix: bytes = b"") -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self._record_route: RecordRoute | None = None
+        # The end of a basic.deliver: redelivered (no), exchange, routing key, frame end.
+        if suffix:
+            self.suffix = suffix
+            return
+        exchange_bytes = exchange.encode()
+        key_bytes = routing_key.encode("utf-8", "surrogateescape")
+        self.suffix = b"\0" + shortstr(exchange_bytes) + shortstr(key_bytes) + FRAME_END_BYTE
+
+    def record_route(self) -> RecordRoute:
+        """What a log keeps of it; made when a log first takes a message of this route."""
+        route = self._record_route
+        if route is None:
+            route = RecordRoute(self.exchange.encode(), self.routing_key.encode("utf-8", "surrogateescape"))
+            self._record_route = route
+        return route
+
+
+@final
+class Message:
+    """One published message. Immutable but for what a queue keeps in `Entry`."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        persistent: bool,
+        info: PropertyInfo | None,
+    ) -> None:
+        self.envelope = envelope
+        self.content = content
+        self.header_size = header_size
+        self.body_size = body_size
+        self.frame_payload_max = frame_payload_max
+        self.persistent = persistent
+        # None: nothing but an optional delivery mode is set.
+        self.info = info
+        # When its time to live began: in this life of the broker (monotonic), or when the log took it (wall clock). 0:
+        # not noted, as nothing asks.
+        self.arrived_ms: i64 = 0
+        self.logged_ms: i64 = 0
+
+    def properties(self) -> bytes:
+        """Property flags and fields, as they arrived."""
+        return self.content[PROPERTIES_START : self.header_size - 1]
+
+    def body(self) -> bytes:
+        """The body without its frames. Cost: one copy."""
+        content = self.content
+        start = self.header_size
+        if self.body_size == 0:
+            return b""
+        if self.body_size == self.frame_payload_max:
+            return content[start + 7 : len(content) - 1]
+        return b"".join(self._body_views())
+
+    def unframed(self) -> bytes:
+        """Properties and body, one behind the other. Cost: one copy."""
+        properties = memoryview(self.content)[PROPERTIES_START : self.header_size - 1]
+        return b"".join([properties, *self._body_views()])
+
+    def _body_views(self) -> list[memoryview]:
+        """The body frame by frame. Slices would be a copy, and each of them a call of the kernel: 10 times the CPU."""
+        content = self.content
+        start = self.header_size
+        view = memoryview(content)
+        parts: list[memoryview] = []
+        end: i64 = len(content)
+        while start < end:
+            size = read_u32(content, start + 3)
+            parts.append(view[start + 7 : start + 7 + size])
+            start += size + FRAME_OVERHEAD_BYTES
+        return parts
+
+    def write_content(self, out: BytesWriter, channel: i64, frame_payload_max: i64) -> None:
+        """Appends header and body frames for `channel`.
+
+        frame_payload_max: payload bytes the receiver takes in one frame. Cost: one copy of the content.
+        """
+        content = self.content
+        if self.frame_payload_max > frame_payload_max or self.header_size > frame_payload_max + FRAME_OVERHEAD_BYTES:
+            write_content(out, channel, self.properties(), self.body(), frame_payload_max)
+            return
+        start: i64 = len(out)
+        out.write(content)
+        if content[1] << 8 | content[2] != channel:
+            number: int = channel
+            high: u8 = number >> 8
+            low: u8 = number & 0xFF
+            end: i64 = len(content)
+            position: i64 = 0
+            while position < end:
+                out[start + position + 1] = high
+                out[start + position + 2] = low
+                size = read_u32(content, position + 3)
+                position += size + FRAME_OVERHEAD_BYTES
+
+
+def write_content(out: BytesWriter, channel: int, properties: bytes, body: bytes, frame_payload_max: int) -> None:
+    """Appends a content header frame and as many body frames as the body needs."""
+    high = channel >> 8
+    low = channel & 0xFF
+    out.append(FRAME_HEADER)
+    out.append(high)
+    out.append(low)
+    write_i32_be(out, len(properties) + 12)
+    out.write(_CONTENT_HEADER_START)
+    write_i64_be(out, len(body))
+    out.write(properties)
+    out.append(0xCE)
+    position = 0
+    end = len(body)
+    while position < end:
+        size = end - position
+        if size > frame_payload_max:
+            size = frame_payload_max
+        out.append(FRAME_BODY)
+        out.append(high)
+        out.append(low)
+        write_i32_be(out, size)
+        out.write(body if size == end else body[position : position + size])
+        out.append(0xCE)
+        position += size
+
+
+def make_message(
+    envelope: Envelope, properties: bytes, body: bytes, persistent: bool, info: PropertyInfo | None
+) -> Message:
+    """A message from parts: read back from a log, or made by the broker. Its frames carry channel number 1."""
+    out = BytesWriter()
+    write_content(out, 1, properties, body, FRAME_PAYLOAD_BYTES)
+    size: i64 = len(body)
+    return Message(
+        envelope,
+        out.getvalue(),
+        len(properties) + 12 + FRAME_OVERHEAD_BYTES,
+        size,
+        size if size < FRAME_PAYLOAD_BYTES else FRAME_PAYLOAD_BYTES,
+        persistent,
+        info,
+    )
+
+
+@final
+class Entry:
+    """A message's place in one queue: (queue, offset), and what has happened to it there.
+
+    message: None when only the log holds it; the queue reads it back when it is delivered again.
+    delivery_count: how often it was returned, as far as known.
+    """
+
+    def __init__(self, queue: Queue, offset: i64, message: Message | None, redelivered: bool) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.message = message
+        self.body_size: i64 = message.body_size if message is not None else 0
+        self.redelivered = redelivered
+        self.delivery_count: i64 = 0
+        # Who has it, between delivery and settlement; None after basic.get.
+        self.consumer: Consumer | None = None
+        # Settled in a transaction that is not committed yet.
+        self.in_transaction = False
+
+    def __lt__(self, other: Entry) -> bool:
+        return self.offset < other.offset

@@ -1,0 +1,376 @@
+"""A queue with levels (x-max-priority): higher ones go first, within a level the order is that of arrival.
+
+There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex` with one
+byte per message, its level; the next message of a level is found by a search for that byte. So a million waiting
+messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a plain queue. Each
+level has
+
+    returned   a heap of requeued entries; their offsets are below every other one of the level
+    hot        entries in memory, ascending
+    cold       noted in the index, all of them behind `hot`
+
+After a restart the index is made by reading the log once, at the queue's first use.
+
+A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
+what would be delivered next (rabbit: the same).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.limited_queue import LimitedQueue, number_argument
+from amqpd.broker.message import Entry, Message
+from amqpd.broker.queue import COLD_READ_BYTES, within
+from amqpd.protocol.properties import PropertyInfo, scan
+from amqpd.storage.queue_store import QueueStore
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost import VHost
+
+CHUNK_BITS: Final = 12
+CHUNK_SIZE: Final = 1 << CHUNK_BITS
+# A level may hold so many in memory even when others fill the window: urgent messages seldom come by way of the log.
+LEVEL_HOT_MIN: Final = 64
+LEVEL_BODY_MAX: Final = 64 * 1024
+# What one filling of a level's window reads.
+FILL_COUNT_MAX: Final = 256
+# Levels told apart in one index: a byte, less the value for nothing, and half of it to spare.
+_INDEX_LEVELS_BITS: Final = 7
+
+
+@final
+class LevelIndex:
+    """Offset -> level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, bytearray] = {}
+        self._counts: dict[int, int] = {}
+        self._last: i64 = -1
+
+    def add(self, offset: i64, level: i64) -> None:
+        number: i64 = offset >> CHUNK_BITS
+        chunk = self.chunks.get(number)
+        if chunk is None:
+            chunk = bytearray(CHUNK_SIZE)
+            self.chunks[number] = chunk
+            self._counts[number] = 0
+            if number > self._last:
+                self._last = number
+        chunk[offset & (CHUNK_SIZE - 1)] = level + 1
+        self._counts[number] += 1
+
+    def remove(self, offset: i64) -> None:
+        """The offset is in it."""
+        number: i64 = offset >> CHUNK_BITS
+        left = self._counts[number] - 1
+        if left:
+            self._counts[number] = left
+            self.chunks[number][offset & (CHUNK_SIZE - 1)] = 0
+        else:
+            del self._counts[number]
+            del self.chunks[number]
+
+    def level_at(self, offset: i64) -> i64:
+        """-1: the offset is not in it."""
+        number: i64 = offset >> CHUNK_BITS
+        chunk = self.chunks.get(number)
+        if chunk is None:
+            return -1
+        level: i64 = chunk[offset & (CHUNK_SIZE - 1)]
+        return level - 1
+
+    def find(self, level: i64, start: i64) -> i64:
+        """The lowest offset from `start` on that is of this level; -1: none. Cost: a search through bytes."""
+        number: i64 = start >> CHUNK_BITS
+        position: int = start & (CHUNK_SIZE - 1)
+        wanted: int = level + 1
+        while number <= self._last:
+            chunk = self.chunks.get(number)
+            if chunk is not None:
+                at = chunk.find(wanted, position)
+                if at >= 0:
+                    return (number << CHUNK_BITS) + at
+            number += 1
+            position = 0
+        return -1
+
+    def offsets(self) -> list[int]:
+        """Everything in it, ascending."""
+        found: list[int] = []
+        for number in sorted(self.chunks):
+            chunk = self.chunks[number]
+            base = number << CHUNK_BITS
+            found += [base + position for position in range(CHUNK_SIZE) if chunk[position]]
+        return found
+
+    def clear(self) -> None:
+        self.chunks.clear()
+        self._counts.clear()
+        self._last = -1
+
+
+@final
+class Level:
+    """What is ready at one priority."""
+
+    def __init__(self, number: i64) -> None:
+        self.number = number
+        self.returned: list[Entry] = []
+        self.hot: deque[Entry] = deque()
+        self.cold_count: i64 = 0
+        # No cold entry is below it.
+        self.cursor: i64 = 0
+
+    def is_empty(self) -> bool:
+        return not self.returned and not self.hot and self.cold_count == 0
+
+
+class PriorityQueue(LimitedQueue):
+    """See the module. Limits, expiry and dead-lettering are those of every queue with limits."""
+
+    def __init__(
+        self,
+        vhost: VHost,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        exclusive_owner: object,
+        arguments: dict[str, object],
+        store: QueueStore | None,
+    ) -> None:
+        super().__init__(vhost, name, durable, auto_delete, exclusive_owner, arguments, store)
+        maximum = number_argument(arguments, "x-max-priority")
+        self.level_max: i64 = maximum if maximum > 0 else 0
+        # Levels in use, highest first.
+        self._levels: list[Level] = []
+        self._hot_count: i64 = 0
+        self._cold: list[LevelIndex] = [LevelIndex(), LevelIndex()]
+
+    def level_counts(self) -> dict[int, int]:
+        """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
+        return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
+
+    def look_at_first(self) -> None:
+        self.head()
+
+    def recovered(self) -> None:
+        """Reads the log through once. Cost: some 2 us a message, more for large ones."""
+        store = self.store
+        if store is not None:
+            offset: i64 = 0
+            count: i64 = 0
+            records = store.read(offset, COLD_READ_BYTES)
+            while records:
+                for record in records:
+                    properties = record.properties
+                    info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+                    self._add_cold(self._level_of(info), record.offset)
+                    offset = record.offset + 1
+                    count += 1
+                records = store.read(offset, COLD_READ_BYTES)
+            self.ready_count = count
+        super().recovered()
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def _level_of(self, info: PropertyInfo | None) -> Level:
+        number: i64 = 0
+        if info is not None and info.priority > 0:
+            number = info.priority if info.priority < self.level_max else self.level_max
+        index = 0
+        for level in self._levels:
+            if level.number == number:
+                return level
+            if level.number < number:
+                break
+            index += 1
+        level = Level(number)
+        self._levels.insert(index, level)
+        return level
+
+    def _add_cold(self, level: Level, offset: i64) -> None:
+        number = level.number
+        self._cold[number >> _INDEX_LEVELS_BITS].add(offset, number & 127)
+        if level.cold_count == 0:
+            level.cursor = offset
+        level.cold_count += 1
+
+    def enqueue(self, message: Message) -> bool:
+        offset = self._append(message)
+        if offset < 0:
+            return False
+        self.ready_count += 1
+        self.ready_bytes += message.body_size
+        level = self._level_of(message.info)
+        if level.cold_count == 0 and self._has_room(level, message):
+            level.hot.append(Entry(self, offset, message, False))
+            self._hot_count += 1
+            self.hot_bytes += message.body_size
+        else:
+            if self.store is None:
+                self._spill(message)
+            self._add_cold(level, offset)
+        if self.expiry is not None:
+            self.expiry.arm()
+        return True
+
+    def _has_room(self, level: Level, message: Message) -> bool:
+        if self._hot_count < self.hot_count_max and self.hot_bytes < self.hot_bytes_max:
+            return True
+        return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
+
+    def put_back(self, entry: Entry) -> None:
+        held = entry.message is not None
+        if not held:
+            self.read_back(entry)
+        message = entry.message
+        level = self._level_of(message.info if message is not None else None)
+        if not held:
+            entry.message = None
+        heappush(level.returned, entry)
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def _highest(self) -> Level | None:
+        """The level that is served next, with something at hand unless its log has lost it."""
+        for level in self._levels:
+            if level.returned or level.hot:
+                return level
+            if level.cold_count > 0:
+                self._fill(level)
+                if level.hot:
+                    return level
+        return None
+
+    def _fill(self, level: Level) -> None:
+        """Reads the level's next stretch into memory."""
+        store = self.store
+        index = self._cold[level.number >> _INDEX_LEVELS_BITS]
+        count: i64 = 0
+        size: i64 = 0
+        while level.cold_count > 0 and count < FILL_COUNT_MAX and size < COLD_READ_BYTES:
+            offset = index.find(level.number & 127, level.cursor)
+            if offset < 0 or store is None:
+                self.ready_count -= level.cold_count
+                level.cold_count = 0
+                return
+            record = store.read_one(offset)  # where that raises, it is still to be read
+            index.remove(offset)
+            level.cursor = offset + 1
+            level.cold_count -= 1
+            if record is None:
+                # Lost to damage: the count follows the log.
+                self.ready_count -= 1
+                continue
+            entry = Entry(self, offset, self._message(record), store.redelivered(offset))
+            entry.delivery_count = record.delivery_count
+            level.hot.append(entry)
+            self._hot_count += 1
+            self.hot_bytes += entry.body_size
+            size += entry.body_size
+            count += 1
+
+    def note_delivered(self, store: QueueStore, offset: i64) -> None:
+        # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
+        store.mark_returned(offset, store.returned.get(offset, 0))
+
+    def take(self) -> Entry | None:
+        while self.ready_count > 0:
+            level = self._highest()
+            if level is None:
+                self.ready_count = 0
+                break
+            if level.returned:
+                entry = level.returned[0]
+                if entry.message is None:
+                    self.read_back(entry)  # it stays in its place where that raises
+                heappop(level.returned)
+            else:
+                entry = level.hot.popleft()
+                self._hot_count -= 1
+                self.hot_bytes -= entry.body_size
+            self.ready_count -= 1
+            self.ready_bytes -= entry.body_size
+            if self.ready_count == 0:
+                self.ready_bytes = 0
+            if entry.message is not None:
+                return entry
+        return None
+
+    def at_hand(self) -> bool:
+        # Its reading jumps from place to place: nothing can be read ahead.
+        return True
+
+    def head(self) -> Entry | None:
+        level = self._highest()
+        if level is None:
+            return None
+        if level.returned:
+            entry = level.returned[0]
+            if entry.message is None:
+                self.read_back(entry)
+            return entry
+        return level.hot[0]
+
+    # -- home --------------------------------------------------------------------------------------------------------
+
+    def purge(self) -> i64:
+        count = self.ready_count
+        store = self.store
+        if store is not None:
+            # Unacked entries lie between the ready ones, so each is settled by itself.
+            for level in self._levels:
+                for entry in level.returned:
+                    self.settle_log(entry)
+                for entry in level.hot:
+                    self.settle_log(entry)
+            for index in self._cold:
+                for offset in index.offsets():
+                    store.settle(offset)
+        self._clear()
+        return count
+
+    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+        for level in self._levels:
+            kept: deque[Entry] = deque()
+            for entry in level.hot:
+                if within(entry.offset, ranges):
+                    self._hot_count -= 1
+                    self.hot_bytes -= entry.body_size
+                    self.ready_bytes -= entry.body_size
+                    self.ready_count -= 1
+                else:
+                    kept.append(entry)
+            level.hot = kept
+            for entry in level.returned:
+                if within(entry.offset, ranges):
+                    entry.offset = -1  # in memory only: there is nothing to settle
+            heapify(level.returned)
+            index = self._cold[level.number >> _INDEX_LEVELS_BITS]
+            for first, last in ranges:
+                for offset in range(first, last + 1):
+                    if index.level_at(offset) == level.number & 127:
+                        index.remove(offset)
+                        level.cold_count -= 1
+                        self.ready_count -= 1
+        store = self.store
+        if store is not None and self.ready_bytes > store.size_bytes:
+            self.ready_bytes = store.size_bytes
+
+    def forget(self) -> None:
+        self._clear()
+        super().forget()
+
+    def _clear(self) -> None:
+        self._levels.clear()
+        for index in self._cold:
+            index.clear()
+        self._hot_count = 0
+        self.hot_bytes = 0
+        self.ready_count = 0
+        self.ready_bytes = 0

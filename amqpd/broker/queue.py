@@ -1,0 +1,712 @@
+"""A queue: the ready order of its messages, its consumers, and who gets what next.
+
+A queue is a cursor over a log. Messages come in at `offer`, get an offset, and leave through `pump` (or `get`) to a
+consumer; `settle` ends them, `requeue` brings them back to their place. What is ready lies, in this order, in
+
+    returned   a heap of requeued entries; their offsets are below every other ready one
+    hot        entries in memory, ascending; a bounded window
+    the log    everything from `cold_offset` to the end of the log, read into `hot` when that runs dry
+
+`hot` is complete while `cold_offset` is the log's end: then new entries join it. Once it has reached its bound the rest
+stays in the log only, so memory does not grow with the backlog. A transient queue has no log until then; what it
+cannot hold goes to a temporary one that is never synced.
+
+Invariants: ready_count = len(returned) + len(hot) + unsettled records from cold_offset on that were never delivered.
+One owner: only the loop's thread touches a queue.
+
+Consumers are served in strict round robin among those of the highest priority that have credit and room to write. One
+without is parked, at no cost to the others, until its channel calls `activate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from amqpd.broker.message import Entry, Envelope, Message, make_message
+from amqpd.errors import ResourceError
+from amqpd.protocol.properties import scan
+from amqpd.storage.checkpoint import UnknownFormat
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import Record
+from amqpd.storage.recovery import DamagedLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.expiry import Expiry
+    from amqpd.broker.vhost import VHost
+
+log = logging.getLogger(__name__)
+
+# The window in memory, per queue. A durable queue's is small, its log has everything anyway; a transient queue's is
+# what it may hold before it needs a temporary log.
+HOT_COUNT_MAX: Final = 4096
+HOT_BYTES_MAX: Final = 4 * 1024 * 1024
+TRANSIENT_COUNT_MAX: Final = 32768
+TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
+# What one reading of the log brings back.
+COLD_READ_BYTES: Final = 256 * 1024
+# How many deliveries one call of pump makes before other queues and sockets have their turn.
+PUMP_COUNT_MAX: Final = 1000
+
+
+class Consumer:
+    """Who takes messages from a queue. The channel's consumer and the direct reply-to one derive from it."""
+
+    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.parked = False
+        self.cancelled = False
+        # Deliveries that wait for an answer.
+        self.in_flight: i64 = 0
+
+    def can_take(self) -> bool:
+        """Whether there is credit and room to write. A parked consumer is asked again only after `Queue.activate`."""
+        raise NotImplementedError
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""
+        raise NotImplementedError
+
+
+class Versioned:
+    """Something routes depend on. A route made under another version is made anew."""
+
+    def __init__(self) -> None:
+        self.version: i64 = 0
+
+
+class Destination(Versioned):
+    """Where a route ends: a queue, or the consumer behind a direct reply-to key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether a confirm has to wait for a log that is synced.
+        self.durable = False
+
+    def prepare(self) -> None:
+        """Called before the first use: a queue that was there before the start reads its log now.
+
+        Raises: ResourceError where that cannot be read; the next call tries again.
+        """
+
+    def can_open(self) -> bool:
+        """As `prepare`, for those who can do without: False where the log cannot be read now."""
+        return True
+
+    def log(self) -> QueueStore | None:
+        """The synced log that a persistent message to here ends in, if any."""
+        return None
+
+    def gone(self) -> bool:
+        """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
+        return False
+
+    def offer(self, message: Message) -> bool:
+        """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
+        nacked."""
+        raise NotImplementedError
+
+
+class Queue(Destination):
+    """See the module. Counts are plain integers, read by metrics and the admin API."""
+
+    def __init__(
+        self,
+        vhost: VHost,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        exclusive_owner: object,
+        arguments: dict[str, object],
+        store: QueueStore | None,
+    ) -> None:
+        super().__init__()
+        self.vhost = vhost
+        self.name = name
+        self.durable = durable
+        self.auto_delete = auto_delete
+        # The connection that declared it exclusive, or None.
+        self.exclusive_owner = exclusive_owner
+        self.arguments = arguments
+        self.id = ""
+        self.kind = "classic"
+        self.store = store
+        # Whether every message is in a log that lasts as long as the queue.
+        self.logged = store is not None
+        # A transient queue's log is temporary: it never delays a confirm and dies with the broker. It begins here.
+        self.spilled = False
+        self.log_start: i64 = 0
+        self.deleted = False
+        self.returned: list[Entry] = []
+        self.hot: deque[Entry] = deque()
+        self.hot_bytes: i64 = 0
+        self.hot_count_max: i64 = TRANSIENT_COUNT_MAX if store is None else HOT_COUNT_MAX
+        self.hot_bytes_max: i64 = TRANSIENT_BYTES_MAX if store is None else HOT_BYTES_MAX
+        self.next_offset: i64 = 0
+        self.cold_offset: i64 = 0
+        # The disk is being asked for what comes next; `_log_arrived` goes on.
+        self.reading = False
+        self.ready_count: i64 = 0
+        self.unacked_count: i64 = 0
+        # Ready consumers, highest priority first; parked ones are in no group.
+        self.groups: list[deque[Consumer]] = []
+        self.consumers: list[Consumer] = []
+        self.exclusive_consumer = False
+        # x-single-active-consumer: the first of `consumers` is served, the others stand by.
+        self.single_active = False
+        self.had_consumer = False
+        self.pump_wanted = False
+        self.published_count: i64 = 0
+        self.delivered_count: i64 = 0
+        self.delivered_no_ack_count: i64 = 0
+        self.get_count: i64 = 0
+        self.get_no_ack_count: i64 = 0
+        self.redelivered_count: i64 = 0
+        self.acked_count: i64 = 0
+        # Watches the head from the first message on that has a time to live.
+        self.expiry: Expiry | None = None
+        self._envelopes: dict[bytes, Envelope] = {}
+        self._prepared = store is None
+
+    def prepare(self) -> None:
+        if not self._prepared and not self.can_open():
+            raise ResourceError(
+                f"queue '{self.name}' in vhost '{self.vhost.name}' cannot be opened now; the broker's log says why"
+            )
+
+    def can_open(self) -> bool:
+        if self._prepared:
+            return True
+        store = self.store
+        if store is not None:
+            try:
+                store.recover()
+            except (OSError, UnknownFormat, DamagedLog) as error:
+                log.error("queue '%s' in vhost '%s' cannot be opened: %s", self.name, self.vhost.name, error)
+                return False
+            self._prepared = True
+            self.next_offset = store.next_offset
+            self.ready_count = store.record_count
+            self.recovered()
+            if self.ready_count > 0:
+                # Reading the head shows whether it has a time to live, which may be over.
+                self._look_at_head()
+        return True
+
+    def _look_at_head(self) -> None:
+        try:
+            self.look_at_first()
+            if self.expiry is not None:
+                self.expiry.fire()
+        except OSError as error:
+            self.vhost.read_later(self, error)
+
+    def look_at_first(self) -> None:
+        """The first ready message comes into memory, and no more: nobody may ask for the others."""
+        store = self.store
+        if store is not None:
+            record = store.read_first(self.cold_offset)
+            if record is not None:
+                self._window_from(store, record)
+
+    def recovered(self) -> None:
+        """The log is known, nothing is read yet: a kind of queue that keeps more than counts looks here."""
+
+    def log(self) -> QueueStore | None:
+        return None if self.spilled else self.store
+
+    def gone(self) -> bool:
+        return self.deleted
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def offer(self, message: Message) -> bool:
+        self.published_count += 1
+        if message.info is not None and message.info.expiration is not None:
+            self.watch(message)
+        if self.ready_count == 0:
+            if self.spilled:
+                self._unspill()
+            consumer = self._pick()
+            if consumer is not None:
+                if consumer.no_ack:
+                    # Delivered at most once whatever happens: it never touches the log.
+                    self.delivered_no_ack_count += 1
+                    consumer.deliver(message, None, False)
+                    return True
+                offset = self._append(message)
+                if offset < 0:
+                    return False
+                self.cold_offset = offset + 1
+                self.unacked_count += 1
+                self.delivered_count += 1
+                store = self.store
+                if store is not None:
+                    self.note_delivered(store, offset)
+                consumer.deliver(message, Entry(self, offset, message, False), False)
+                return True
+        return self.enqueue(message)
+
+    def enqueue(self, message: Message) -> bool:
+        """Makes it ready. False: the log takes nothing."""
+        offset = self._append(message)
+        if offset < 0:
+            return False
+        if self.ready_count == 0:
+            self.cold_offset = offset
+        self.ready_count += 1
+        if self.cold_offset == offset:
+            if self.hot_bytes < self.hot_bytes_max and len(self.hot) < self.hot_count_max:
+                self.hot.append(Entry(self, offset, message, False))
+                self.hot_bytes += message.body_size
+                self.cold_offset = offset + 1
+            elif self.store is None:
+                self._spill(message)
+        if self.expiry is not None and self.ready_count == 1:
+            self.expiry.arm()
+        return True
+
+    def watch(self, message: Message) -> None:
+        """The message has a time to live, which begins now."""
+        expiry = self.expiry
+        if expiry is None:
+            expiry = self.vhost.new_expiry(self)
+            self.expiry = expiry
+        if message.arrived_ms == 0:
+            message.arrived_ms = expiry.now_ms()
+
+    def _append(self, message: Message) -> i64:
+        """Gives the message its offset; in the log where there is one. -1: the log accepts nothing."""
+        store = self.store
+        if store is None:
+            offset = self.next_offset
+            self.next_offset = offset + 1
+            return offset
+        if store.failed:
+            return -1
+        route = message.envelope.record_route()
+        if message.body_size == message.frame_payload_max:
+            content = message.content
+            header_size = message.header_size
+            if message.body_size == 0:
+                offset = store.append(route, content, 19, header_size - 1, 0, 0, message.persistent)
+            else:
+                offset = store.append(
+                    route,
+                    content,
+                    19,
+                    header_size - 1,
+                    header_size + 7,
+                    len(content) - 1,
+                    message.persistent,
+                )
+        else:
+            source = message.unframed()
+            end = len(source) - message.body_size
+            offset = store.append(route, source, 0, end, end, len(source), message.persistent)
+        self.next_offset = offset + 1
+        return offset
+
+    def _spill(self, message: Message) -> None:
+        """A transient queue's window is full: from here on it has a log, unsynced and gone with the broker.
+
+        The window's entries keep the offsets they have; the log begins at the next one.
+        """
+        offset = self.next_offset - 1
+        self.store = self.vhost.temporary_store(offset)
+        self.log_start = offset
+        self.spilled = True
+        self._append(message)
+
+    def _unspill(self) -> None:
+        """Nothing is ready any more: the temporary log goes. What is unacked has its message in memory."""
+        store = self.store
+        if store is not None:
+            self.vhost.drop_temporary(store)
+        self.store = None
+        self.spilled = False
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Delivers what is ready to whoever can take it; asks to be called again when there is more than a turn's
+        share."""
+        self._pump()
+        if self.expiry is not None:
+            self.expiry.arm()
+
+    def _pump(self) -> None:
+        count: i64 = 0
+        while self.ready_count > 0:
+            if not self.hot and self.store is not None and self.groups and not self.at_hand():
+                return
+            consumer = self._pick()
+            if consumer is None:
+                return
+            entry = self.take()
+            if entry is None:
+                return
+            count += 1
+            if self.expiry is not None and self.expiry.is_over(entry):
+                self.discard(entry, "expired")
+            else:
+                self._hand_over(consumer, entry)
+            if count >= PUMP_COUNT_MAX:
+                self.vhost.pump_later(self)
+                return
+
+    def _hand_over(self, consumer: Consumer, entry: Entry) -> None:
+        message = entry.message
+        assert message is not None  # take() has read it
+        offset = entry.offset
+        store = self.store
+        if entry.redelivered:
+            self.redelivered_count += 1
+        if consumer.no_ack:
+            self.delivered_no_ack_count += 1
+            if store is not None and offset >= self.log_start:
+                store.settle(offset, entry.body_size)
+            consumer.deliver(message, None, entry.redelivered)
+        else:
+            self.delivered_count += 1
+            self.unacked_count += 1
+            if store is not None and offset >= self.log_start:
+                self.note_delivered(store, offset)
+            consumer.deliver(message, entry, entry.redelivered)
+
+    def take(self) -> Entry | None:
+        """The next ready entry, with its message; the caller settles it or counts it as unacked.
+
+        Cost: O(1), a reading of the log once per window. None: nothing is ready.
+        """
+        while self.ready_count > 0:
+            if self.returned:
+                entry = self.returned[0]
+                if entry.message is None:
+                    self.read_back(entry)  # it stays in its place where that raises
+                heappop(self.returned)
+            else:
+                if not self.hot and not self._refill():
+                    # The log holds less than was counted (a damaged batch): the count follows the log.
+                    self.ready_count = 0
+                    return None
+                entry = self.hot.popleft()
+                message = entry.message
+                if message is not None:
+                    self.hot_bytes -= message.body_size
+            self.ready_count -= 1
+            if entry.message is not None:
+                return entry
+        return None
+
+    def note_delivered(self, store: QueueStore, offset: i64) -> None:
+        """A consumer is about to see it: after a kill it counts as redelivered, as does all before it."""
+        store.mark_delivered(offset)
+
+    def head(self) -> Entry | None:
+        """The entry that `take` would return, with its message; it stays where it is. None also while the disk is asked
+        for it: `pump` is called when it has answered.
+        """
+        if self.returned:
+            entry = self.returned[0]
+            if entry.message is None:
+                self.read_back(entry)
+            return entry
+        if self.ready_count > 0 and (self.hot or self.at_hand()) and self.hot:
+            return self.hot[0]
+        return None
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """A ready entry that was taken ends here. reason: expired, maxlen, as a dead-letter says it."""
+        self.settle_log(entry)
+
+    def settle_log(self, entry: Entry) -> None:
+        store = self.store
+        if store is not None and entry.offset >= self.log_start:
+            store.settle(entry.offset, entry.body_size)
+
+    def read_back(self, entry: Entry) -> None:
+        store = self.store
+        if store is not None:
+            record = store.read_one(entry.offset)
+            if record is not None:
+                entry.message = self._message(record)
+
+    def at_hand(self) -> bool:
+        """Whether `take` need not wait for the disk. If not, `pump` is called when it has answered.
+
+        Reads the log's next stretch into the window, which is empty.
+        """
+        store = self.store
+        if store is None or self.returned:
+            return True
+        self.reading = False
+        if not self._keep(store, store.read_at_hand(self.cold_offset, self.cold_read_bytes(), self._log_arrived)):
+            offset = store.waiting_offset
+            if offset >= 0:
+                self.cold_offset = offset
+                self.reading = True
+        return not self.reading
+
+    def _log_arrived(self) -> None:
+        if self.reading and not self.deleted:
+            # What has a time to live is seen now, whether or not there is somebody to take it.
+            self.head()
+            self.vhost.pump_later(self)
+
+    def _refill(self) -> bool:
+        """Reads the log's next stretch into the window, waiting for the disk."""
+        store = self.store
+        if store is None:
+            return False
+        self.reading = False
+        return self._keep(store, store.read(self.cold_offset, self.cold_read_bytes()))
+
+    def _keep(self, store: QueueStore, records: list[Record]) -> bool:
+        hot = self.hot
+        for record in records:
+            self._window_from(store, record)
+        return len(hot) > 0
+
+    def cold_read_bytes(self) -> i64:
+        """What one reading of the log brings back: less where windows are small."""
+        return COLD_READ_BYTES if self.hot_bytes_max >= 16 * COLD_READ_BYTES else self.hot_bytes_max // 16
+
+    def _window_from(self, store: QueueStore, record: Record) -> None:
+        entry = Entry(self, record.offset, self._message(record), store.redelivered(record.offset))
+        entry.delivery_count = record.delivery_count
+        self.hot.append(entry)
+        self.hot_bytes += len(record.body)
+        self.cold_offset = record.offset + 1
+
+    def _message(self, record: Record) -> Message:
+        key = record.exchange + b"\0" + record.routing_key
+        envelope = self._envelopes.get(key)
+        if envelope is None:
+            envelope = Envelope(record.exchange.decode(), record.routing_key.decode("utf-8", "surrogateescape"))
+            if len(self._envelopes) >= 1024:
+                self._envelopes.clear()
+            self._envelopes[key] = envelope
+        properties = record.properties
+        info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+        message = make_message(envelope, properties, record.body, record.persistent, info)
+        message.logged_ms = record.timestamp_ms
+        if self.expiry is None and info is not None and info.expiration is not None:
+            self.expiry = self.vhost.new_expiry(self)
+        return message
+
+    def get(self, no_ack: bool) -> Entry | None:
+        """basic.get: the next entry, settled at once or counted as unacked."""
+        entry = self.take()
+        expiry = self.expiry
+        if expiry is not None:
+            while entry is not None and expiry.is_over(entry):
+                self.discard(entry, "expired")
+                entry = self.take()
+            expiry.arm()
+        if entry is None:
+            return None
+        store = self.store
+        if no_ack:
+            self.get_no_ack_count += 1
+            if store is not None and entry.offset >= self.log_start:
+                store.settle(entry.offset, entry.body_size)
+        else:
+            self.get_count += 1
+            self.unacked_count += 1
+            if store is not None and entry.offset >= self.log_start:
+                self.note_delivered(store, entry.offset)
+        if entry.redelivered:
+            self.redelivered_count += 1
+        return entry
+
+    def outgoing(self, entry: Entry) -> Message | None:
+        """The message as a consumer sees it."""
+        return entry.message
+
+    # -- home --------------------------------------------------------------------------------------------------------
+
+    def settle(self, entry: Entry) -> None:
+        """The entry is done with: acked, or rejected without requeue."""
+        self.unacked_count -= 1
+        self.acked_count += 1
+        store = self.store
+        if store is not None and entry.offset >= self.log_start:
+            store.settle(entry.offset, entry.body_size)
+
+    def reject(self, entry: Entry) -> None:
+        """The entry is refused for good. A queue with a dead-letter exchange does more."""
+        self.settle(entry)
+
+    def requeue(self, entry: Entry, counts: bool) -> None:
+        """Back to its place, marked redelivered. counts: whether this return counts as a delivery attempt.
+
+        The caller pumps when it has returned all it has.
+        """
+        self.unacked_count -= 1
+        if self.deleted:
+            return
+        entry.redelivered = True
+        if counts:
+            entry.delivery_count += 1
+        store = self.store
+        if store is not None and entry.offset >= self.log_start:
+            store.mark_returned(entry.offset, entry.delivery_count)
+        self.put_back(entry)
+        self.ready_count += 1
+
+    def put_back(self, entry: Entry) -> None:
+        heappush(self.returned, entry)
+
+    def purge(self) -> i64:
+        """Removes what is ready; unacked messages stay. Returns how many went."""
+        count = self.ready_count
+        store = self.store
+        if store is not None:
+            for entry in self.returned:
+                if entry.offset >= self.log_start:
+                    store.settle(entry.offset, entry.body_size)
+            first = self.cold_offset
+            if self.hot:
+                first = self.hot[0].offset
+            if first < self.log_start:
+                first = self.log_start
+            if first < store.next_offset:
+                store.settle_range(first, store.next_offset - 1)
+        self.returned.clear()
+        self.hot.clear()
+        self.hot_bytes = 0
+        self.cold_offset = self.next_offset
+        self.ready_count = 0
+        return count
+
+    def used(self) -> None:
+        """Somebody declared it, got from it, began or ceased to consume: a lease (x-expires) begins anew."""
+
+    def forget(self) -> None:
+        """The queue is deleted: nothing of it stays in memory. Its log is the broker's to remove."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        self.returned.clear()
+        self.hot.clear()
+        self.hot_bytes = 0
+        self.ready_count = 0
+        if self.spilled:
+            self._unspill()
+
+    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+        """The log could not take these offsets (inclusive); their publishers are told. What of them is ready goes.
+
+        What a consumer holds already stays with it, and has no place to come back to.
+        """
+        kept: deque[Entry] = deque()
+        gone: i64 = 0
+        for entry in self.hot:
+            if within(entry.offset, ranges):
+                gone += 1
+                self.hot_bytes -= entry.body_size
+            else:
+                kept.append(entry)
+        self.hot = kept
+        for first, last in ranges:
+            begin: i64 = first
+            if begin < self.cold_offset:
+                begin = self.cold_offset
+            end: i64 = last
+            if end >= begin:
+                gone += end - begin + 1
+        for entry in self.returned:
+            if within(entry.offset, ranges):
+                entry.offset = -1
+        self.ready_count -= gone
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """The caller has checked exclusiveness. Delivery begins with the next pump."""
+        self.consumers.append(consumer)
+        self.had_consumer = True
+        if consumer.exclusive:
+            self.exclusive_consumer = True
+        self._enter(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """It takes nothing more; what it has unacked stays with its channel."""
+        consumer.cancelled = True
+        if consumer not in self.consumers:
+            return
+        first = self.consumers[0]
+        self.consumers.remove(consumer)
+        if consumer.exclusive:
+            self.exclusive_consumer = False
+        self._leave(consumer)
+        if self.single_active and self.consumers and first is consumer:
+            self.activate(self.consumers[0])
+
+    def activate(self, consumer: Consumer) -> None:
+        """A parked consumer may have credit or room again."""
+        if consumer.parked and not consumer.cancelled:
+            consumer.parked = False
+            self._enter(consumer)
+            if self.ready_count > 0 and not self.pump_wanted:
+                self.vhost.pump_later(self)
+
+    def _enter(self, consumer: Consumer) -> None:
+        index = 0
+        for group in self.groups:
+            if group[0].priority == consumer.priority:
+                group.append(consumer)
+                return
+            if group[0].priority < consumer.priority:
+                break
+            index += 1
+        group = deque()
+        group.append(consumer)
+        self.groups.insert(index, group)
+
+    def _leave(self, consumer: Consumer) -> None:
+        if consumer.parked:
+            consumer.parked = False
+            return
+        for group in self.groups:
+            if group[0].priority == consumer.priority:
+                group.remove(consumer)
+                if not group:
+                    self.groups.remove(group)
+                return
+
+    def _pick(self) -> Consumer | None:
+        """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
+        groups = self.groups
+        while groups:
+            group = groups[0]
+            consumer = group[0]
+            if consumer.can_take() and (not self.single_active or consumer is self.consumers[0]):
+                if len(group) > 1:
+                    group.rotate(-1)
+                return consumer
+            consumer.parked = True
+            group.popleft()
+            if not group:
+                del groups[0]
+        return None
+
+
+def within(offset: i64, ranges: list[tuple[int, int]]) -> bool:
+    """Whether the offset is in one of the ranges, ends included."""
+    for first, last in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
+        if first <= offset <= last:
+            return True
+    return False

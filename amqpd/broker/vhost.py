@@ -1,0 +1,572 @@
+"""A vhost: names, bindings, and where a message goes.
+
+Owns its exchanges, queues and bindings; memory is the truth, and every method that changes something durable returns
+the metadata changes that make it last. The caller submits them and answers its client when they are committed, so
+nothing here waits.
+
+`route` walks from the published exchange through exchange-to-exchange bindings; every exchange is visited once,
+whatever the cycles; an exchange that finds nothing hands over to its alternate.
+
+Errors are amqpd.errors with RabbitMQ's texts. Permissions are the channel's business; they are not checked here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker import arguments as queue_arguments
+from amqpd.broker.exchange import Binding, BindingKey, Exchange
+from amqpd.broker.expiry import Expiry
+from amqpd.broker.queue import Destination, Queue
+from amqpd.broker.queue_kinds import make_queue
+from amqpd.errors import (
+    AccessRefused,
+    CommandInvalid,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+)
+from amqpd.metrics import queue_counts
+from amqpd.protocol.codec import encode_table
+from amqpd.routing.exchange import BadBinding, UnknownExchangeType, exchange_type
+from amqpd.storage.metadata import (
+    BindingRow,
+    Change,
+    Delete,
+    DeleteBindings,
+    ExchangeRow,
+    Put,
+    QueueRow,
+)
+from amqpd.storage.queue_store import QueueStore
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.limited_queue import LimitedQueue
+    from amqpd.broker.message import Entry, Message
+    from amqpd.broker.timers import Timers
+
+log = logging.getLogger(__name__)
+
+SYSTEM_EXCHANGES: Final = (
+    ("amq.direct", "direct"),
+    ("amq.fanout", "fanout"),
+    ("amq.headers", "headers"),
+    ("amq.match", "headers"),
+    ("amq.topic", "topic"),
+    ("amq.rabbitmq.trace", "topic"),
+)
+ARGUMENTS_SIZE_MAX: Final = 64 * 1024
+READ_RETRY_S: Final = 1.0
+
+
+class VHost:
+    """One virtual host."""
+
+    def __init__(
+        self, broker: Broker, name: str, vhost_id: str, description: str = "", tags: tuple[str, ...] = ()
+    ) -> None:
+        self.broker = broker
+        self.name = name
+        self.id = vhost_id
+        self.description = description
+        self.tags = tags
+        self.default_queue_type = "classic"
+        self.exchanges: dict[str, Exchange] = {}
+        self.queues: dict[str, Queue] = {}
+        # Bindings by where they end, to find what goes with a queue or an exchange.
+        self._inbound: dict[Queue | Exchange, dict[BindingKey, Binding]] = {}
+        # Exclusive queues by the connection that they end with.
+        self._exclusive: dict[object, dict[Queue, None]] = {}
+        self.unroutable_count = 0
+        self.deleted = False
+        self.default_exchange = Exchange("", "direct", None, True, False, False, {})
+        self.exchanges[""] = self.default_exchange
+        for exchange_name, kind in SYSTEM_EXCHANGES:
+            internal = exchange_name == "amq.rabbitmq.trace"
+            matcher = exchange_type(kind)()
+            self.exchanges[exchange_name] = Exchange(exchange_name, kind, matcher, True, False, internal, {})
+
+    # -- services for queues -----------------------------------------------------------------------------------------
+
+    def pump_later(self, queue: Queue) -> None:
+        self.broker.turn.pump_later(queue)
+
+    def read_later(self, queue: Queue, error: OSError) -> None:
+        """The queue's log could not be read: its pump is tried again in a while."""
+        log.error("queue '%s' in vhost '%s' cannot be read: %s", queue.name, self.name, error)
+        self.broker.loop.call_later(READ_RETRY_S, self._pump_again, queue)
+
+    def _pump_again(self, queue: Queue) -> None:
+        if not queue.deleted:
+            self.pump_later(queue)
+
+    def temporary_store(self, start_offset: int) -> QueueStore:
+        return self.broker.storage.temporary_queue(first_offset=start_offset)
+
+    def drop_temporary(self, store: QueueStore) -> None:
+        self.broker.storage.delete_queue(store)
+
+    @property
+    def timers(self) -> Timers:
+        return self.broker.timers
+
+    def want_turn(self) -> None:
+        self.broker.turn.want()
+
+    def new_expiry(self, queue: Queue) -> Expiry:
+        """For a queue without a time to live of its own, whose messages bring theirs."""
+        return Expiry(queue, self.broker.timers, -1)
+
+    def expire_queue(self, queue: Queue) -> None:
+        """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
+        _, changes = self.delete_queue(queue)
+        self.broker.queue_deleted_count += 1
+        self.broker.commit_in_background(changes, [queue])
+
+    def dead_letter(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
+        """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
+        self.broker.dead_letters.add(queue, entry, message, reason)
+
+    def letters_behind(self) -> bool:
+        return self.broker.dead_letters.is_behind()
+
+    # -- routing -----------------------------------------------------------------------------------------------------
+
+    def route(
+        self, exchange: Exchange, keys: list[str], headers: Callable[[], Mapping[str, object]]
+    ) -> list[Destination]:
+        """Queues for a message with these routing keys (its own, then CC and BCC), each once.
+
+        headers: called when an exchange looks at them. Cost: the exchanges visited, each once per key.
+        """
+        found: dict[Destination, None] = {}
+        seen = {exchange}
+        stack = [exchange]
+        while stack:
+            at = stack.pop()
+            empty = True
+            for key in keys:
+                if at.matcher is None:
+                    target = self.by_name(key)
+                    if target is not None:
+                        found[target] = None
+                        empty = False
+                    continue
+                table = headers() if at.matcher.needs_headers else None
+                for destination in at.matcher.match(key, table):
+                    empty = False
+                    if isinstance(destination, Exchange):
+                        if destination not in seen:
+                            seen.add(destination)
+                            stack.append(destination)
+                    elif isinstance(destination, Destination):
+                        found[destination] = None
+            if empty and at.alternate:
+                alternate = self.exchanges.get(at.alternate)
+                if alternate is not None and alternate not in seen:
+                    seen.add(alternate)
+                    stack.append(alternate)
+        return list(found)
+
+    def by_name(self, key: str) -> Destination | None:
+        """The default exchange: a queue by its name, or a direct reply-to consumer by its key."""
+        queue = self.queues.get(key)
+        if queue is None and key.startswith("amq.rabbitmq.reply-to."):
+            return self.broker.reply_consumers.get(key)
+        return queue
+
+    def needs_headers(self, exchange: Exchange) -> bool:
+        """Whether a message published here may meet an exchange that looks at headers. Cost: all bindings behind it,
+        once per version of the exchange.
+        """
+        version = exchange.routes.version
+        if exchange.headers_version != version:
+            exchange.headers_wanted = self._needs_headers(exchange)
+            exchange.headers_version = version
+        return exchange.headers_wanted
+
+    def _needs_headers(self, exchange: Exchange) -> bool:
+        seen = {exchange}
+        stack = [exchange]
+        while stack:
+            at = stack.pop()
+            if at.needs_headers:
+                return True
+            reached = [binding.destination for binding in at.bindings.values()]
+            if at.alternate and at.alternate in self.exchanges:
+                reached.append(self.exchanges[at.alternate])
+            for destination in reached:
+                if isinstance(destination, Exchange) and destination not in seen:
+                    seen.add(destination)
+                    stack.append(destination)
+        return False
+
+    # -- look-up -----------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        """Raises: NotFound."""
+        queue = self.queues.get(name)
+        if queue is None:
+            raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
+        queue.prepare()
+        return queue
+
+    def usable_queue(self, name: str, connection: object) -> Queue:
+        """The queue, if this connection may touch it. Raises: NotFound, ResourceLocked."""
+        queue = self.queue(name)
+        self.check_exclusive(queue, connection)
+        return queue
+
+    def check_exclusive(self, queue: Queue, connection: object) -> None:
+        if queue.exclusive_owner is not None and queue.exclusive_owner is not connection:
+            raise ResourceLocked(
+                f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{self.name}'. It could be "
+                "originally declared on another connection or the exclusive property value does not match that of the "
+                "original declaration."
+            )
+
+    def exchange(self, name: str) -> Exchange:
+        """Raises: NotFound."""
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
+        return exchange
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def declare_queue(
+        self,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+        connection: object,
+    ) -> tuple[Queue, list[Change]]:
+        """The queue of this name, made when it is not there, equivalent when it is.
+
+        connection: the owner of an exclusive queue; None from the admin API. Raises: AccessRefused,
+        PreconditionFailed, ResourceLocked, NotImplementedByBroker.
+        """
+        if not name:
+            name = self._server_name()
+        if exclusive:
+            # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
+            durable = False
+        queue = self.queues.get(name)
+        kind = self.default_queue_type
+        may_be = durable and not auto_delete and (queue is None or queue.kind == kind)
+        if kind != "classic" and "x-queue-type" not in arguments and may_be:
+            # rabbit: the vhost's default is as if it had been asked for; a queue made before it was set stays as it is
+            arguments = {**arguments, "x-queue-type": kind}
+        if queue is not None:
+            self._check_queue(queue, durable, exclusive, auto_delete, arguments, connection)
+            queue.prepare()
+            return queue, []
+        if name.startswith("amq.") and not name.startswith("amq.gen-"):
+            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
+            raise PreconditionFailed(f"arguments of queue '{name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
+        if self.default_queue_type != "classic" and durable and not auto_delete:
+            arguments = {"x-queue-type": self.default_queue_type, **arguments}
+        queue_arguments.validate(name, self.name, arguments)
+        if arguments.get("x-queue-type") == "quorum":
+            self._check_quorum(name, durable, exclusive, auto_delete)
+        if "x-export" in arguments and not durable:
+            raise PreconditionFailed(f"invalid arg 'x-export' for queue '{name}' in vhost '{self.name}': not durable")
+        owner = connection if exclusive else None
+        queue_id = ""
+        store: QueueStore | None = None
+        changes: list[Change] = []
+        if durable:
+            queue_id, store = self.broker.storage.create_queue(self.id, name, self.name)
+            changes.append(
+                Put(QueueRow(self.name, name, queue_id, True, auto_delete, False, encode_table(arguments)))
+            )
+        queue = make_queue(self, name, durable, auto_delete, owner, arguments, store)
+        queue.id = queue_id
+        self.add_queue(queue)
+        return queue, changes
+
+    def _server_name(self) -> str:
+        while True:
+            name = "amq.gen-" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+            if name not in self.queues:
+                return name
+
+    def _check_quorum(self, name: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+        for wrong, flag in (("auto-delete", auto_delete), ("exclusive-owner", exclusive), ("non-durable", not durable)):
+            if flag:
+                raise PreconditionFailed(f"invalid property '{wrong}' for queue '{name}' in vhost '{self.name}'")
+
+    def _check_queue(
+        self,
+        queue: Queue,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+        connection: object,
+    ) -> None:
+        """spec: 1.7.2.1, a queue that exists must be equivalent."""
+        self.check_exclusive(queue, connection)
+        if exclusive is not (queue.exclusive_owner is not None):
+            # rabbit: 405 here too, and not 406 as for the other flags
+            raise ResourceLocked(
+                f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '{self.name}'. It could be "
+                "originally declared on another connection or the exclusive property value does not match that of the "
+                "original declaration."
+            )
+        thing = f"queue '{queue.name}'"
+        self._same(thing, "durable", durable, queue.durable)
+        self._same(thing, "auto_delete", auto_delete, queue.auto_delete)
+        given = dict(arguments)
+        current = dict(queue.arguments)
+        if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):
+            # rabbit: classic is what no argument means
+            given.pop("x-queue-type", None)
+            current.pop("x-queue-type", None)
+        elif "x-queue-type" not in given and current.get("x-queue-type") == self.default_queue_type:
+            # rabbit: in a vhost with another default, no argument means that one
+            del current["x-queue-type"]
+        queue_arguments.compare(thing, self.name, queue_arguments.compared_names(), given, current)
+        queue_arguments.validate(queue.name, self.name, arguments)
+
+    def _same(self, thing: str, name: str, given: bool, current: bool) -> None:
+        if given != current:
+            raise PreconditionFailed(
+                f"inequivalent arg '{name}' for {thing} in vhost '{self.name}': "
+                f"received '{str(given).lower()}' but current is '{str(current).lower()}'"
+            )
+
+    def add_queue(self, queue: Queue) -> None:
+        self.queues[queue.name] = queue
+        if queue.logged:
+            self.broker.turn.windows.add(queue)
+        owner = queue.exclusive_owner
+        if owner is not None:
+            self._exclusive.setdefault(owner, {})[queue] = None
+
+    def exclusive_queues(self, owner: object) -> list[Queue]:
+        """Those that go with this connection. Cost: their number, however many others there are."""
+        return list(self._exclusive.get(owner, ()))
+
+    def _disown(self, queue: Queue) -> None:
+        owner = queue.exclusive_owner
+        owned = self._exclusive.get(owner)
+        if owned is not None:
+            owned.pop(queue, None)
+            if not owned:
+                del self._exclusive[owner]
+
+    def check_deletable(self, queue: Queue, if_unused: bool, if_empty: bool) -> None:
+        """Raises: PreconditionFailed."""
+        if if_unused and queue.consumers:
+            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' in use")
+        if if_empty and queue.ready_count:
+            raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
+
+    def delete_queue(self, queue: Queue) -> tuple[int, list[Change]]:
+        """Removes it with its bindings; its consumers are told. Returns the ready count and what to commit.
+
+        Its log goes after the commit: `Broker.drop_store`.
+        """
+        if queue.deleted:
+            return 0, []
+        queue.can_open()
+        count = queue.ready_count
+        queue.deleted = True
+        self.broker.ended_queues.add(queue_counts(queue))
+        queue.version += 1
+        del self.queues[queue.name]
+        self._disown(queue)
+        self.broker.turn.windows.remove(queue)
+        changes: list[Change] = []
+        for binding in list(self._inbound.pop(queue, {}).values()):
+            changes += self._drop_binding(binding)
+        for consumer in list(queue.consumers):
+            queue.remove_consumer(consumer)
+            consumer.cancel()
+        queue.forget()
+        if queue.id:
+            changes.append(DeleteBindings(self.name, queue.name, "queue"))
+            changes.append(
+                Put(
+                    QueueRow(
+                        self.name,
+                        queue.name,
+                        queue.id,
+                        True,
+                        queue.auto_delete,
+                        False,
+                        encode_table(queue.arguments),
+                        "deleting",
+                    )
+                )
+            )
+        return count, changes
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def declare_exchange(
+        self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, object]
+    ) -> tuple[Exchange, list[Change]]:
+        """The exchange of this name, made or found equivalent.
+
+        Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed.
+        """
+        self.check_not_default(name)
+        try:
+            make = exchange_type(kind)
+        except UnknownExchangeType:
+            # rabbit: 3.x closes the connection for this
+            raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
+        exchange = self.exchanges.get(name)
+        if exchange is not None:
+            self._check_exchange(exchange, kind, durable, auto_delete, internal, arguments)
+            return exchange, []
+        if name.startswith("amq."):
+            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        encoded = encode_table(arguments)
+        if len(encoded) > ARGUMENTS_SIZE_MAX:
+            raise PreconditionFailed(f"arguments of exchange '{name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
+        alternate = arguments.get("alternate-exchange", "")
+        if not isinstance(alternate, str):
+            raise PreconditionFailed(
+                f"invalid type '{queue_arguments.erlang_type(alternate)}' for arg 'alternate-exchange' "
+                f"in exchange '{name}' in vhost '{self.name}'"
+            )
+        exchange = Exchange(name, kind, make(), durable, auto_delete, internal, arguments)
+        self.add_exchange(exchange)
+        changes: list[Change] = []
+        if durable:
+            changes.append(Put(ExchangeRow(self.name, name, kind, True, auto_delete, internal, encoded)))
+        return exchange, changes
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        self._alternate_changed(exchange.name)
+        target = self.exchanges.get(exchange.alternate) if exchange.alternate else None
+        if target is not None:
+            target.upstream[exchange] = target.upstream.get(exchange, 0) + 1
+
+    def _alternate_changed(self, name: str) -> None:
+        """An exchange of this name came or went: whoever names it as alternate routes anew."""
+        here = self.exchanges.get(name)
+        for other in self.exchanges.values():
+            if other.alternate == name:
+                if here is not None:
+                    here.upstream[other] = here.upstream.get(other, 0) + 1
+                other.touch()
+
+    def _check_exchange(
+        self, exchange: Exchange, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str,
+        object]
+    ) -> None:
+        thing = f"exchange '{exchange.name}'"
+        if kind != exchange.kind:
+            raise PreconditionFailed(
+                f"inequivalent arg 'type' for {thing} in vhost '{self.name}': "
+                f"received '{kind}' but current is '{exchange.kind}'"
+            )
+        self._same(thing, "durable", durable, exchange.durable)
+        self._same(thing, "auto_delete", auto_delete, exchange.auto_delete)
+        self._same(thing, "internal", internal, exchange.internal)
+        queue_arguments.compare(thing, self.name, ["alternate-exchange"], arguments, exchange.arguments)
+
+    def check_not_default(self, name: str) -> None:
+        if not name:
+            raise AccessRefused("operation not permitted on the default exchange")
+
+    def delete_exchange(self, exchange: Exchange, if_unused: bool) -> list[Change]:
+        """Raises: AccessRefused for a predeclared one, PreconditionFailed when in use."""
+        self.check_not_default(exchange.name)
+        if exchange.name.startswith("amq."):
+            raise AccessRefused(f"deletion of system exchange '{exchange.name}' in vhost '{self.name}' not allowed")
+        if if_unused and exchange.bindings:
+            raise PreconditionFailed(f"exchange '{exchange.name}' in vhost '{self.name}' in use")
+        return self._drop_exchange(exchange)
+
+    def _drop_exchange(self, exchange: Exchange) -> list[Change]:
+        if exchange.deleted:
+            return []
+        exchange.deleted = True
+        changes: list[Change] = []
+        for binding in list(exchange.bindings.values()):
+            exchange.remove(binding)
+            self._inbound.get(binding.destination, {}).pop(binding.key, None)
+        exchange.touch()
+        del self.exchanges[exchange.name]
+        self._alternate_changed(exchange.name)
+        for binding in list(self._inbound.pop(exchange, {}).values()):
+            changes += self._drop_binding(binding)
+        if exchange.durable:
+            changes.append(DeleteBindings(self.name, exchange.name, "exchange"))
+            changes.append(Delete(ExchangeRow(self.name, exchange.name, exchange.kind)))
+        return changes
+
+    # -- bindings ----------------------------------------------------------------------------------------------------
+
+    def bind(
+        self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
+    ) -> list[Change]:
+        """Adds a binding; one that is there already is left as it is. Raises: PreconditionFailed (BadBinding)."""
+        assert source.matcher is not None  # the channel has refused the default exchange
+        binding = Binding(source, destination, routing_key, arguments)
+        if binding.key in source.bindings:
+            return []
+        try:
+            source.matcher.validate(routing_key, arguments)
+        except BadBinding as error:
+            raise PreconditionFailed(str(error)) from None
+        self.add_binding(binding)
+        return [Put(self._binding_row(binding))] if binding.durable else []
+
+    def add_binding(self, binding: Binding) -> None:
+        binding.source.add(binding)
+        self._inbound.setdefault(binding.destination, {})[binding.key] = binding
+
+    def unbind(
+        self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
+    ) -> list[Change]:
+        """Removes a binding; one that is not there is no error."""
+        key = Binding(source, destination, routing_key, arguments).key
+        binding = source.bindings.get(key)
+        if binding is None:
+            return []
+        self._inbound.get(destination, {}).pop(key, None)
+        changes: list[Change] = []
+        if binding.durable:
+            changes.append(Delete(self._binding_row(binding)))
+        return changes + self._drop_binding(binding)
+
+    def _drop_binding(self, binding: Binding) -> list[Change]:
+        """Takes it from its source; an auto-delete exchange goes with its last one. Its rows are the caller's."""
+        source = binding.source
+        if source.deleted or binding.key not in source.bindings:
+            return []
+        source.remove(binding)
+        if source.auto_delete and not source.bindings:
+            return self._drop_exchange(source)
+        return []
+
+    def _binding_row(self, binding: Binding) -> BindingRow:
+        return BindingRow(
+            self.name,
+            binding.source.name,
+            binding.destination.name,
+            "queue" if binding.destination_type == "queue" else "exchange",
+            binding.routing_key,
+            encode_table(binding.arguments),
+        )
+
+    def bindings_to(self, destination: Queue | Exchange) -> list[Binding]:
+        return list(self._inbound.get(destination, {}).values())
+
+    def all_bindings(self) -> list[Binding]:
+        return [binding for exchange in self.exchanges.values() for binding in exchange.bindings.values()]

@@ -1,0 +1,690 @@
+"""A channel: delivery tags, what is unacked, confirms, and the hot half of basic.
+
+Owned here: the tag of the next delivery, the list of unacked entries by tag, the publish sequence with its waiting
+confirms, the open transaction, the cache of routes. The rest of each AMQP class lives in the `on_*` module named after
+it; those are handed a channel and a command.
+
+The road of a publish: `publish` looks the method's bytes up in the route cache, checks the properties unless they are
+the plain ones, and offers the message to the queues. The road of a delivery: `ChannelConsumer.deliver` writes it into
+the connection's output. Neither makes a task, decodes a table or formats a string.
+
+Unacked entries stand in a list whose index is the delivery tag less `_base_tag`; None marks what is settled or needs no
+answer. So an ack in order, out of order, or multiple costs O(1) per message.
+
+While a command waits for the disk (a declaration), the channel is `busy`: the connection keeps its later commands in
+order and hands them over afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, final
+
+from librt.strings import write_i64_be
+from mypy_extensions import i64
+
+from amqpd.broker.flow import Confirmer
+from amqpd.broker.message import FRAME_END_BYTE, Entry, Envelope, Message
+from amqpd.broker.queue import Consumer, Destination, Queue, Versioned, within
+from amqpd.channel import properties_check
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.assembler import BASIC_PUBLISH, PROPERTIES_START
+from amqpd.protocol.codec import shortstr
+from amqpd.protocol.properties import PropertyInfo
+from amqpd.storage.queue_store import QueueStore
+
+if TYPE_CHECKING:
+    from amqpd.channel.reply_to import ReplyConsumer
+    from amqpd.connection.connection import Connection
+    from amqpd.routing.exchange import ExchangeType
+
+# Consumers rest while so much output waits for the end of the turn.
+OUT_BYTES_MAX: Final = 896 * 1024
+CUT_BYTES: Final = 128 * 1024
+ROUTES_MAX: Final = 4096
+ROUTE_BYTES_MAX: Final = 1024 * 1024
+EXCHANGES_MAX: Final = 64
+_DELIVER: Final = b"\x00\x3c\x00\x3c"
+
+
+@final
+class Route:
+    """What a publish method's bytes come to: checked, resolved, and valid while `source` keeps its version.
+
+    needs_headers: the exchange (or one behind it) looks at headers, so `destinations` is found anew per message.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        destinations: list[Destination],
+        mandatory: bool,
+        source: Versioned,
+        needs_headers: bool,
+    ) -> None:
+        self.envelope = envelope
+        self.destinations = destinations
+        self.mandatory = mandatory
+        self.source = source
+        self.version = source.version
+        self.needs_headers = needs_headers
+        # Of the exchange, where it alone decides, by the routing key alone.
+        self.matcher: ExchangeType | None = None
+        self.durable = False
+        for destination in destinations:
+            destination.prepare()
+            if destination.durable:
+                self.durable = True
+
+    def to(self, destinations: list[Destination]) -> Route:
+        """The same publish with destinations found for one message."""
+        return Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
+
+
+@final
+class KnownExchange:
+    """An exchange that this channel may publish to and whose matcher alone decides, by the routing key alone.
+
+    A key that was not met before costs one look at the matcher. Valid while `source` keeps its version.
+    """
+
+    def __init__(self, route: Route, matcher: ExchangeType) -> None:
+        self.name = route.envelope.exchange
+        self.source = route.source
+        self.version = route.version
+        self.matcher = matcher
+
+    def route(self, method: bytes, key_start: i64) -> Route | None:
+        """method: a publish's payload; its routing key lies from `key_start` up to the bits, which end it.
+
+        None: another exchange is bound here and has a say.
+        """
+        bits: i64 = len(method) - 1
+        routing_key = method[key_start:bits].decode("utf-8", "surrogateescape")
+        destinations: list[Destination] = []
+        for destination in self.matcher.match(routing_key, None):
+            if not isinstance(destination, Destination):
+                return None
+            destinations.append(destination)
+        suffix = b"\0" + method[6:bits] + FRAME_END_BYTE
+        return Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
+
+
+@final
+class ChannelConsumer(Consumer):
+    """A basic.consume."""
+
+    def __init__(
+        self, channel: Channel, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+    ) -> None:
+        super().__init__(queue, tag, no_ack, exclusive, priority)
+        self.channel = channel
+        self.arguments = arguments
+        # Deliveries that may wait for an answer; 0: no limit. Set by the basic.qos before it.
+        self.prefetch_count: i64 = 0
+        tag_bytes = shortstr(tag)
+        number: int = channel.number
+        self._frame_start = b"\x01" + number.to_bytes(2, "big")
+        self._method_start = _DELIVER + tag_bytes
+        # Frame payload without exchange and routing key: method ids, tag, delivery tag; less the frame end that an
+        # envelope's suffix carries.
+        self._fixed_size: int = len(self._method_start) + 8 - 1
+        # What a delivery begins with as far as its delivery tag, for suffixes of this size.
+        self._suffix_size: i64 = -1
+        self._start = b""
+        self._starts: dict[int, bytes] = {}
+
+    def can_take(self) -> bool:
+        channel = self.channel
+        if self.prefetch_count > 0 and self.in_flight >= self.prefetch_count:
+            return False
+        if channel.window_size > 0 and channel.window_used >= channel.window_size:
+            return False
+        connection = channel.connection
+        if connection.write_paused or connection.cut_bytes >= OUT_BYTES_MAX:
+            connection.starved.append(self)
+            return False
+        return True
+
+    def has_room(self) -> bool:
+        """Whether the connection's output takes more."""
+        connection = self.channel.connection
+        return not connection.write_paused and connection.cut_bytes < OUT_BYTES_MAX
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        channel = self.channel
+        connection = channel.connection
+        tag = channel.next_tag
+        channel.next_tag = tag + 1
+        if entry is not None:
+            self.in_flight += 1
+            entry.consumer = self
+            channel.add_unacked(tag, entry)
+            channel.window_used += 1
+            if entry.queue.logged:
+                # Its log can give it back; memory must not grow with what a peer has not read or acked.
+                entry.message = None
+        else:
+            channel.skip_unacked()
+        out = connection.out
+        suffix = message.envelope.suffix
+        suffix_size: i64 = len(suffix)
+        if suffix_size != self._suffix_size:
+            self._begin(suffix_size)
+        out.write(self._start)
+        write_i64_be(out, tag)
+        if redelivered:
+            out.append(1)
+            out.write(suffix[1:])
+        else:
+            out.write(suffix)
+        content = message.content
+        payload_max = connection.frame_payload_max
+        if (
+            content[1] << 8 | content[2] == channel.number
+            and message.frame_payload_max <= payload_max
+            and message.header_size <= payload_max
+        ):
+            out.write(content)
+        else:
+            message.write_content(out, channel.number, payload_max)
+        connection.delivered_count += 1
+        if len(out) >= CUT_BYTES:
+            connection.cut_output()
+        if not connection.flush_wanted:
+            connection.want_flush()
+
+    def _begin(self, suffix_size: int) -> None:
+        start = self._starts.get(suffix_size)
+        if start is None:
+            start = self._frame_start + (self._fixed_size + suffix_size).to_bytes(4, "big") + self._method_start
+            self._starts[suffix_size] = start
+        self._start = start
+        self._suffix_size = suffix_size
+
+    def cancel(self) -> None:
+        self.channel.cancel_from_queue(self)
+
+
+@final
+class ConfirmMark:
+    """Publishes up to `sequence` are in commit group `generation`; `reply` is a tx.commit-ok instead."""
+
+    def __init__(self, generation: i64, sequence: i64, routes: list[Route], reply: bytes) -> None:
+        self.generation = generation
+        self.sequence = sequence
+        self.routes = routes
+        self.reply = reply
+
+
+@final
+class Channel(Confirmer):
+    """One open channel. See the module."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number: i64 = number
+        self.next_tag: i64 = 1
+        self.consumers: dict[str, ChannelConsumer] = {}
+        # basic.qos: for consumers to come, and the one window that all consumers of the channel share (0: none).
+        self.prefetch_count: i64 = 0
+        self.window_size: i64 = 0
+        self.window_used: i64 = 0
+        # Closed by the broker, waiting for the client's close-ok.
+        self.closing = False
+        # The client closed it while our own close was on the way, and was answered.
+        self.crossed = False
+        # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
+        self.cancelled_here: list[str] | None = None
+        self.busy = False
+        self.last_queue = ""
+        self.reply_consumer: ReplyConsumer | None = None
+        self.confirming = False
+        self.publish_sequence: i64 = 0
+        self.confirmed_sequence: i64 = 0
+        # Refused and not yet passed by a confirm.
+        self._nacked: set[int] = set()
+        self.transactional = False
+        self.tx_publishes: list[tuple[Route, Message]] = []
+        self.tx_settlements: list[tuple[i64, Entry, i64]] = []
+        self.tx_bytes: i64 = 0
+        self.published_count: i64 = 0
+        self.acked_count: i64 = 0
+        self._routes: dict[bytes, Route] = {}
+        self._routes_size: i64 = 0
+        # Since it was last emptied, and how many more it does not take.
+        self._route_hits: i64 = 0
+        self._routes_pause: i64 = 0
+        # The last publish: the assembler hands over the same object where the bytes are the same.
+        self._same_method = b""
+        self._same_route: Route | None = None
+        self._exchanges: dict[bytes, KnownExchange] = {}
+        self._last_properties = b""
+        self._last_info: PropertyInfo | None = None
+        self._unacked: list[Entry | None] = []
+        self._head: i64 = 0
+        self._base_tag: i64 = 1
+        self._turn_wanted = False
+        self._turn_routes: list[Route] = []
+        self._last_route: Route | None = None
+        self._marks: deque[ConfirmMark] = deque()
+        self.pending_reply = b""
+
+    # -- publish -----------------------------------------------------------------------------------------------------
+
+    def publish(self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64) -> None:
+        """A whole basic.publish. Raises: what the checks raise (403, 404, 406, 501, 540)."""
+        if method is self._same_method:
+            route = self._same_route
+        else:
+            route = self._routes.get(method)
+            if route is not None:
+                self._same_method = method
+                self._same_route = route
+                self._route_hits += 1
+        if route is None or route.version != route.source.version:
+            route = self._resolve(method)
+        info: PropertyInfo | None = None
+        # Flags, and a delivery mode where there is one.
+        if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
+            persistent = False
+        elif header_size == PROPERTIES_START + 4 and content[19] == 0x10 and content[20] == 0 and 1 <= content[21] <= 2:
+            persistent = content[21] == 2
+        else:
+            properties = content[PROPERTIES_START : header_size - 1]
+            if properties == self._last_properties:
+                info = self._last_info
+            else:
+                info = properties_check.check(self.connection, properties)
+                self._last_properties = properties
+                self._last_info = info
+            assert info is not None  # set together with the properties
+            persistent = info.delivery_mode == 2
+        message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
+        self.published_count += 1
+        if route.needs_headers or (info is not None and (info.reply_to is not None or info.sender_selected)):
+            message, route = properties_check.reroute(self, route, message)
+        if self.transactional:
+            self._keep_for_commit(route, message)
+            return
+        self.dispatch(route, message)
+
+    def dispatch(self, route: Route, message: Message) -> None:
+        """Offers the message to the route's queues, returns it if it must be, and notes it for its confirm."""
+        accepted = True
+        destinations = route.destinations
+        for destination in destinations:
+            if not destination.offer(message):
+                accepted = False
+        count: i64 = len(destinations)
+        if count > 1:
+            self.connection.offers += count
+        elif count == 0:
+            self.connection.vhost.unroutable_count += 1
+            if route.mandatory:
+                if not self._marks and not self._turn_routes and not self.pending_reply:
+                    # What came before needs no disk either: its ack stands before the return, as its publish did.
+                    self._confirm(self.publish_sequence)
+                self.connection.send_return(self.number, message)
+        if self.confirming:
+            self.publish_sequence += 1
+            if not accepted:
+                self._nack(self.publish_sequence)
+            if route.durable and message.persistent and route is not self._last_route:
+                self._last_route = route
+                self._turn_routes.append(route)
+            if not self._turn_wanted:
+                self._turn_wanted = True
+                self.connection.turn.confirm_later(self)
+        elif route.durable and message.persistent and route is not self._last_route and self.transactional:
+            self._last_route = route
+            self._turn_routes.append(route)
+
+    def _keep_for_commit(self, route: Route, message: Message) -> None:
+        self.tx_bytes += len(message.content)
+        if len(self.tx_publishes) >= 100_000 or self.tx_bytes > 64 * 1024 * 1024:
+            raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB", BASIC_PUBLISH)
+        self.tx_publishes.append((route, message))
+
+    def _resolve(self, method: bytes) -> Route:
+        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 540."""
+        name_end: i64 = 0
+        exchange: bytes = b""
+        route: Route | None = None
+        cacheable = True
+        size: i64 = len(method)
+        if size > 9:
+            # Two short strings behind class, method and ticket, then the bits; what is not as it must be is told by the
+            # decoder.
+            name_end = 7 + method[6]
+            if name_end < size:
+                exchange = method[7:name_end]
+                known = self._exchanges.get(exchange)
+                if known is not None and known.version == known.source.version:
+                    key_end = name_end + 1 + method[name_end]
+                    if key_end + 1 == size and method[key_end] <= 1:
+                        route = known.route(method, name_end + 1)
+        if route is not None:
+            if self._routes_pause > 0:
+                self._routes_pause -= 1
+                cacheable = False
+        else:
+            route, cacheable = self.connection.resolve(method)
+            matcher = route.matcher
+            if matcher is not None:
+                if len(self._exchanges) >= EXCHANGES_MAX:
+                    self._exchanges.clear()
+                self._exchanges[exchange] = KnownExchange(route, matcher)
+        if cacheable:
+            if len(self._routes) >= ROUTES_MAX or self._routes_size > ROUTE_BYTES_MAX:
+                if self._route_hits < ROUTES_MAX:
+                    # Routing keys that hardly ever come twice: to keep them costs more than to find them again.
+                    self._routes_pause = 16 * ROUTES_MAX
+                self._route_hits = 0
+                self._routes.clear()
+                self._routes_size = 0
+            self._routes[method] = route
+            self._same_method = method
+            self._same_route = route
+            self._routes_size += len(method) + 8 * len(route.destinations)
+        return route
+
+    def forget_routes(self) -> None:
+        """Permissions have changed."""
+        self._routes.clear()
+        self._routes_size = 0
+        self._same_method = b""
+        self._same_route = None
+        self._exchanges.clear()
+        self._last_properties = b""
+        self._last_info = None
+
+    # -- confirms ----------------------------------------------------------------------------------------------------
+
+    def commit_reply(self, reply: bytes) -> None:
+        """Sends `reply` (tx.commit-ok) once everything appended or settled so far is synced."""
+        self.pending_reply = reply
+        self.connection.turn.urgent = True
+        if not self._turn_wanted:
+            self._turn_wanted = True
+            self.connection.turn.confirm_later(self)
+
+    def end_turn(self, generation: i64, safe: bool) -> bool:
+        self._turn_wanted = False
+        routes = self._turn_routes
+        reply = self.pending_reply
+        self.pending_reply = b""
+        self._last_route = None
+        if not self._marks and (safe or (not routes and not reply)):
+            if routes:
+                self._turn_routes = []
+            self._confirm(self.publish_sequence)
+            if reply:
+                self.connection.finish_busy(self, reply)
+            return False
+        self._turn_routes = []
+        self._marks.append(ConfirmMark(generation, self.publish_sequence, routes, reply))
+        return True
+
+    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+        marks = self._marks
+        while marks and marks[0].generation <= generation:
+            mark = marks.popleft()
+            if failed and _touches(mark.routes, failed):
+                self._refuse(mark)
+                continue
+            if not failed and not mark.reply and marks and marks[0].generation <= generation:
+                continue
+            self._confirm(mark.sequence)
+            if mark.reply:
+                self.connection.finish_busy(self, mark.reply)
+        return len(marks) > 0
+
+    def _nack(self, sequence: i64) -> None:
+        """A queue refused it. What comes before it may still wait for its log."""
+        self._nacked.add(sequence)
+        self.connection.send_nack(self.number, sequence)
+
+    def _skip_nacked(self, sequence: i64) -> i64:
+        """The last sequence up to this one that is to be acked: an ack must not name one that was nacked."""
+        last = sequence
+        nacked = self._nacked
+        while last in nacked:
+            last -= 1
+        self._nacked = {each for each in nacked if each > sequence}
+        return last
+
+    def _confirm(self, sequence: i64) -> None:
+        last: i64 = self._skip_nacked(sequence) if self._nacked else sequence
+        before: i64 = self.confirmed_sequence
+        if sequence <= before or self.closing:
+            return
+        self.confirmed_sequence = sequence  # and not `last`: those behind it have had their nack
+        if last > before:
+            self.connection.send_ack(self.number, last, last - before > 1)
+
+    def _refuse(self, mark: ConfirmMark) -> None:
+        """A log of this mark failed: none of its publishes is promised."""
+        if mark.sequence > self.confirmed_sequence and not self.closing:
+            self.confirmed_sequence = mark.sequence
+            self.connection.send_nack_multiple(self.number, mark.sequence)
+        if mark.reply:
+            self.connection.fail_commit(self)
+
+    def still_there(self, route: Route) -> Route:
+        """A route kept in a transaction, less the destinations that went since.
+
+        rabbit: a publish is routed when it is made, not when it is committed.
+        """
+        for destination in route.destinations:
+            if destination.gone():
+                return route.to([each for each in route.destinations if not each.gone()])
+        return route
+
+    # -- unacked -----------------------------------------------------------------------------------------------------
+
+    def add_unacked(self, tag: i64, entry: Entry) -> None:
+        unacked = self._unacked
+        if not unacked:
+            self._base_tag = tag
+        unacked.append(entry)
+
+    def skip_unacked(self) -> None:
+        """A delivery that needs no answer: its tag keeps the list in step."""
+        if self._unacked:
+            self._unacked.append(None)
+
+    def unacked_count(self) -> int:
+        count = 0
+        for entry in self._unacked:
+            if entry is not None:
+                count += 1
+        return count
+
+    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+        """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
+        for entry in self._unacked:
+            if entry is not None and entry.queue is queue and within(entry.offset, ranges):
+                entry.offset = -1
+
+    def ack(self, tag: i64, multiple: bool) -> None:
+        """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""
+        if self.transactional:
+            self.collect(tag, multiple, 0)
+            return
+        if multiple:
+            self.settle_all(self._take_multiple(tag))
+        else:
+            self.settle(self._take_one(tag))
+
+    def settle(self, entry: Entry) -> None:
+        self.acked_count += 1
+        self.returned_credit(entry)
+        entry.queue.settle(entry)
+
+    def settle_all(self, entries: list[Entry]) -> None:
+        """`settle` for each, with one look at the channel's window."""
+        count: i64 = len(entries)
+        self.acked_count += count
+        was_full = self.window_size > 0 and self.window_used >= self.window_size
+        for entry in entries:
+            consumer = entry.consumer
+            if consumer is not None:
+                consumer.in_flight -= 1
+                self.window_used -= 1
+                if consumer.parked and not was_full:
+                    consumer.queue.activate(consumer)
+            entry.queue.settle(entry)
+        if was_full:
+            self.activate_all()
+
+    def returned_credit(self, entry: Entry) -> None:
+        """An entry leaves the unacked list: its consumer and the channel's window have room for another."""
+        consumer = entry.consumer
+        if consumer is None:
+            return
+        consumer.in_flight -= 1
+        was_full = self.window_size > 0 and self.window_used >= self.window_size
+        self.window_used -= 1
+        if was_full:
+            self.activate_all()
+        elif consumer.parked:
+            consumer.queue.activate(consumer)
+
+    def activate_all(self) -> None:
+        """Credit may have come for every consumer of the channel."""
+        for consumer in self.consumers.values():
+            if consumer.parked:
+                consumer.queue.activate(consumer)
+
+    def take(self, tag: i64, multiple: bool) -> list[Entry]:
+        """Removes outstanding entries: one, or all up to the tag (0: all). Raises PreconditionFailed."""
+        if multiple:
+            return self._take_multiple(tag)
+        return [self._take_one(tag)]
+
+    def collect(self, tag: i64, multiple: bool, action: i64) -> None:
+        """Settles within the open transaction: noted, done at commit. action: 0 ack, 1 requeue, 2 discard."""
+        if multiple:
+            index = self._last_index(tag)
+            position = self._head
+        else:
+            index = self._index(tag)
+            position = index
+        while position <= index:
+            entry = self._unacked[position]
+            if entry is not None and not entry.in_transaction:
+                entry.in_transaction = True
+                self.tx_settlements.append((self._base_tag + position, entry, action))
+            position += 1
+
+    def take_outstanding(self) -> list[Entry]:
+        """Everything that is not settled in an open transaction, in the order of delivery: for basic.recover."""
+        taken: list[Entry] = []
+        unacked = self._unacked
+        size: i64 = len(unacked)
+        position = self._head
+        while position < size:
+            entry = unacked[position]
+            if entry is not None and not entry.in_transaction:
+                taken.append(entry)
+                unacked[position] = None
+            position += 1
+        self._advance(self._head)
+        return taken
+
+    def take_all(self) -> list[Entry]:
+        """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it."""
+        entries = [entry for entry in self._unacked if entry is not None]
+        for entry in entries:
+            entry.in_transaction = False
+        self._unacked.clear()
+        self._head = 0
+        return entries
+
+    def _index(self, tag: i64) -> i64:
+        index = tag - self._base_tag
+        if index < 0 or index >= len(self._unacked):
+            raise _unknown_tag(tag)
+        entry = self._unacked[index]
+        if entry is None or entry.in_transaction:
+            raise _unknown_tag(tag)
+        return index
+
+    def _last_index(self, tag: i64) -> i64:
+        if tag == 0:
+            # spec: 1.8.3.13 tag zero with multiple means all outstanding, none included
+            count: i64 = len(self._unacked)
+            return count - 1
+        return self._index(tag)
+
+    def _take_one(self, tag: i64) -> Entry:
+        index = self._index(tag)
+        entry = self._unacked[index]
+        assert entry is not None  # _index has looked
+        self._unacked[index] = None
+        if index == self._head:
+            self._advance(index + 1)
+        return entry
+
+    def _take_multiple(self, tag: i64) -> list[Entry]:
+        index = self._last_index(tag)
+        unacked = self._unacked
+        taken: list[Entry] = []
+        position = self._head
+        while position <= index:
+            entry = unacked[position]
+            if entry is not None:
+                taken.append(entry)
+                unacked[position] = None
+            position += 1
+        self._advance(index + 1)
+        return taken
+
+    def _advance(self, head: i64) -> None:
+        unacked = self._unacked
+        size: i64 = len(unacked)
+        while head < size and unacked[head] is None:
+            head += 1
+        if head >= size:
+            unacked.clear()
+            head = 0
+        elif head > 1024 and head * 2 > size:
+            del unacked[:head]
+            self._base_tag += head
+            head = 0
+        self._head = head
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def make_consumer(
+        self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+    ) -> ChannelConsumer:
+        """A consumer with the prefetch that the last basic.qos set; the caller adds it to the queue."""
+        consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, priority, arguments)
+        consumer.prefetch_count = self.prefetch_count
+        return consumer
+
+    def cancel_from_queue(self, consumer: ChannelConsumer) -> None:
+        """The queue is gone."""
+        self.consumers.pop(consumer.tag, None)
+        if self.cancelled_here is None:
+            self.connection.send_cancel(self.number, consumer.tag)
+        else:
+            self.cancelled_here.append(consumer.tag)
+
+
+def _touches(routes: list[Route], failed: list[QueueStore]) -> bool:
+    for route in routes:
+        for destination in route.destinations:
+            log = destination.log()
+            if log is not None and log in failed:
+                return True
+    return False
+
+
+def _unknown_tag(tag: i64) -> PreconditionFailed:
+    shown: int = tag
+    if shown < 0:
+        shown += 1 << 64
+    return PreconditionFailed(f"unknown delivery tag {shown}")

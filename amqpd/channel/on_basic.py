@@ -1,0 +1,257 @@
+"""basic.* but for what is hot: qos, consume, cancel, get, reject, nack, recover. Publish, deliver and ack are
+`Channel`'s."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from amqpd.broker.arguments import erlang_type, is_integer
+from amqpd.broker.message import Entry
+from amqpd.broker.queue import Queue
+from amqpd.channel.naming import queue_name
+from amqpd.channel.properties_check import REPLY_TO
+from amqpd.channel.reply_to import ReplyConsumer
+from amqpd.errors import AccessRefused, NotAllowed, NotImplementedByBroker, PreconditionFailed
+from amqpd.protocol import commands
+from amqpd.protocol.codec import encode_table
+from amqpd.protocol.commands import (
+    BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetEmpty,
+    BasicGetOk,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+)
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel, ChannelConsumer
+
+ACK, REQUEUE, DISCARD = 0, 1, 2
+
+
+def qos(channel: Channel, command: BasicQos) -> None:
+    connection = channel.connection
+    if command.prefetch_size:
+        raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
+    if command.global_:
+        for consumer in channel.consumers.values():
+            if consumer.queue.kind == "quorum":
+                raise NotImplementedByBroker(
+                    f"queue '{consumer.queue.name}' in vhost '{connection.vhost.name}' does not support global qos",
+                    commands.BASIC_QOS,
+                )
+        channel.window_size = command.prefetch_count
+    elif connection.channel_wide_qos:
+        # DESIGN section 7: py-amqp, told a product other than RabbitMQ, expects the specification's meaning
+        channel.window_size = command.prefetch_count
+    else:
+        channel.prefetch_count = command.prefetch_count
+        # rabbit: it also lifts the channel's window
+        channel.window_size = 0
+    connection.send(channel.number, BasicQosOk())
+    channel.activate_all()
+
+
+def consume(channel: Channel, command: BasicConsume) -> None:
+    connection = channel.connection
+    vhost = connection.vhost
+    if command.queue == REPLY_TO:
+        _consume_replies(channel, command)
+        return
+    name = queue_name(channel, command.queue)
+    connection.broker.check(connection, "read", "queue", name)
+    queue = vhost.usable_queue(name, connection)
+    tag = _new_tag(channel, command.consumer_tag)
+    priority = 0
+    if "x-priority" in command.arguments:
+        value = command.arguments["x-priority"]
+        if not isinstance(value, int) or not is_integer(value):
+            raise PreconditionFailed(
+                f"invalid arg 'x-priority' for queue '{name}' in vhost '{vhost.name}': "
+                f'"expected integer, got {erlang_type(value)}"'
+            )
+        priority = value
+    if queue.kind == "quorum" and channel.window_size > 0:
+        raise NotImplementedByBroker(
+            f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
+        )
+    if queue.exclusive_consumer or (command.exclusive and (queue.consumers or queue.single_active)):
+        raise AccessRefused(f"queue '{name}' in vhost '{vhost.name}' in exclusive use")
+    consumer = channel.make_consumer(
+        queue, tag, command.no_ack, command.exclusive, priority, encode_table(command.arguments)
+    )
+    channel.consumers[tag] = consumer
+    if not command.no_wait:
+        connection.send(channel.number, BasicConsumeOk(tag))
+    queue.add_consumer(consumer)
+    queue.used()
+    queue.pump()
+
+
+def _new_tag(channel: Channel, tag: str) -> str:
+    if not tag:
+        return f"amq.ctag-{secrets.token_urlsafe(16)}"
+    if tag in channel.consumers or (channel.reply_consumer is not None and channel.reply_consumer.consumer.tag == tag):
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", commands.BASIC_CONSUME)
+    return tag
+
+
+def _consume_replies(channel: Channel, command: BasicConsume) -> None:
+    connection = channel.connection
+    tag = _new_tag(channel, command.consumer_tag)
+    if channel.reply_consumer is not None:
+        raise PreconditionFailed("reply consumer already set")
+    if not command.no_ack:
+        raise PreconditionFailed("reply consumer cannot acknowledge")
+    # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
+    nowhere = Queue(connection.vhost, REPLY_TO, False, True, connection, {}, None)
+    reply = ReplyConsumer(channel, channel.make_consumer(nowhere, tag, True, False, 0, b""))
+    channel.reply_consumer = reply
+    connection.broker.reply_consumers[reply.key] = reply
+    if not command.no_wait:
+        connection.send(channel.number, BasicConsumeOk(tag))
+
+
+def cancel(channel: Channel, command: BasicCancel) -> None:
+    connection = channel.connection
+    consumer = channel.consumers.get(command.consumer_tag)
+    if consumer is not None:
+        if consumer.queue.pump_wanted:
+            # rabbit: what acks just before have made room for still goes to it
+            consumer.queue.pump()
+        remove_consumer(channel, consumer)
+    elif channel.reply_consumer is not None and channel.reply_consumer.consumer.tag == command.consumer_tag:
+        connection.broker.reply_consumers.pop(channel.reply_consumer.key, None)
+        channel.reply_consumer.version += 1
+        channel.reply_consumer = None
+    # rabbit: an unknown tag is no error
+    if not command.no_wait:
+        connection.send(channel.number, BasicCancelOk(command.consumer_tag))
+
+
+def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
+    """A consumer leaves by itself. Its unacked deliveries stay the channel's; an auto-delete queue may go."""
+    channel.consumers.pop(consumer.tag, None)
+    queue = consumer.queue
+    queue.remove_consumer(consumer)
+    queue.used()
+    if queue.auto_delete and not queue.consumers and not queue.deleted:
+        broker = channel.connection.broker
+        _, changes = queue.vhost.delete_queue(queue)
+        broker.queue_deleted_count += 1
+        broker.commit_in_background(changes, [queue])
+
+
+def get(channel: Channel, command: BasicGet) -> None:
+    connection = channel.connection
+    name = queue_name(channel, command.queue)
+    connection.broker.check(connection, "read", "queue", name)
+    queue = connection.vhost.usable_queue(name, connection)
+    queue.used()
+    entry = queue.get(command.no_ack)
+    if entry is None:
+        connection.send(channel.number, BasicGetEmpty())
+        return
+    message = queue.outgoing(entry)
+    assert message is not None  # get() has read it
+    tag = channel.next_tag
+    channel.next_tag = tag + 1
+    if command.no_ack:
+        channel.skip_unacked()
+    else:
+        channel.add_unacked(tag, entry)
+    envelope = message.envelope
+    ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
+    connection.send(channel.number, ok)
+    message.write_content(connection.out, channel.number, connection.frame_payload_max)
+    connection.turn.want()
+
+
+def ack(channel: Channel, command: BasicAck) -> None:
+    """The slow road's ack: while another channel's content is on its way."""
+    channel.ack(_tag(command.delivery_tag), command.multiple)
+    channel.connection.turn.want()
+
+
+def reject(channel: Channel, command: BasicReject) -> None:
+    _negative(channel, command.delivery_tag, False, command.requeue)
+
+
+def nack(channel: Channel, command: BasicNack) -> None:
+    _negative(channel, command.delivery_tag, command.multiple, command.requeue)
+
+
+def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+    if channel.transactional:
+        channel.collect(_tag(tag), multiple, REQUEUE if requeue else DISCARD)
+        return
+    entries = channel.take(_tag(tag), multiple)
+    if requeue:
+        requeue_all(channel, entries)
+    else:
+        reject_entries(channel, entries)
+
+
+def _tag(tag: int) -> int:
+    """The tag as the list's arithmetic has it: signed. Above 2^63 it is negative there, and unknown."""
+    return tag if tag < 2**63 else tag - 2**64
+
+
+def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        channel.returned_credit(entry)
+        entry.queue.reject(entry)
+    channel.connection.turn.want()
+
+
+def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
+    """Back to their places; whoever can take them gets them in the same turn."""
+    queues: dict[Queue, None] = {}
+    for entry in entries:
+        queue = entry.queue
+        queues[queue] = None
+        queue.requeue(entry, True)
+        channel.returned_credit(entry)
+        entry.consumer = None
+    for queue in queues:
+        if not queue.deleted:
+            queue.vhost.pump_later(queue)
+
+
+def recover(channel: Channel, command: BasicRecover) -> None:
+    _recover(channel, command.requeue, commands.BASIC_RECOVER)
+    channel.connection.send(channel.number, BasicRecoverOk())
+
+
+def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
+    _recover(channel, command.requeue, commands.BASIC_RECOVER_ASYNC)
+
+
+def _recover(channel: Channel, requeue: bool, method: int) -> None:
+    if not requeue:
+        raise NotImplementedByBroker("requeue=false", method)
+    requeue_all(channel, channel.take_outstanding())
+
+
+HANDLERS: dict[int, Any] = {
+    commands.BASIC_QOS: qos,
+    commands.BASIC_CONSUME: consume,
+    commands.BASIC_CANCEL: cancel,
+    commands.BASIC_GET: get,
+    commands.BASIC_ACK: ack,
+    commands.BASIC_REJECT: reject,
+    commands.BASIC_NACK: nack,
+    commands.BASIC_RECOVER: recover,
+    commands.BASIC_RECOVER_ASYNC: recover_async,
+}

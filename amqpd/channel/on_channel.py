@@ -1,0 +1,67 @@
+"""channel.* and access.request. A handler gets its channel and a decoded command; it raises, it never sends an
+error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqpd.errors import ChannelError, NotImplementedByBroker
+from amqpd.protocol import commands
+from amqpd.protocol.commands import (
+    AccessRequestOk,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelFlow,
+    ChannelFlowOk,
+    ChannelOpenOk,
+)
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel
+    from amqpd.connection.connection import Connection
+
+
+def open_channel(connection: Connection, channel: Channel | None, number: int) -> None:
+    """channel.open. Raises: ChannelError when it is open, NotAllowed when there are too many."""
+    if channel is not None:
+        if not channel.closing:
+            raise ChannelError("second 'channel.open' seen", commands.CHANNEL_OPEN)
+        if not channel.crossed:
+            # The client has not answered our close yet: it must not use the number before.
+            return
+        # Its own close was answered, and it leaves ours unanswered.
+        connection.forget_channel(number)
+        connection.assembler.take_channel(number)
+    connection.check_channel_count()
+    connection.add_channel(number)
+    connection.broker.channel_opened_count += 1
+    connection.send(number, ChannelOpenOk())
+
+
+def close(channel: Channel, _command: ChannelClose) -> None:
+    connection = channel.connection
+    number = channel.number
+    connection.broker.close_channel(channel)
+    channel.closing = True
+    connection.forget_channel(number)
+    connection.assembler.take_channel(number)
+    connection.send(number, ChannelCloseOk())
+
+
+def flow(channel: Channel, command: ChannelFlow) -> None:
+    if not command.active:
+        # rabbit: stopping the flow of deliveries is not implemented; prefetch is the means
+        raise NotImplementedByBroker("active=false", commands.CHANNEL_FLOW)
+    channel.connection.send(channel.number, ChannelFlowOk(True))
+
+
+def access_request(channel: Channel, _command: commands.AccessRequest) -> None:
+    # rabbit: tickets are long gone; old clients get one all the same
+    channel.connection.send(channel.number, AccessRequestOk(1))
+
+
+HANDLERS: dict[int, Any] = {
+    commands.CHANNEL_CLOSE: close,
+    commands.CHANNEL_FLOW: flow,
+    commands.ACCESS_REQUEST: access_request,
+}

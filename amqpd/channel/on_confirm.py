@@ -1,0 +1,23 @@
+"""confirm.select."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol import commands
+from amqpd.protocol.commands import ConfirmSelect, ConfirmSelectOk
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel
+
+
+def select(channel: Channel, command: ConfirmSelect) -> None:
+    if channel.transactional:
+        raise PreconditionFailed("cannot switch from tx to confirm mode")
+    channel.confirming = True
+    if not command.no_wait:
+        channel.connection.send(channel.number, ConfirmSelectOk())
+
+
+HANDLERS: dict[int, Any] = {commands.CONFIRM_SELECT: select}

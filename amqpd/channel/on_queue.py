@@ -1,0 +1,183 @@
+"""queue.*: declare, bind, unbind, purge, delete."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amqpd.broker.queue import Queue
+from amqpd.channel.durable import reply_after
+from amqpd.channel.naming import clean, queue_name
+from amqpd.channel.properties_check import REPLY_TO
+from amqpd.errors import AccessRefused, NotFound
+from amqpd.protocol import commands
+from amqpd.protocol.commands import (
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
+)
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel
+
+
+def declare(channel: Channel, command: QueueDeclare) -> None:
+    connection = channel.connection
+    vhost = connection.vhost
+    broker = connection.broker
+    if command.passive:
+        # rabbit: an empty name means no queue here, not the one last declared
+        name = clean(command.queue)
+        if name.startswith(REPLY_TO):
+            _declare_reply_to(channel, name, command.no_wait)
+            return
+        queue = vhost.usable_queue(name, connection)
+        queue.used()
+        _declared(channel, queue, command.no_wait, [])
+        return
+    name = clean(command.queue)
+    if name.startswith("amq.rabbitmq.reply-to"):
+        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+    arguments = dict(command.arguments)
+    if name:
+        broker.check(connection, "configure", "queue", name)
+        _check_dead_letter(channel, name, arguments)
+    created = name not in vhost.queues
+    queue, changes = vhost.declare_queue(
+        name, command.durable, command.exclusive, command.auto_delete, arguments, connection
+    )
+    if not name:
+        try:
+            broker.check(connection, "configure", "queue", queue.name)
+            _check_dead_letter(channel, queue.name, arguments)
+        except AccessRefused:
+            # The name was made here; nobody else has seen the queue yet.
+            vhost.delete_queue(queue)
+            broker.drop_store(queue)
+            raise
+    broker.queue_declared_count += 1
+    if created:
+        broker.queue_created_count += 1
+    else:
+        queue.used()
+    _declared(channel, queue, command.no_wait, changes)
+
+
+def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
+    """rabbit: whoever dead-letters must be able to read the queue and to write to the exchange."""
+    target = arguments.get("x-dead-letter-exchange")
+    if isinstance(target, str):
+        connection = channel.connection
+        connection.broker.check(connection, "read", "queue", name)
+        connection.broker.check(connection, "write", "exchange", target)
+
+
+def _declared(channel: Channel, queue: Queue, no_wait: bool, changes: list[Any]) -> None:
+    channel.last_queue = queue.name
+    ok = QueueDeclareOk(queue.name, queue.ready_count, len(queue.consumers))
+    reply_after(channel, changes, b"" if no_wait else commands.frame(channel.number, ok), durable=queue.id != "")
+
+
+def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
+    """rabbit: the plain name is always there, a full key while its consumer is."""
+    connection = channel.connection
+    if name != REPLY_TO and name not in connection.broker.reply_consumers:
+        raise NotFound(f"no queue '{name}' in vhost '{connection.vhost.name}'")
+    ok = QueueDeclareOk(name, 0, 1)
+    reply_after(channel, [], b"" if no_wait else commands.frame(channel.number, ok))
+
+
+def bind(channel: Channel, command: QueueBind) -> None:
+    connection = channel.connection
+    vhost = connection.vhost
+    broker = connection.broker
+    name = queue_name(channel, command.queue)
+    key = command.routing_key
+    if not command.queue and not key:
+        key = name
+    exchange_name = clean(command.exchange)
+    vhost.check_not_default(exchange_name)
+    broker.check(connection, "write", "queue", name)
+    broker.check(connection, "read", "exchange", exchange_name)
+    queue = vhost.usable_queue(name, connection)
+    exchange = vhost.exchange(exchange_name)
+    broker.check_topic_keys(connection, exchange, (key,), "read")
+    changes = vhost.bind(exchange, queue, key, dict(command.arguments))
+    reply = b"" if command.no_wait else commands.frame(channel.number, QueueBindOk())
+    reply_after(channel, changes, reply, durable=exchange.durable and queue.id != "")
+
+
+def unbind(channel: Channel, command: QueueUnbind) -> None:
+    connection = channel.connection
+    vhost = connection.vhost
+    broker = connection.broker
+    name = queue_name(channel, command.queue)
+    key = command.routing_key
+    if not command.queue and not key:
+        key = name
+    exchange_name = clean(command.exchange)
+    vhost.check_not_default(exchange_name)
+    broker.check(connection, "write", "queue", name)
+    broker.check(connection, "read", "exchange", exchange_name)
+    queue = vhost.queues.get(name)
+    exchange = vhost.exchanges.get(exchange_name)
+    # rabbit: unbinding what is not there succeeds
+    changes: list[Any] = []
+    if queue is not None:
+        vhost.check_exclusive(queue, connection)
+        if exchange is not None:
+            broker.check_topic_keys(connection, exchange, (key,), "read")
+            changes = vhost.unbind(exchange, queue, key, dict(command.arguments))
+    reply_after(channel, changes, commands.frame(channel.number, QueueUnbindOk()))
+
+
+def purge(channel: Channel, command: QueuePurge) -> None:
+    connection = channel.connection
+    name = queue_name(channel, command.queue)
+    connection.broker.check(connection, "read", "queue", name)
+    queue = connection.vhost.usable_queue(name, connection)
+    count = queue.purge()
+    connection.turn.want()
+    reply_after(channel, [], b"" if command.no_wait else commands.frame(channel.number, QueuePurgeOk(count)))
+
+
+def delete(channel: Channel, command: QueueDelete) -> None:
+    connection = channel.connection
+    vhost = connection.vhost
+    broker = connection.broker
+    name = queue_name(channel, command.queue)
+    broker.check(connection, "configure", "queue", name)
+    queue = vhost.queues.get(name)
+    if queue is None:
+        # rabbit: deleting what is not there succeeds
+        reply_after(channel, [], b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(0)))
+        return
+    vhost.check_exclusive(queue, connection)
+    vhost.check_deletable(queue, command.if_unused, command.if_empty)
+    tags: list[str] = []
+    channel.cancelled_here = tags
+    try:
+        count, changes = vhost.delete_queue(queue)
+    finally:
+        channel.cancelled_here = None
+    broker.queue_deleted_count += 1
+    reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
+    # rabbit: a client that deletes what it consumes has its answer before the notification
+    reply += b"".join([connection.cancel_frame(channel.number, tag) for tag in tags])
+    reply_after(channel, changes, reply, partial(broker.drop_store, queue))
+
+
+HANDLERS: dict[int, Any] = {
+    commands.QUEUE_DECLARE: declare,
+    commands.QUEUE_BIND: bind,
+    commands.QUEUE_UNBIND: unbind,
+    commands.QUEUE_PURGE: purge,
+    commands.QUEUE_DELETE: delete,
+}

@@ -1,0 +1,621 @@
+"""A connection: channels on one socket, and the one place where an error becomes a close.
+
+States: handshake (until connection.open-ok; any fault there closes the socket without a word, but for what BEHAVIOURS
+calls for), running, closing (connection.close sent: everything but close-ok is discarded), closed.
+
+The connection is the assembler's sink. Publishes and acks go straight to their channel; every other method is decoded
+and handed to the `on_*` module of its class. What a handler raises is caught in `receive`, the only `except` on the
+road: SoftError closes the channel, HardError the connection, anything else is a bug of the broker (541, traceback in
+the log).
+
+Output gathers in `out` and is written once per loop turn by `flush`. A peer that does not read gets at most
+OUT_BYTES_MAX of it plus what the transport holds; then its consumers rest until it does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, final
+
+from librt.strings import BytesWriter, write_i64_be
+from mypy_extensions import i64
+
+from amqpd.broker.flow import Turn
+from amqpd.broker.message import Message
+from amqpd.channel.channel import Channel, ChannelConsumer, Route
+from amqpd.errors import (
+    NO_ROUTE,
+    AmqpError,
+    ChannelError,
+    FrameError,
+    HardError,
+    InternalError,
+    NotAllowed,
+    ResourceError,
+    SoftError,
+)
+from amqpd.protocol import commands
+from amqpd.protocol.assembler import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, Assembler, CommandSink
+from amqpd.protocol.codec import read_u32
+
+if TYPE_CHECKING:
+    from amqpd.auth.backends import User
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.vhost import VHost
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+CLOSE_OK_FRAME: Final = b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x33\xce"
+
+HANDSHAKE: Final = 0
+RUNNING: Final = 1
+CLOSING: Final = 2
+CLOSED: Final = 3
+
+# Commands kept for a busy channel before reading stops.
+DEFERRED_BYTES_MAX: Final = 1024 * 1024
+# Output is set aside in pieces of this size.
+CUT_BYTES: Final = 128 * 1024
+# Answers that gather in one turn before the peer's further questions wait.
+OUTPUT_BYTES_MAX: Final = 2 * 1024 * 1024
+# Queues that one connection's publishes may reach before the others have their turn: some milliseconds.
+OFFERS_MAX: Final = 8192
+# What a peer may send before it has logged in.
+LOGIN_BYTES_MAX: Final = 16 * 1024
+_ACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
+_NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
+
+
+class InputWaits(Exception):
+    """Nothing more is worked off for now; what comes is kept as bytes. `Connection.resume_input` goes on.
+
+    Behind start-ok until the password is checked, and while the peer does not read what it has asked for.
+    """
+
+
+@final
+class Deferred:
+    """A command that came while its channel was busy."""
+
+    def __init__(
+        self, kind: i64, payload: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+    ) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.content = content
+        self.header_size = header_size
+        self.body_size = body_size
+        self.frame_payload_max = frame_payload_max
+
+
+@final
+class Connection(CommandSink):
+    """One client. transport: write(bytes), close(), abort(), pause_reading(), resume_reading()."""
+
+    def __init__(self, broker: Broker, turn: Turn, transport: Any, name: str, sink_frame_max: int) -> None:
+        self.broker = broker
+        self.turn = turn
+        self.transport = transport
+        self.name = name
+        self.state: i64 = HANDSHAKE
+        self.out = BytesWriter()
+        self.cut_bytes: i64 = 0
+        self._cuts: list[bytes] = []
+        self.flush_wanted = False
+        self.write_paused = False
+        self.starved: list[ChannelConsumer] = []
+        self.assembler = Assembler(self, sink_frame_max, broker.message_size_max_bytes)
+        self.channels: dict[int, Channel] = {}
+        self.channel_max: i64 = 0
+        self.frame_payload_max: i64 = 0
+        self.heartbeat_s: i64 = 0
+        self.received = False
+        self.sent = False
+        self.blocked = False
+        self.blocked_told = False
+        self.publishes = False
+        # A publish came back: the output has grown by what the peer sent.
+        self.returned = False
+        # Queues that its publishes reached beyond one each since it last had the loop to itself.
+        self.offers: i64 = 0
+        self.held = False
+        # It sent its share of the turn; what it sent since the turn with that number began.
+        self.paced = False
+        self._turn_number: i64 = 0
+        self._turn_bytes: i64 = 0
+        # basic.qos global=false means one window per channel, as the specification has it.
+        self.channel_wide_qos = False
+        self.deferred: dict[int, list[Deferred]] = {}
+        self.deferred_bytes: i64 = 0
+        self.client_properties: dict[str, object] = {}
+        self.capabilities: dict[str, object] = {}
+        self.received_bytes: i64 = 0
+        self.sent_bytes: i64 = 0
+        self.delivered_count: i64 = 0
+        self.published_count: i64 = 0
+        self._input_waits = False
+        self._input: list[bytes] = []
+        # Channels whose waiting commands wait for the same reason.
+        self._stalled: list[Channel] = []
+        # The input waits for the peer to read.
+        self.output_full = False
+        # The input waits for the other connections' turn.
+        self.sharing = False
+        self._last_number: i64 = -1
+        self._last_channel: Channel | None = None
+        self._user: User | None = None
+        self._vhost: VHost | None = None
+        # Whoever follows the handshake, a channel-0 method, the end: see handshake.py.
+        self.control: Any = None
+
+    @property
+    def vhost(self) -> VHost:
+        vhost = self._vhost
+        assert vhost is not None  # channels exist only after connection.open
+        return vhost
+
+    @property
+    def user(self) -> User:
+        user = self._user
+        assert user is not None  # as above
+        return user
+
+    def vhost_or_none(self) -> VHost | None:
+        """None before connection.open."""
+        return self._vhost
+
+    def open(self, user: User, vhost: VHost) -> None:
+        self._user = user
+        self._vhost = vhost
+        self.state = RUNNING
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Bytes from the socket. Raises nothing."""
+        self.received = True
+        self.received_bytes += len(data)
+        if self.state >= CLOSING:
+            self._receive_closing(data)
+            return
+        if self._input_waits:
+            self._input.append(data)
+            if self.state == HANDSHAKE and self.received_bytes > LOGIN_BYTES_MAX:
+                self.fail(FrameError("too much before the login"))
+            return
+        self.assembler.push(data)
+        turn = self.turn
+        turn.want()
+        self.run()
+        if self._turn_number != turn.number:
+            self._turn_number = turn.number
+            self._turn_bytes = 0
+        self._turn_bytes += len(data)
+        if turn.took(len(data), self._turn_bytes) and not self.paced and self.state == RUNNING:
+            self.paced = True
+            self.transport.pause_reading()
+            turn.pace(self)
+
+    def run(self) -> None:
+        """Works off what was received."""
+        assembler = self.assembler
+        while True:
+            try:
+                assembler.run()
+                break
+            except InputWaits:
+                self._input_waits = True
+                break
+            except SoftError as error:
+                self.fail_channel(assembler.channel, error)
+            except HardError as error:
+                self.fail(error)
+                break
+            except OSError as error:
+                log.error("connection %s: %s", self.name, error)
+                self.fail(ResourceError(str(error.strerror)))
+                break
+            except Exception as error:
+                log.exception("connection %s: a bug of the broker", self.name)
+                self.fail(InternalError(f"{type(error).__name__}"))
+                break
+        if self.publishes and not self.held and self.turn.storage.unsynced_bytes > self.turn.unsynced_bytes_max:
+            self.held = True
+            self.turn.hold(self)
+            self.transport.pause_reading()
+
+    def _receive_closing(self, data: bytes) -> None:
+        """connection.close is out: only its answer is of interest, wherever it stands among pipelined frames."""
+        if CLOSE_OK_FRAME in data or (len(data) < 12 and CLOSE_OK_FRAME.endswith(data)):
+            self.control.finished()
+
+    def release(self) -> None:
+        self.held = False
+        if self.state == RUNNING and not self.paced:
+            # With all the others that were held: each in its turn.
+            self.paced = True
+            self.turn.pace(self)
+
+    def read_on(self) -> None:
+        self.paced = False
+        if self.state == RUNNING:
+            self.listen()
+
+    def listen(self) -> None:
+        """Reads from the socket again, unless something else holds it still."""
+        if not (self.held or self.paced or self.blocked or self.output_full or self.sharing):
+            self.transport.resume_reading()
+
+    def channel(self, number: i64) -> Channel | None:
+        if number == self._last_number:
+            return self._last_channel
+        channel = self.channels.get(number)
+        if channel is not None:
+            self._last_number = number
+            self._last_channel = channel
+        return channel
+
+    def add_channel(self, number: int) -> None:
+        self.channels[number] = Channel(self, number)
+
+    def forget_channel(self, number: i64) -> None:
+        self.channels.pop(number, None)
+        self._last_number = -1
+        self._last_channel = None
+        deferred = self.deferred.pop(number, None)
+        if deferred is not None:
+            for item in deferred:
+                self.deferred_bytes -= len(item.payload) + len(item.content)
+
+    def on_publish(
+        self, number: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+    ) -> None:
+        channel = self.channel(number)
+        if channel is None:
+            raise self._not_open(number, BASIC_PUBLISH)
+        if channel.closing:
+            return
+        if channel.busy:
+            self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max))
+            return
+        self.publishes = True
+        self.published_count += 1
+        if self.turn.alarmed:
+            self.control.hold_for_alarm()
+        channel.publish(method, content, header_size, body_size, frame_payload_max)
+        if self.returned:
+            self.returned = False
+            self._check_output()
+        if self.offers > OFFERS_MAX:
+            self._share_loop()
+
+    def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
+        channel = self.channel(number)
+        if channel is None:
+            raise self._not_open(number, commands.BASIC_ACK)
+        if channel.closing:
+            return
+        if channel.busy:
+            writer = BytesWriter()
+            writer.write(b"\x00\x3c\x00\x50")
+            write_i64_be(writer, tag)
+            writer.append(1 if multiple else 0)
+            self._defer(number, Deferred(0, writer.getvalue(), b"", 0, 0, 0))
+            return
+        try:
+            channel.ack(tag, multiple)
+        except SoftError as error:
+            error.method = commands.BASIC_ACK
+            raise
+
+    def on_method(self, number: i64, payload: bytes) -> None:
+        method = read_u32(payload, 0)
+        if number == 0 or self.state == HANDSHAKE:
+            self.control.on_method(number, method, payload)
+            return
+        channel = self.channel(number)
+        if channel is not None and channel.busy and method != commands.CHANNEL_CLOSE_OK:
+            self._defer(number, Deferred(0, payload, b"", 0, 0, 0))
+            return
+        self.broker.dispatch(self, channel, number, method, payload)
+        self._check_output()
+
+    def on_publish_started(self, number: i64) -> None:
+        if number == 0 or self.channel(number) is None:
+            raise self._not_open(number, BASIC_PUBLISH)
+
+    def _not_open(self, number: i64, method: i64) -> AmqpError:
+        if number == 0:
+            return ChannelError("expected 'channel.open'", method)
+        return ChannelError("expected 'channel.open'", method)
+
+    def resume_input(self) -> None:
+        """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
+        if not self._input_waits or (self.output_full and self.write_paused):
+            return
+        if self.output_full:
+            self.output_full = False
+            self.listen()
+        self._input_waits = False
+        if self.sharing:
+            self.sharing = False
+            self.listen()
+        if self._stalled:
+            stalled = self._stalled
+            self._stalled = []
+            for channel in stalled:
+                channel.busy = False
+                self.work_off(channel)
+            if self._stalled:
+                return
+        rest = self.assembler.take_rest() + b"".join(self._input)
+        self._input.clear()
+        if rest and self.state < CLOSING:
+            self.assembler.push(rest)
+            self.turn.want()
+            self.run()
+
+    def _share_loop(self) -> None:
+        """A read of small publishes to a thousand queues each is seconds of work; it is done in slices.
+
+        Raises: InputWaits.
+        """
+        self.offers = 0
+        self.sharing = True
+        self.transport.pause_reading()
+        self.control.soon(self.resume_input)
+        raise InputWaits
+
+    def _check_output(self) -> None:
+        """A peer that asks and does not read is not listened to until it does. Raises: InputWaits."""
+        if self.output_bytes() >= OUTPUT_BYTES_MAX and self.state == RUNNING:
+            self.output_full = True
+            self.transport.pause_reading()
+            raise InputWaits
+
+    # -- busy channels -----------------------------------------------------------------------------------------------
+
+    def _defer(self, number: i64, item: Deferred) -> None:
+        waiting = self.deferred.get(number)
+        if waiting is None:
+            waiting = []
+            self.deferred[number] = waiting
+        waiting.append(item)
+        self.deferred_bytes += len(item.payload) + len(item.content)
+        if self.deferred_bytes > DEFERRED_BYTES_MAX and not self.held:
+            # Released by finish_busy.
+            self.held = True
+            self.transport.pause_reading()
+
+    def finish_busy(self, channel: Channel, reply: bytes) -> None:
+        """What the channel waited for is done: answers, then works off what came meanwhile."""
+        channel.busy = False
+        if self.state != RUNNING or self.channels.get(channel.number) is not channel:
+            # Closed on both sides meanwhile; the number may be another channel's by now.
+            return
+        if not channel.closing:
+            self.write(reply)
+        self.work_off(channel)
+
+    def work_off(self, channel: Channel) -> None:
+        waiting = self.deferred.pop(channel.number, None)
+        if waiting is None:
+            return
+        number: i64 = channel.number
+        index = 0
+        while index < len(waiting) and self.state == RUNNING:
+            # A client may send close, open and more behind what the channel waited for: the number is what counts.
+            current = self.channels.get(number)
+            if current is not None and current.busy:
+                break
+            item = waiting[index]
+            index += 1
+            self.deferred_bytes -= len(item.payload) + len(item.content)
+            try:
+                if item.kind == 1:
+                    self.on_publish(
+                        number,
+                        item.payload,
+                        item.content,
+                        item.header_size,
+                        item.body_size,
+                        item.frame_payload_max,
+                    )
+                else:
+                    self.on_method(number, item.payload)
+            except InputWaits:
+                self._input_waits = True
+                current = self.channels.get(number)
+                if current is not None:
+                    current.busy = True
+                    self._stalled.append(current)
+            except SoftError as error:
+                self.fail_channel(number, error)
+            except HardError as error:
+                self.fail(error)
+            except OSError as error:
+                log.error("connection %s: %s", self.name, error)
+                self.fail(ResourceError(str(error.strerror)))
+            except Exception as error:
+                log.exception("connection %s: a bug of the broker", self.name)
+                self.fail(InternalError(f"{type(error).__name__}"))
+        if index < len(waiting):
+            # Of a connection that is closing nothing more is asked.
+            self.deferred[number] = waiting[index:]
+        if self.held and self.deferred_bytes <= DEFERRED_BYTES_MAX:
+            self.release()
+
+    def fail_commit(self, channel: Channel) -> None:
+        """A log failed under a transaction: nothing of it is promised."""
+        channel.busy = False
+        if self.state == RUNNING:
+            self.fail(InternalError("transaction could not be written", commands.TX_COMMIT))
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def fail_channel(self, number: i64, error: SoftError) -> None:
+        """channel.close, and the channel is left to its client's close-ok."""
+        if self.state != RUNNING:
+            return
+        channel = self.channels.get(number)
+        if channel is None or channel.closing:
+            return
+        log.info("connection %s channel %d: %s", self.name, number, error.reply_text)
+        self.broker.close_channel(channel)
+        channel.closing = True
+        self.assembler.drop_channel(number)
+        close = commands.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
+        self.write(commands.frame(number, close))
+
+    def fail(self, error: HardError) -> None:
+        """connection.close; in the handshake only for those who asked for it, otherwise the socket just closes."""
+        if self.state >= CLOSING:
+            return
+        self.control.fail(error)
+
+    def shut(self, error: HardError) -> None:
+        """Sends connection.close and waits for its answer; the control's timer bounds the wait."""
+        self.state = CLOSING
+        log.warning("connection %s: %s", self.name, error.reply_text)
+        self.broker.release_connection(self)
+        close = commands.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
+        self.write(commands.frame(0, close))
+        # The answer has to be heard, whatever the publisher was held for.
+        self.transport.resume_reading()
+        rest = self.assembler.take_rest()
+        if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
+            self.control.finished()
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def want_flush(self) -> None:
+        self.flush_wanted = True
+        self.turn.flush_later(self)
+
+    def write(self, data: bytes) -> None:
+        """Adds whole frames to the output."""
+        self.out.write(data)
+        if not self.flush_wanted:
+            self.want_flush()
+
+    def send(self, number: int, command: commands.Command) -> None:
+        self.write(commands.frame(number, command))
+
+    def flush(self) -> None:
+        self.flush_wanted = False
+        if self._cuts or len(self.out) > 0:
+            self.sent = True
+            if not self._cuts:
+                self.sent_bytes += len(self.out)
+                self.transport.write(self._take_output())
+            else:
+                if len(self.out) > 0:
+                    self.cut_output()
+                cuts = self._cuts
+                self._cuts = []
+                self.sent_bytes += self.cut_bytes
+                self.cut_bytes = 0
+                self.transport.writelines(cuts)
+        if self.starved and not self.write_paused:
+            self.resume_consumers()
+        if self.output_full:
+            # When the transport has taken it, or says that it cannot.
+            self.control.soon(self.resume_input)
+
+    def _take_output(self) -> bytes:
+        out = self.out
+        data = out.getvalue()
+        if len(data) > 2 * CUT_BYTES:
+            self.out = BytesWriter()
+        else:
+            out.truncate(0)
+        return data
+
+    def cut_output(self) -> None:
+        """Sets the output so far aside: one buffer that grows to a mebibyte would be two of them large."""
+        self.cut_bytes += len(self.out)
+        self._cuts.append(self._take_output())
+
+    def output_bytes(self) -> i64:
+        """What waits for the end of the turn."""
+        size: i64 = len(self.out)
+        return size + self.cut_bytes
+
+    def resume_consumers(self) -> None:
+        """There is room to write again."""
+        starved = self.starved
+        if starved:
+            self.starved = []
+            for consumer in starved:
+                consumer.queue.activate(consumer)
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self.resume_consumers()
+        if self.output_full:
+            self.resume_input()
+
+    def send_ack(self, number: i64, sequence: i64, multiple: bool) -> None:
+        self._send_answer(_ACK, number, sequence, 1 if multiple else 0)
+
+    def send_nack(self, number: i64, sequence: i64) -> None:
+        self._send_answer(_NACK, number, sequence, 0)
+
+    def send_nack_multiple(self, number: i64, sequence: i64) -> None:
+        self._send_answer(_NACK, number, sequence, 1)
+
+    def _send_answer(self, method: bytes, number: i64, sequence: i64, bits: int) -> None:
+        out = self.out
+        out.append(1)
+        out.append(number >> 8)
+        out.append(number & 0xFF)
+        out.write(method)
+        write_i64_be(out, sequence)
+        out.append(bits)
+        out.append(0xCE)
+        if not self.flush_wanted:
+            self.want_flush()
+
+    def send_return(self, number: i64, message: Message) -> None:
+        """basic.return: no queue took a mandatory message. It precedes the message's confirm."""
+        envelope = message.envelope
+        back = commands.BasicReturn(NO_ROUTE, "NO_ROUTE", envelope.exchange, envelope.routing_key)
+        self.returned = True
+        self.write(commands.frame(number, back))
+        message.write_content(self.out, number, self.frame_payload_max)
+
+    def send_cancel(self, number: i64, tag: str) -> None:
+        if self.state == RUNNING:
+            self.write(self.cancel_frame(number, tag))
+
+    def cancel_frame(self, number: i64, tag: str) -> bytes:
+        """basic.cancel from the broker; empty for a client that has not asked for it."""
+        if self.capabilities.get("consumer_cancel_notify") is not True:
+            return b""
+        return commands.frame(number, commands.BasicCancel(tag, True))
+
+    # -- routes ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, method: bytes) -> tuple[Route, bool]:
+        """A publish method's bytes to a route, and whether it may be cached."""
+        return self.broker.resolve(self, method)
+
+    def forget_routes(self) -> None:
+        for channel in self.channels.values():
+            channel.forget_routes()
+
+    def check_channel_count(self) -> None:
+        if self.channel_max > 0 and len(self.channels) >= self.channel_max:
+            raise NotAllowed(
+                f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max "
+                f"({self.channel_max})"
+            )
+
+    def set_frame_max(self, frame_max: int) -> None:
+        """After tune-ok. frame_max: bytes of a whole frame; the peer may send eight more, as RabbitMQ lets it."""
+        self.frame_payload_max = frame_max - FRAME_OVERHEAD_BYTES
+        self.assembler.frame_payload_max = frame_max

@@ -1,0 +1,378 @@
+"""Channel 0 of a connection: the handshake, then close, update-secret, blocked; and how a connection ends.
+
+    client                    broker
+    protocol header           connection.start
+    start-ok                  (password check, off the loop)  tune
+    tune-ok, open             open-ok
+
+Before the connection is open a fault gets no answer but a closed socket, after a while (a guesser waits); two
+exceptions tell: 403 to a client that announced `authentication_failure_close`, and what tune-ok and open ask for in
+vain (530, 504). The whole handshake has one deadline, whatever the pace of its bytes.
+
+Source: AMQP 0-9-1 section 2.2.4; RabbitMQ 3.10.8 for codes and silences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from amqpd.auth.backends import Refused, User
+from amqpd.connection import connection as states
+from amqpd.connection.connection import Connection, InputWaits
+from amqpd.errors import (
+    AmqpError,
+    ChannelError,
+    CommandInvalid,
+    ConnectionForced,
+    FrameError,
+    HardError,
+    LoginRefused,
+    NotAllowed,
+    NotImplementedByBroker,
+)
+from amqpd.protocol import commands
+from amqpd.protocol.codec import CodecError, decode_table
+from amqpd.protocol.commands import (
+    ConnectionBlocked,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    ConnectionUnblocked,
+    ConnectionUpdateSecret,
+    ConnectionUpdateSecretOk,
+)
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.connection.transport import Transport
+
+log = logging.getLogger(__name__)
+
+HEADER: Final = b"AMQP\x00\x00\x09\x01"
+# rabbit: clients of AMQP 0-8 and 0-9 send these and speak 0-9-1 all the same
+OLD_HEADERS: Final = (b"AMQP\x01\x01\x00\x09", b"AMQP\x01\x01\x08\x00")
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+FRAME_MIN: Final = 4096
+# Kept as long as the connection is. The frame may be twice as long (transport.HANDSHAKE_FRAME_MAX), so that a long
+# secret fits. rabbit: 3.10 takes no frame above 4096 there, which the Java client's tests see by its properties.
+CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
+PENALTY_S: Final = 3.0
+CLOSE_WAIT_S: Final = 3.0
+
+WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN = range(6)
+
+
+def server_properties(broker: Broker) -> dict[str, object]:
+    """What connection.start announces; clients switch features on by it."""
+    product, version = broker.settings.product
+    return {
+        "product": product,
+        "version": version,
+        "platform": f"Python {platform.python_version()}",
+        "copyright": "The amqpd authors",
+        "information": "An AMQP 0-9-1 broker whose queues are logs",
+        "cluster_name": broker.cluster_name,
+        "capabilities": dict.fromkeys(CAPABILITIES, True),
+    }
+
+
+class Control:
+    """One per connection; see the module. Everything here is off the fast road."""
+
+    def __init__(self, broker: Broker, transport: Transport) -> None:
+        self.broker = broker
+        self.transport = transport
+        self.connection: Connection = None  # type: ignore[assignment]  # begin() brings it
+        self.step = WANT_HEADER
+        self.mechanism = ""
+        self.connected_at = broker.wall_time()
+        self._header = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._user: User | None = None
+
+    def begin(self, connection: Connection) -> None:
+        """The socket is there: over TLS that is when TLS has shaken hands, which has a deadline of its own."""
+        self.connection = connection
+        self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._too_late)
+
+    # -- the protocol header -----------------------------------------------------------------------------------------
+
+    def on_header(self, data: bytes) -> bytes:
+        """Takes the eight bytes; returns what follows them. Empty until they are complete, or when they are refused."""
+        self._header += data
+        header = self._header
+        if len(header) < len(HEADER):
+            if not any(known.startswith(header) for known in (HEADER, *OLD_HEADERS)) and len(header) >= 4:
+                self._refuse_header()
+            return b""
+        if header[:8] != HEADER and header[:8] not in OLD_HEADERS:
+            self._refuse_header()
+            return b""
+        self.step = WANT_START_OK
+        rest = header[8:]
+        self._header = b""
+        self.connection.send(0, ConnectionStart(0, 9, server_properties(self.broker), "PLAIN AMQPLAIN", "en_US"))
+        return rest
+
+    def _refuse_header(self) -> None:
+        # spec: 4.2.2 answer with the header that would do, then close
+        log.warning("connection %s: not AMQP 0-9-1: %r", self.connection.name, self._header[:8])
+        self.transport.write_now(HEADER)
+        self.finished()
+
+    # -- methods -----------------------------------------------------------------------------------------------------
+
+    def on_method(self, number: int, method: int, payload: bytes) -> None:
+        """A method on channel 0, or any before the connection is open."""
+        if number != 0:
+            raise FrameError("no channel before connection.open")
+        try:
+            command = commands.decode(payload)
+        except commands.MethodSyntaxError as error:
+            raise FrameError(error.text, method) from None
+        except commands.UnknownMethod as error:
+            raise NotImplementedByBroker(str(error), method) from None
+        if self.step == OPEN:
+            self._on_open(method, command)
+        elif isinstance(command, ConnectionStartOk) and self.step == WANT_START_OK:
+            if int.from_bytes(payload[4:8], "big") > CLIENT_PROPERTIES_BYTES_MAX:
+                raise FrameError(f"client properties of more than {CLIENT_PROPERTIES_BYTES_MAX} bytes")
+            self._start_ok(command)
+        elif isinstance(command, ConnectionTuneOk) and self.step == WANT_TUNE_OK:
+            self._tune_ok(command)
+        elif isinstance(command, ConnectionOpen) and self.step == WANT_OPEN:
+            self._open(command)
+        elif isinstance(command, ConnectionClose):
+            self._closed_by_client()
+        else:
+            raise ChannelError(f"unexpected method '{commands.method_name(method)}' in the handshake", method)
+
+    def _on_open(self, method: int, command: commands.Command) -> None:
+        if isinstance(command, ConnectionClose):
+            self._closed_by_client()
+        elif isinstance(command, ConnectionUpdateSecret):
+            # rabbit: a backend without expiring secrets has nothing to do
+            self.connection.send(0, ConnectionUpdateSecretOk())
+        else:
+            raise ChannelError("unexpected method in connection state running", method)
+
+    def _start_ok(self, command: ConnectionStartOk) -> None:
+        connection = self.connection
+        connection.client_properties = dict(command.client_properties)
+        capabilities = command.client_properties.get("capabilities")
+        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        self.mechanism = command.mechanism
+        name, password = self._credentials(command)
+        self.step = CHECKING
+        self._task = self.broker.loop.create_task(self._login(name, password))
+        raise InputWaits
+
+    def _credentials(self, command: ConnectionStartOk) -> tuple[str, bytes]:
+        if command.mechanism == "PLAIN":
+            parts = command.response.split(b"\0")
+            if len(parts) != 3:
+                raise FrameError("PLAIN response without its two NULs")
+            return parts[1].decode("utf-8", "replace"), parts[2]
+        if command.mechanism == "AMQPLAIN":
+            # A field table without its length.
+            response = len(command.response).to_bytes(4, "big") + command.response
+            try:
+                table, _ = decode_table(response, 0)
+            except CodecError as error:
+                raise FrameError(f"AMQPLAIN response: {error}") from None
+            login, password = table.get("LOGIN"), table.get("PASSWORD")
+            if not isinstance(login, str) or not isinstance(password, str | bytes):
+                raise FrameError("AMQPLAIN response without LOGIN and PASSWORD")
+            return login, password.encode() if isinstance(password, str) else password
+        raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
+
+    async def _login(self, name: str, password: bytes) -> None:
+        connection = self.connection
+        try:
+            user = await self.broker.auth.authenticate(name, password, self.transport.peer_is_loopback)
+        except Refused as refused:
+            log.warning("connection %s: login refused: %s", connection.name, refused.reason)
+            if connection.state != states.HANDSHAKE:
+                return
+            if connection.capabilities.get("authentication_failure_close") is True:
+                self.step = OPEN
+                connection.shut(
+                    LoginRefused(
+                        f"Login was refused using authentication mechanism {self.mechanism}. "
+                        "For details see the broker logfile."
+                    )
+                )
+                self._wait_for_close_ok()
+            else:
+                self._penalty()
+            return
+        if connection.state != states.HANDSHAKE:
+            return
+        self._user = user
+        self.step = WANT_TUNE_OK
+        settings = self.broker.settings.amqp
+        heartbeat = settings.heartbeat_s
+        connection.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
+        connection.resume_input()
+
+    def _tune_ok(self, command: ConnectionTuneOk) -> None:
+        settings = self.broker.settings.amqp
+        connection = self.connection
+        frame_max = command.frame_max or settings.frame_max
+        if frame_max < FRAME_MIN:
+            raise NotAllowed(
+                f"negotiated frame_max = {frame_max} is lower than the minimum allowed value ({FRAME_MIN})"
+            )
+        if frame_max > settings.frame_max:
+            raise NotAllowed(
+                f"negotiated frame_max = {frame_max} is higher than the maximum allowed value ({settings.frame_max})"
+            )
+        if command.channel_max > settings.channel_max:
+            raise NotAllowed(
+                f"negotiated channel_max = {command.channel_max} is higher than the maximum allowed value "
+                f"({settings.channel_max})"
+            )
+        connection.channel_max = command.channel_max or settings.channel_max
+        connection.set_frame_max(frame_max)
+        connection.heartbeat_s = command.heartbeat
+        self.step = WANT_OPEN
+
+    def _open(self, command: ConnectionOpen) -> None:
+        broker = self.broker
+        connection = self.connection
+        user = self._user
+        assert user is not None  # the step says so
+        vhost = broker.vhosts.get(command.virtual_host)
+        if vhost is None:
+            raise NotAllowed(f"vhost {command.virtual_host} not found", commands.CONNECTION_OPEN)
+        if not broker.auth.may_access_vhost(user, vhost.name):
+            raise NotAllowed(
+                f"access to vhost '{vhost.name}' refused for user '{user.name}'", commands.CONNECTION_OPEN
+            )
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.step = OPEN
+        connection.open(user, vhost)
+        product = broker.settings.product[0]
+        client = connection.client_properties.get("product")
+        connection.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
+        broker.connections[connection.name] = connection
+        broker.connection_opened_count += 1
+        connection.send(0, ConnectionOpenOk())
+        log.info("connection %s: user %r in vhost %r", connection.name, user.name, vhost.name)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _closed_by_client(self) -> None:
+        connection = self.connection
+        if connection.state == states.RUNNING:
+            self.broker.release_connection(connection)
+        connection.state = states.CLOSING
+        connection.send(0, ConnectionCloseOk())
+        connection.flush()
+        # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
+        # for a failure (amqp091-go).
+        self.transport.resume_reading()
+        self._set_timer(CLOSE_WAIT_S, self.finished)
+
+    def fail(self, error: AmqpError) -> None:
+        """A hard error. In the handshake most are answered by silence."""
+        connection = self.connection
+        tells = self.step >= WANT_TUNE_OK and isinstance(error, NotAllowed | ChannelError | CommandInvalid)
+        if connection.state == states.HANDSHAKE and not tells:
+            log.warning("connection %s: handshake: %s", connection.name, error.reply_text)
+            self._penalty()
+            return
+        assert isinstance(error, HardError)  # the connection passes no other
+        connection.shut(error)
+        self._wait_for_close_ok()
+
+    def force(self, reason: str) -> None:
+        """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
+        if self.connection.state == states.RUNNING:
+            self.connection.shut(ConnectionForced(reason))
+            self._wait_for_close_ok()
+        else:
+            self.finished()
+
+    def _penalty(self) -> None:
+        self.connection.state = states.CLOSING
+        self._set_timer(PENALTY_S, self.finished)
+
+    def _wait_for_close_ok(self) -> None:
+        self._set_timer(CLOSE_WAIT_S, self.finished)
+
+    def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.broker.loop.call_later(delay_s, callback)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        log.warning("connection %s: handshake not finished in time", self.connection.name)
+        self.finished()
+
+    def finished(self) -> None:
+        """Writes what is left and closes the socket."""
+        if self.connection.state != states.CLOSED:
+            self.connection.flush()
+            self.transport.close()
+
+    def lost(self) -> None:
+        """The socket is gone, for whatever reason."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        connection = self.connection
+        was_open = self.step == OPEN and connection.vhost_or_none() is not None
+        if connection.state == states.RUNNING:
+            log.info("connection %s: client went away without closing", connection.name)
+        connection.state = states.CLOSED
+        if was_open:
+            self.broker.release_connection(connection)
+            self.broker.connection_closed_count += 1
+
+    # -- alarms ------------------------------------------------------------------------------------------------------
+
+    def hold_for_alarm(self) -> None:
+        """A publish while an alarm lasts: this connection is not read until it is over, and is told why."""
+        connection = self.connection
+        if connection.blocked:
+            return
+        connection.blocked = True
+        self.transport.pause_reading()
+        if connection.capabilities.get("connection.blocked") is True:
+            connection.send(0, ConnectionBlocked(self.broker.alarm_reason))
+
+    def release_from_alarm(self) -> None:
+        connection = self.connection
+        if not connection.blocked:
+            return
+        connection.blocked = False
+        if connection.capabilities.get("connection.blocked") is True:
+            connection.send(0, ConnectionUnblocked())
+        connection.listen()
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self.broker.loop.call_soon(callback)

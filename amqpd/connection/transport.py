@@ -1,0 +1,156 @@
+"""The only sockets that speak AMQP: asyncio's view of a connection.
+
+A plain `asyncio.Protocol` (a native class cannot be one); it hands bytes down and carries bytes out, and it alone
+pauses and resumes reading. A write after the socket is gone is dropped here: uvloop raises for it, which would end a
+turn half way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+import socket
+from typing import TYPE_CHECKING, Final, cast
+
+from amqpd.connection.connection import Connection
+from amqpd.connection.handshake import WANT_HEADER, Control
+from amqpd.connection.heartbeat import Heartbeats
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+
+log = logging.getLogger(__name__)
+
+# Bytes the transport may hold before deliveries rest, and where they go on.
+WRITE_HIGH_BYTES: Final = 256 * 1024
+WRITE_LOW_BYTES: Final = 64 * 1024
+# How long a connection that is finished is read on for the peer's own end.
+LINGER_S: Final = 1.0
+# rabbit: frames before the login are small
+HANDSHAKE_FRAME_MAX: Final = 8192
+
+_serial = itertools.count(1)
+
+
+class Transport(asyncio.Protocol):
+    """One socket."""
+
+    def __init__(self, broker: Broker, heartbeats: Heartbeats, tls: bool) -> None:
+        self.broker = broker
+        self.heartbeats = heartbeats
+        self.tls = tls
+        self.peer: tuple[str, int] = ("", 0)
+        self.local: tuple[str, int] = ("", 0)
+        self.peer_is_loopback = False
+        self.serial = next(_serial)
+        self._transport: asyncio.Transport | None = None
+        self._reading_paused = False
+        self._finished = False
+        self.control = Control(broker, self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self.local = _address(transport.get_extra_info("sockname"))
+        self.peer_is_loopback = is_loopback(self.peer[0])
+        name = f"{_shown(self.peer)} -> {_shown(self.local)}"
+        self.connection = Connection(self.broker, self.broker.turn, self, name, HANDSHAKE_FRAME_MAX)
+        self.connection.control = self.control
+        self.control.begin(self.connection)
+        self.heartbeats.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._finished:
+            return
+        if self.control.step == WANT_HEADER:
+            data = self.control.on_header(data)
+            if not data:
+                return
+        self.connection.receive(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.heartbeats.remove(self)
+        self.control.lost()
+
+    def pause_writing(self) -> None:
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.connection.resume_writing()
+
+    # -- called by the connection ------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is not None and not self._finished and not transport.is_closing():
+            transport.write(data)
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.writelines(pieces)
+
+    def write_now(self, data: bytes) -> None:
+        self.write(data)
+
+    def close(self) -> None:
+        """Ends the stream when what was written has gone out, and closes when the peer has ended its own.
+
+        Until then, and at most LINGER_S, what still comes is thrown away: a socket closed over unread bytes resets, and
+        a peer that sent something behind its connection.close would lose the close-ok before it.
+        """
+        transport = self._transport
+        if transport is None or self._finished or transport.is_closing():
+            return
+        self.resume_reading()
+        if not transport.can_write_eof():
+            # TLS cannot end one direction.
+            transport.close()
+            return
+        self._finished = True
+        transport.write_eof()
+        self.broker.loop.call_later(LINGER_S, transport.close)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        transport = self._transport
+        if transport is not None and not self._reading_paused and not transport.is_closing():
+            self._reading_paused = True
+            transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        transport = self._transport
+        if transport is not None and self._reading_paused and not transport.is_closing():
+            self._reading_paused = False
+            transport.resume_reading()
+
+
+def _address(raw: object) -> tuple[str, int]:
+    if isinstance(raw, tuple) and len(raw) >= 2:
+        return str(raw[0]), int(raw[1])
+    return "unix", 0
+
+
+def _shown(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Judged by the peer's own address, never by the listener's."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "unix"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

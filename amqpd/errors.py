@@ -1,0 +1,136 @@
+"""Every reply code of AMQP 0-9-1, and the one family of exceptions that carries them.
+
+This is the only module that knows numbers. A handler raises; the single `except` in `amqpd.connection` turns what was
+raised into `channel.close` (SoftError) or `connection.close` (HardError). `routing` and `storage` raise words of their
+own, which `amqpd.connection` and the handlers map to these. An OSError is a disk that does not answer or a want of
+descriptors: 506. Whatever else is no AmqpError is a bug of the broker: 541 and a traceback in the log.
+
+Source: AMQP 0-9-1, section 1.2 (constants); texts as RabbitMQ words them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+REPLY_SUCCESS: Final = 200
+NO_ROUTE: Final = 312
+REPLY_TEXT_SIZE_BYTES_MAX: Final = 255
+
+
+class AmqpError(Exception):
+    """An error that the peer is told about.
+
+    text: what follows the constant's name, e.g. `no queue 'q' in vhost '/'`.
+    method: class id << 16 | method id of the command at fault, 0 when there is none or it is not known yet; the
+    connection fills it in for soft errors raised while a command is handled.
+    """
+
+    code: ClassVar[int] = 541
+    name: ClassVar[str] = "INTERNAL_ERROR"
+
+    def __init__(self, text: str, method: int = 0) -> None:
+        super().__init__(text)
+        self.text = text
+        self.method = method
+
+    @property
+    def reply_text(self) -> str:
+        """`NAME - text`, cut to what fits a short string (255 bytes of UTF-8), with three dots for what is missing."""
+        whole = f"{self.name} - {self.text}".encode("utf-8", "replace")
+        if len(whole) <= REPLY_TEXT_SIZE_BYTES_MAX:
+            return whole.decode()
+        return whole[: REPLY_TEXT_SIZE_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."
+
+
+class SoftError(AmqpError):
+    """Closes the channel it happened on; the connection lives on."""
+
+
+class HardError(AmqpError):
+    """Closes the connection."""
+
+
+class ContentTooLarge(SoftError):
+    code = 311
+    name = "CONTENT_TOO_LARGE"
+
+
+class AccessRefused(SoftError):
+    code = 403
+    name = "ACCESS_REFUSED"
+
+
+class NotFound(SoftError):
+    code = 404
+    name = "NOT_FOUND"
+
+
+class ResourceLocked(SoftError):
+    code = 405
+    name = "RESOURCE_LOCKED"
+
+
+class PreconditionFailed(SoftError):
+    code = 406
+    name = "PRECONDITION_FAILED"
+
+
+class ConnectionForced(HardError):
+    code = 320
+    name = "CONNECTION_FORCED"
+
+
+class LoginRefused(HardError):
+    """403 on connection level: only during the handshake."""
+
+    code = 403
+    name = "ACCESS_REFUSED"
+
+
+class FrameError(HardError):
+    code = 501
+    name = "FRAME_ERROR"
+
+
+class SyntaxFault(HardError):
+    code = 502
+    name = "SYNTAX_ERROR"
+
+
+class CommandInvalid(HardError):
+    code = 503
+    name = "COMMAND_INVALID"
+
+
+class ChannelError(HardError):
+    code = 504
+    name = "CHANNEL_ERROR"
+
+
+class UnexpectedFrame(HardError):
+    code = 505
+    name = "UNEXPECTED_FRAME"
+
+
+class ResourceError(HardError):
+    """The disk does not answer, or there is no file descriptor left; a later try may succeed."""
+
+    code = 506
+    name = "RESOURCE_ERROR"
+
+
+class NotAllowed(HardError):
+    code = 530
+    name = "NOT_ALLOWED"
+
+
+class NotImplementedByBroker(HardError):
+    code = 540
+    name = "NOT_IMPLEMENTED"
+
+
+class InternalError(HardError):
+    """A bug of the broker. Nothing a client sends may cause it."""
+
+    code = 541
+    name = "INTERNAL_ERROR"

@@ -1,0 +1,197 @@
+"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: status, stop and start, closing connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from typing import Any, Final
+
+from amqpd import __version__
+from amqpd._build import is_compiled
+from amqpd.auth.backends import Refused
+from amqpd.management.api_call import (
+    NO_CONTENT,
+    ApiError,
+    BadRequest,
+    Call,
+    NotThere,
+    Reply,
+    Slices,
+    reply,
+)
+from amqpd.management.api_connections import pid, reason
+from amqpd.management.api_overview import Totals, failed_logs, listeners
+from amqpd.management.api_queues import drop, purge
+from amqpd.metrics import disk_free_bytes, process
+
+STOP_DELAY_S: Final = 0.05
+
+
+class CannotListen(ApiError):
+    status = 500
+    error = "cannot_listen"
+
+
+def version_item(call: Call) -> dict[str, Any]:
+    return {
+        "product": "amqpd",
+        "version": __version__,
+        "build": "compiled" if is_compiled() else "interpreted",
+        "python": platform.python_version(),
+    }
+
+
+async def ping(call: Call) -> Reply:
+    return reply({"status": "ok", "node": call.node})
+
+
+async def version(call: Call) -> Reply:
+    return reply(version_item(call))
+
+
+async def status(call: Call) -> Reply:
+    broker = call.broker
+    here = process()
+    vhosts = list(broker.vhosts.values())
+    totals = await Totals().count(call, vhosts)
+    totals["bindings"] = sum(len(exchange.bindings) for vhost in vhosts for exchange in vhost.exchanges.values())
+    totals["virtual_hosts"] = len(vhosts)
+    totals["users"] = len(broker.auth.users())
+    return reply(
+        {
+            "node": call.node,
+            **version_item(call),
+            "pid": os.getpid(),
+            "uptime_ms": int((time.time() - broker.started_at) * 1000),
+            "os": f"{platform.system()} {platform.release()}",
+            "data_dir": str(broker.settings.data_dir),
+            "log_level": broker.settings.log.level,
+            "app_running": call.server.amqp_running,
+            "listeners": listeners(call),
+            "alarms": [
+                *broker.alarms.raised.values(),
+                *(f"the log of queue '{each.name}' in vhost '{each.vhost.name}' failed" for each in failed_logs(call)),
+            ],
+            "memory": {"rss_bytes": here.rss_bytes, "limit_bytes": broker.alarms.memory_limit_bytes},
+            "file_descriptors": {"used": here.fd_count, "limit": here.fd_limit},
+            "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
+            "totals": totals,
+            "unsynced_bytes": broker.storage.unsynced_bytes,
+        }
+    )
+
+
+async def stop_app(call: Call) -> Reply:
+    """AMQP goes, the admin API stays. Answers when the clients are gone."""
+    await call.server.stop_amqp()
+    return NO_CONTENT
+
+
+async def start_app(call: Call) -> Reply:
+    if not call.server.amqp_running:
+        try:
+            await call.server.listen_amqp()
+        except OSError as error:
+            raise CannotListen(str(error)) from error
+    return NO_CONTENT
+
+
+async def stop(call: Call) -> Reply:
+    """The process ends cleanly, after this answer."""
+    call.broker.loop.call_later(STOP_DELAY_S, call.server.stop)
+    return reply({"pid": os.getpid()}, 202)
+
+
+async def authenticate_user(call: Call) -> Reply:
+    name = call.text("username")
+    try:
+        user = await call.broker.auth.authenticate(name, call.text("password").encode(), True)
+    except Refused:
+        return reply({"authenticated": False, "user": name, "reason": "user authentication failed"})
+    return reply({"authenticated": True, "user": user.name})
+
+
+async def close_connection(call: Call) -> Reply:
+    """By pid, as a list of connections shows it, or by name."""
+    name, wanted = call.text("name", ""), call.text("pid", "")
+    if not name and not wanted:
+        raise BadRequest("name or pid is needed")
+    for connection in list(call.broker.connections.values()):
+        if connection.name == name or pid(call, connection) == wanted:
+            connection.control.force(reason(call.text("reason", "")))
+            call.broker.turn.want()
+            return NO_CONTENT
+    raise NotThere(f"no connection '{name or wanted}'")
+
+
+async def close_all_connections(call: Call) -> Reply:
+    """All, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
+    why = reason(call.text("reason", ""))
+    limit, delay_ms = _number(call, "limit"), _number(call, "per_connection_delay_ms")
+    found = list(call.broker.connections.values())
+    if call.fields().get("vhost") is not None:
+        name = call.text("vhost")
+        if name not in call.broker.vhosts:
+            raise NotThere(f"vhost '{name}' does not exist")
+        found = [each for each in found if each.vhost.name == name]
+    closed = 0
+    slices = Slices()
+    for connection in found[:limit] if limit else found:
+        if call.broker.connections.get(connection.name) is connection:
+            connection.control.force(why)
+            closed += 1
+        if delay_ms:
+            await asyncio.sleep(delay_ms / 1000)
+        elif slices.due:
+            await slices.rest()
+    call.broker.turn.want()
+    return reply({"closed": closed})
+
+
+async def memory_high_watermark(call: Call) -> Reply:
+    """Until the next start: the share of memory above which publishers are held. Looked at once, at once."""
+    share = call.fields().get("share")
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        raise BadRequest("share is a number from 0 to 1")
+    alarms = call.broker.alarms
+    alarms.memory_share = float(share)
+    alarms.look()
+    return reply({"limit_bytes": alarms.memory_limit_bytes})
+
+
+def _number(call: Call, name: str) -> int:
+    value = call.fields().get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
+        raise BadRequest(f"{name} is a number from 0 to 1000000")
+    return value
+
+
+# -- queues, with an answer that says how many messages went -----------------------------------------------------------
+
+
+def _named(call: Call) -> Call:
+    """The same call with the body's vhost and queue as if they stood in the path."""
+    params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
+    return Call(
+        call.broker, call.server, call.rates, call.caller, call.method, params, call.query, call.headers, call.body
+    )
+
+
+async def purge_queue(call: Call) -> Reply:
+    call = _named(call)
+    vhost = call.vhost()
+    call.check(vhost.name, "read", "queue", call.params["queue"])
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    return reply({"message_count": purge(call, queue)})
+
+
+async def delete_queue(call: Call) -> Reply:
+    call = _named(call)
+    vhost = call.vhost()
+    call.check(vhost.name, "configure", "queue", call.params["queue"])
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    return reply({"message_count": await drop(call, queue, call.flag("if_unused"), call.flag("if_empty"))})

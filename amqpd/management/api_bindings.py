@@ -1,0 +1,184 @@
+"""Bindings: /bindings, those of one queue or exchange, those between two, and one by its properties key.
+
+A binding is named among those between the same two by its properties key: `~` for an empty routing key without
+arguments, else the routing key (percent-encoded as in a form, `~` as %7E), and with arguments `~` and a hash of them
+behind it. In a URL that key is encoded once more, as every name is.
+
+Every queue is bound to the default exchange under its name; those bindings are shown and cannot be changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, quote_plus
+
+from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply
+from amqpd.management.api_list import listing, one, plain
+from amqpd.protocol.codec import encode_table
+
+if TYPE_CHECKING:
+    from amqpd.broker.exchange import Binding, Exchange
+    from amqpd.broker.queue import Queue
+
+
+class BindingItem(NamedTuple):
+    """One line of a list of bindings."""
+
+    source: str
+    vhost: str
+    destination: str
+    destination_type: str
+    routing_key: str
+    arguments: dict[str, object]
+
+
+def binding_item(binding: Binding) -> BindingItem:
+    vhost = ""
+    destination = binding.destination
+    if binding.destination_type == "queue":
+        vhost = destination.vhost.name  # type: ignore[union-attr]  # a queue, as its type says
+    return BindingItem(
+        binding.source.name, vhost, destination.name, binding.destination_type, binding.routing_key, binding.arguments
+    )
+
+
+def default_binding(queue: Queue) -> BindingItem:
+    return BindingItem("", queue.vhost.name, queue.name, "queue", queue.name, {})
+
+
+def properties_key(routing_key: str, arguments: dict[str, object]) -> str:
+    """See the module."""
+    if not routing_key and not arguments:
+        return "~"
+    key = quote_plus(routing_key, errors="surrogateescape").replace("~", "%7E")
+    if not arguments:
+        return key
+    digest = hashlib.sha256(encode_table(arguments)).digest()[:16]
+    return f"{key}~{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+def render_binding(item: BindingItem) -> dict[str, Any]:
+    return {
+        "source": item.source,
+        "vhost": item.vhost,
+        "destination": item.destination,
+        "destination_type": item.destination_type,
+        "routing_key": item.routing_key,
+        "arguments": plain(item.arguments),
+        "properties_key": properties_key(item.routing_key, item.arguments),
+    }
+
+
+async def show(call: Call, vhost: str, bindings: Iterable[Binding], more: Iterable[BindingItem] = ()) -> Reply:
+    """The reply for bindings of one vhost."""
+    items = [*more, *(binding_item(binding)._replace(vhost=vhost) for binding in bindings)]
+    return await listing(call, items, render_binding, _source)
+
+
+async def get_bindings(call: Call) -> Reply:
+    items: list[BindingItem] = []
+    for vhost in call.vhosts():
+        items += map(default_binding, vhost.queues.values())
+        items += (binding_item(binding)._replace(vhost=vhost.name) for binding in vhost.all_bindings())
+    return await listing(call, items, render_binding, _source)
+
+
+async def get_source_bindings(call: Call) -> Reply:
+    exchange = call.exchange()
+    vhost = call.vhost()
+    if exchange.matcher is None:
+        return await show(call, vhost.name, (), map(default_binding, vhost.queues.values()))
+    return await show(call, vhost.name, list(exchange.bindings.values()))
+
+
+async def get_destination_bindings(call: Call) -> Reply:
+    exchange = call.exchange()
+    return await show(call, call.vhost().name, call.vhost().bindings_to(exchange))
+
+
+class Ends(NamedTuple):
+    """What a path under /bindings/V/e/X names."""
+
+    source: Exchange
+    destination: Queue | Exchange
+
+
+def _ends(call: Call) -> Ends:
+    destination = call.queue() if "queue" in call.params else call.exchange("target")
+    return Ends(call.exchange(), destination)
+
+
+def _between(ends: Ends) -> list[Binding]:
+    return [binding for binding in ends.source.bindings.values() if binding.destination is ends.destination]
+
+
+async def get_between(call: Call) -> Reply:
+    ends = _ends(call)
+    vhost = call.vhost().name
+    if ends.source.matcher is None:
+        implicit = [default_binding(ends.destination)] if "queue" in call.params else []  # type: ignore[arg-type]
+        return await show(call, vhost, (), implicit)
+    return await show(call, vhost, _between(ends))
+
+
+def _check(call: Call, ends: Ends, routing_key: str) -> None:
+    """The permissions of queue.bind and exchange.bind. Raises: NotAuthorised, AccessRefused, ResourceLocked."""
+    vhost = call.vhost()
+    vhost.check_not_default(ends.source.name)
+    if "queue" in call.params:
+        call.check(vhost.name, "write", "queue", ends.destination.name)
+        vhost.check_exclusive(ends.destination, None)  # type: ignore[arg-type]  # the path names a queue
+    else:
+        vhost.check_not_default(ends.destination.name)
+        call.check(vhost.name, "write", "exchange", ends.destination.name)
+    call.check(vhost.name, "read", "exchange", ends.source.name)
+    call.check_topic(vhost.name, ends.source, "read", [routing_key])
+
+
+async def post_binding(call: Call) -> Reply:
+    """201 and where it is found; also when it was there already."""
+    ends = _ends(call)
+    key = call.text("routing_key", "")
+    if len(key.encode()) > 255:
+        raise BadRequest("a routing key has at most 255 bytes")
+    arguments = call.arguments()
+    _check(call, ends, key)
+    changes = call.vhost().bind(ends.source, ends.destination, key, arguments)
+    await call.broker.committed(changes)
+    names = [call.vhost().name, "e", ends.source.name]
+    names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
+    location = "/api/bindings/" + "/".join(quote(name, safe="") for name in names)
+    return Reply(201, headers={"Location": location})
+
+
+def _find(call: Call, ends: Ends) -> Binding:
+    wanted = call.params["props"]
+    for binding in _between(ends):
+        if properties_key(binding.routing_key, binding.arguments) == wanted:
+            return binding
+    for binding in _between(ends):
+        # A client that encodes the routing key once means the same binding.
+        if binding.routing_key == wanted and not binding.arguments:
+            return binding
+    raise NotThere(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
+
+
+async def get_binding(call: Call) -> Reply:
+    binding = _find(call, _ends(call))
+    return one(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
+
+
+async def delete_binding(call: Call) -> Reply:
+    ends = _ends(call)
+    binding = _find(call, ends)
+    _check(call, ends, binding.routing_key)
+    changes = call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments)
+    await call.broker.committed(changes)
+    return NO_CONTENT
+
+
+def _source(item: BindingItem) -> str:
+    return item.source

@@ -1,0 +1,83 @@
+"""What queues keep for exports (storage/hold.py): set, committed, cleared.
+
+To set and clear takes the configure permission on the queue, to commit and to look the read permission.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqpd.auth.permissions import Kind
+from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
+from amqpd.storage.hold import NAME
+
+if TYPE_CHECKING:
+    from amqpd.storage.queue_store import QueueStore
+
+
+async def get_exports(call: Call) -> Reply:
+    """The exporters, how far each has come, and what is kept."""
+    store = _store(call, "read")
+    hold = store.log.removals.hold
+    if hold is None:
+        return reply({"id": store.queue_id, "exports": [], "kept_bytes": 0})
+    found = [{"name": name, "offset": offset} for name, offset in sorted(hold.exported.items())]
+    kept = {"kept_bytes": hold.kept_bytes, "max_bytes": hold.limit_bytes}
+    return reply({"id": store.queue_id, "exports": found, **kept})
+
+
+async def put_export(call: Call) -> Reply:
+    """Settled segments stay from now on until the exporter has committed past them."""
+    store = _store(call, "configure")
+    name = call.text("name")
+    if NAME.fullmatch(name) is None:
+        raise BadRequest("name: expected letters, digits, dots, dashes and underscores, 64 at most")
+    limit = call.fields().get("max_bytes")
+    if limit is not None:
+        limit = _number(limit, "max_bytes")
+    call.broker.storage.hold(store).add(name, limit)
+    call.broker.storage.hold_changed(store)
+    return NO_CONTENT
+
+
+async def commit_export(call: Call) -> Reply:
+    """All below `offset` is exported. `id`: the queue's, so that a namesake declared later is not meant."""
+    store = _store(call, "read")
+    if call.text("id", store.queue_id) != store.queue_id:
+        raise NotThere("the queue was deleted and declared anew")
+    name, offset = call.text("name"), _number(call.fields().get("offset"), "offset")
+    hold = store.log.removals.hold
+    if hold is None or not hold.commit(name, offset):
+        raise NotThere(f"the queue keeps nothing for an export '{name}'")
+    call.broker.storage.hold_changed(store)
+    return NO_CONTENT
+
+
+async def delete_export(call: Call) -> Reply:
+    """Nothing is kept for that exporter any more."""
+    store = _store(call, "configure")
+    name = call.params["name"]
+    hold = store.log.removals.hold
+    if hold is not None and hold.declared == name:
+        raise BadRequest(f"the queue is declared with x-export '{name}'")
+    if hold is None or not hold.clear(name):
+        raise NotThere(f"the queue keeps nothing for an export '{name}'")
+    call.broker.storage.hold_changed(store)
+    return NO_CONTENT
+
+
+def _store(call: Call, kind: Kind) -> QueueStore:
+    vhost = call.vhost()
+    call.check(vhost.name, kind, "queue", call.params["queue"])
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    if not queue.durable or queue.store is None:
+        raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+    queue.store.recover()
+    return queue.store
+
+
+def _number(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadRequest(f"{name} must be a number of 0 or more")
+    return value

@@ -1,0 +1,241 @@
+"""Lists: rendered, filtered, sorted, cut to columns, paged and encoded in slices, so that ten thousand queues do not
+hold the loop.
+
+Query: `page` and `page_size` (at most 500) ask for a page; `name` filters by a part of the name, with `use_regex=true`
+by an RE2 pattern; `sort` names a column (dots go deeper) and `sort_reverse=true` turns it round; `columns` names what
+to keep. The answer of a page is RabbitMQ's object with its counts, without one a plain array.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from math import isfinite
+from typing import Any, Final, TypeVar
+
+from amqpd.auth.permissions import InvalidPattern, compile_pattern
+from amqpd.management.api_call import BadRequest, Call, Reply, Slices
+
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 500
+COLUMNS_MAX: Final = 64
+CHUNK_BYTES: Final = 64 * 1024
+_RUN: Final = 500
+
+T = TypeVar("T")
+Item = dict[str, Any]
+
+
+def plain(value: object) -> Any:
+    """An AMQP field value as JSON has it. Bytes that are no UTF-8 become base64, decimals numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, bytes | bytearray):
+        return b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+class Body:
+    """A JSON text under way, in chunks: joining it as one would copy megabytes in one go."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._parts: list[str] = []
+        self._size = 0
+
+    def add(self, text: str) -> None:
+        self._parts.append(text)
+        self._size += len(text)
+        if self._size >= CHUNK_BYTES:
+            self._chunks.append("".join(self._parts).encode())
+            self._parts.clear()
+            self._size = 0
+
+    async def add_items(self, items: Iterable[object], slices: Slices) -> None:
+        """The elements of an array, without its brackets."""
+        comma = ""
+        for item in items:
+            self.add(comma + json.dumps(item))
+            comma = ","
+            if slices.due:
+                await slices.rest()
+
+    def finished(self) -> list[bytes]:
+        self._chunks.append("".join(self._parts).encode())
+        return self._chunks
+
+
+async def listing(
+    call: Call, objects: Sequence[T], render: Callable[[T], Item], name_of: Callable[[T], str]
+) -> Reply:
+    """The reply for a list. objects: a snapshot, in the order of an unsorted answer. Raises: BadRequest.
+
+    Cost: rendering and encoding of what is shown; to be sorted, all is rendered once more.
+    """
+    slices = Slices()
+    total = len(objects)
+    query = call.query
+    keep = _columns(query.get("columns", ""))
+    name = query.get("name", "")
+    if name and "page" in query:
+        matches = _matcher(name, query.get("use_regex") == "true")
+        found: list[T] = []
+        for one in objects:
+            if matches(name_of(one)):
+                found.append(one)
+            if slices.due:
+                await slices.rest()
+        objects = found
+    filtered = len(objects)
+    page = size = pages = 0
+    if "page" in query:
+        page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
+        if size > PAGE_SIZE_MAX:
+            raise BadRequest(f"page_size is at most {PAGE_SIZE_MAX}")
+        pages = max(1, -(-filtered // size))
+        if page > pages:
+            raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
+    first, last = (page - 1) * size, page * size
+    sort = query.get("sort", "")
+    if sort:
+        objects = await _sorted(objects, render, sort, query.get("sort_reverse") == "true", slices)
+    # Rendered one by one as they are encoded: ten thousand dicts at once cost the collector more than they do us.
+    shown = map(render, objects[first:last] if page else objects)
+    body = Body()
+    if page:
+        count = max(0, min(last, filtered) - first)
+        body.add(
+            f'{{"filtered_count":{filtered},"item_count":{count},"page":{page},"page_count":{pages},'
+            f'"page_size":{size},"total_count":{total},"items":'
+        )
+    body.add("[")
+    await body.add_items((_cut(item, keep) for item in shown) if keep else shown, slices)
+    body.add("]}" if page else "]")
+    return Reply(200, body.finished())
+
+
+def one(call: Call, item: Item) -> Reply:
+    """The reply for a single thing, cut to `columns`."""
+    keep = _columns(call.query.get("columns", ""))
+    return Reply(200, json.dumps(_cut(item, keep) if keep else item).encode())
+
+
+async def document(item: Item) -> Reply:
+    """The reply for an object whose values may be long lists; each element is encoded by itself."""
+    slices = Slices()
+    body = Body()
+    before = "{"
+    for name, value in item.items():
+        body.add(f"{before}{json.dumps(name)}:")
+        before = ","
+        if isinstance(value, list):
+            body.add("[")
+            await body.add_items(value, slices)
+            body.add("]")
+        else:
+            body.add(json.dumps(value))
+    body.add("}")
+    return Reply(200, body.finished())
+
+
+async def _sorted(
+    objects: Sequence[T], render: Callable[[T], Item], column: str, reverse: bool, slices: Slices
+) -> list[T]:
+    """Sorted in runs, then merged: no step takes long. Values of different kinds order by kind.
+
+    What was rendered for its key is not kept, for the collector's sake; what is shown is rendered again.
+    """
+    path = column.split(".")
+    runs: list[list[tuple[tuple[int, Any], int]]] = []
+    for start in range(0, len(objects), _RUN):
+        run: list[tuple[tuple[int, Any], int]] = []
+        for index, each in enumerate(objects[start : start + _RUN], start):
+            run.append((_sort_key(_dig(render(each), path)), index))
+            if slices.due:
+                await slices.rest()
+        run.sort(reverse=reverse)
+        runs.append(run)
+    ordered: list[T] = []
+    for _, index in heapq.merge(*runs, reverse=reverse):
+        ordered.append(objects[index])
+        if slices.due:
+            await slices.rest()
+    return ordered
+
+
+def _sort_key(value: object) -> tuple[int, Any]:
+    if isinstance(value, bool | int | float):
+        return 0, value
+    if isinstance(value, str):
+        return 1, value
+    return 2, json.dumps(value, sort_keys=True)
+
+
+def _number(query: Any, name: str, default: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text) > 0):
+        raise BadRequest(f"{name} must be a positive number")
+    return int(text)
+
+
+def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
+    if regex:
+        try:
+            return compile_pattern(name).matches
+        except InvalidPattern as error:
+            raise BadRequest(str(error)) from None
+    part = name.lower()
+
+    def contains(text: str) -> bool:
+        return part in text.lower()
+
+    return contains
+
+
+def _columns(text: str) -> list[list[str]]:
+    names = [name for name in text.split(",") if name]
+    if len(names) > COLUMNS_MAX:
+        raise BadRequest(f"at most {COLUMNS_MAX} columns")
+    return [name.split(".")[:8] for name in names]
+
+
+def _dig(item: Any, path: list[str]) -> Any:
+    for name in path:
+        if not isinstance(item, dict):
+            return None
+        item = item.get(name)
+    return item
+
+
+def _cut(item: Item, keep: list[list[str]]) -> Item:
+    """The item with these columns only; a dotted column keeps its place in the structure."""
+    cut: Item = {}
+    for path in keep:
+        at: Any = item
+        for name in path:
+            at = at.get(name, _ABSENT) if isinstance(at, dict) else _ABSENT
+        if at is _ABSENT:
+            continue
+        into = cut
+        for name in path[:-1]:
+            deeper = into.setdefault(name, {})
+            if not isinstance(deeper, dict):
+                break
+            into = deeper
+        else:
+            into[path[-1]] = at
+    return cut
+
+
+_ABSENT: Final = object()

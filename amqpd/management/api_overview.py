@@ -1,0 +1,303 @@
+"""The broker as a whole: overview, nodes, health checks, metrics, and the page at `/`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd import __version__
+from amqpd.broker.message import Envelope, make_message
+from amqpd.management.api_call import BadRequest, Call, NotThere, Reply, Role, Slices, reply
+from amqpd.management.rates import CHANNEL, QUEUE
+from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
+from amqpd.routing.exchange import exchange_type_names
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost import VHost
+
+ALIVENESS_QUEUE: Final = "aliveness-test"
+PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>amqpd</title></head><body>
+<h1>amqpd</h1>
+<p>This is the admin API of an AMQP 0-9-1 broker, with the paths and fields of RabbitMQ's management API. There is no
+user interface yet; these are plain JSON and want a user with the tag management or more.</p>
+<ul>
+<li><a href="/api/overview">overview</a></li>
+<li><a href="/api/queues">queues</a></li>
+<li><a href="/api/exchanges">exchanges</a></li>
+<li><a href="/api/connections">connections</a></li>
+<li><a href="/api/channels">channels</a></li>
+<li><a href="/metrics">metrics</a> (Prometheus)</li>
+</ul>
+</body></html>
+"""
+PAGE_POLICY: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+
+def listeners(call: Call) -> list[dict[str, Any]]:
+    """What listens now."""
+    server, settings = call.server, call.broker.settings
+    found: list[tuple[str, str, int]] = []
+    if server.amqp_running:
+        found += [("amqp", settings.amqp.host, port) for port in server.amqp_ports]
+        if server.tls_port:
+            found.append(("amqp/ssl", settings.amqp.host, server.tls_port))
+    found.append(("http", settings.http.host, server.http_port))
+    return [
+        {"node": call.node, "protocol": protocol, "ip_address": host, "port": port} for protocol, host, port in found
+    ]
+
+
+class Totals:
+    """Objects of the vhosts the caller may see, counted in slices."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(
+            ("connections", "channels", "queues", "exchanges", "consumers", "messages_ready", "messages_unacked"), 0
+        )
+
+    async def count(self, call: Call, vhosts: list[VHost]) -> dict[str, int]:
+        """Reads the log of each queue that nobody has used since the start."""
+        slices, counts = Slices(), self.counts
+        for vhost in vhosts:
+            counts["exchanges"] += len(vhost.exchanges)
+            for queue in list(vhost.queues.values()):
+                queue.can_open()
+                counts["queues"] += 1
+                counts["consumers"] += len(queue.consumers)
+                counts["messages_ready"] += queue.ready_count
+                counts["messages_unacked"] += queue.unacked_count
+                if slices.due:
+                    await slices.rest()
+        names = {vhost.name for vhost in vhosts}
+        for connection in list(call.broker.connections.values()):
+            if connection.vhost.name in names:
+                counts["connections"] += 1
+                counts["channels"] += len(connection.channels)
+        return counts
+
+
+async def overview(call: Call) -> Reply:
+    broker = call.broker
+    counts = await Totals().count(call, call.vhosts())
+    item: dict[str, Any] = {
+        "management_version": __version__,
+        "rabbitmq_version": broker.settings.product[1],
+        "product_name": broker.settings.product[0],
+        "product_version": broker.settings.product[1],
+        "amqpd_version": __version__,
+        "rates_mode": "basic",
+        "cluster_name": broker.cluster_name,
+        "node": call.node,
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in exchange_type_names()],
+        "object_totals": {
+            name: counts[name] for name in ("channels", "connections", "consumers", "exchanges", "queues")
+        },
+        "queue_totals": {
+            "messages": counts["messages_ready"] + counts["messages_unacked"],
+            "messages_ready": counts["messages_ready"],
+            "messages_unacknowledged": counts["messages_unacked"],
+        },
+        "enable_queue_totals": True,
+        "disable_stats": False,
+    }
+    if call.caller.has(Role.MONITORING):
+        item["message_stats"] = {**await call.rates.totals(QUEUE), **await _published(call)}
+        item["churn_rates"] = {
+            "connection_created": broker.connection_opened_count,
+            "connection_closed": broker.connection_closed_count,
+            "channel_created": broker.channel_opened_count,
+            "channel_closed": broker.channel_closed_count,
+            "queue_declared": broker.queue_declared_count,
+            "queue_created": broker.queue_created_count,
+            "queue_deleted": broker.queue_deleted_count,
+        }
+        item["listeners"] = listeners(call)
+        item["contexts"] = [
+            {
+                "node": call.node,
+                "description": "Management API",
+                "path": "/",
+                "ip": broker.settings.http.host,
+                "port": call.server.http_port,
+            }
+        ]
+    return reply(item)
+
+
+async def _published(call: Call) -> dict[str, Any]:
+    """What publishers sent, each message once however many queues took it."""
+    totals = await call.rates.totals(CHANNEL)
+    return {name: totals[name] for name in ("publish", "publish_details", "confirm", "confirm_details")}
+
+
+async def cluster_name(call: Call) -> Reply:
+    return reply({"name": call.broker.cluster_name})
+
+
+def node_item(call: Call) -> dict[str, Any]:
+    broker = call.broker
+    here = process()
+    return {
+        "name": call.node,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": int((time.time() - broker.started_at) * 1000),
+        "processors": os.cpu_count(),
+        "mem_used": here.rss_bytes,
+        "mem_limit": broker.alarms.memory_limit_bytes,
+        "mem_alarm": "memory" in broker.alarms.raised,
+        "disk_free": disk_free_bytes(broker.settings.data_dir),
+        "disk_free_limit": broker.alarms.disk_free_limit_bytes,
+        "disk_free_alarm": "disk" in broker.alarms.raised,
+        "fd_used": here.fd_count,
+        "fd_total": here.fd_limit,
+        "sockets_used": len(broker.connections),
+        "rates_mode": "basic",
+        "net_ticktime": 0,
+        "db_dir": str(broker.settings.data_dir),
+        "config_files": [],
+        "log_files": ["<stderr>"],
+        "enabled_plugins": [],
+        "applications": [{"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__}],
+        "auth_mechanisms": [
+            {"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")
+        ],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in exchange_type_names()],
+        "partitions": [],
+        "platform": f"Python {platform.python_version()}",
+    }
+
+
+async def get_nodes(call: Call) -> Reply:
+    return reply([node_item(call)])
+
+
+def _check_node(call: Call) -> None:
+    if call.params.get("node", call.node) != call.node:
+        raise NotThere(f"no node '{call.params['node']}'")
+
+
+async def get_node(call: Call) -> Reply:
+    _check_node(call)
+    return reply(node_item(call))
+
+
+async def extensions(call: Call) -> Reply:
+    """The UI's extensions; there are none, and no UI."""
+    return reply([])
+
+
+async def auth_attempts(call: Call) -> Reply:
+    """How one logs in here: with basic auth, not OAuth."""
+    return reply({"oauth_enabled": False})
+
+
+# -- health ----------------------------------------------------------------------------------------------------------
+
+
+def _ok() -> Reply:
+    return reply({"status": "ok"})
+
+
+async def aliveness(call: Call) -> Reply:
+    """A message through a queue of the vhost and out again, in memory. The queue goes again if it was not there.
+
+    rabbit: the caller needs the permissions for a queue called aliveness-test.
+    """
+    vhost = call.vhost()
+    for kind in ("configure", "write", "read"):
+        call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
+    created = ALIVENESS_QUEUE not in vhost.queues
+    queue, changes = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
+    message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
+    delivered = False
+    for destination in vhost.route(vhost.default_exchange, [ALIVENESS_QUEUE], dict):
+        destination.offer(message)
+        delivered = queue.get(True) is not None or bool(queue.consumers)
+    if created:
+        changes += vhost.delete_queue(queue)[1]
+    await call.broker.committed(changes)
+    return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
+
+
+def failed_logs(call: Call) -> list[Any]:
+    """The queues whose log takes nothing more, because a write or a sync failed. Cost: a step per queue."""
+    return [
+        queue
+        for vhost in call.broker.vhosts.values()
+        for queue in vhost.queues.values()
+        if queue.store is not None and queue.store.failed
+    ]
+
+
+async def check_alarms(call: Call) -> Reply:
+    """rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
+    alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
+    failed = failed_logs(call)
+    alarms += [
+        {"node": call.node, "resource": "log", "vhost": queue.vhost.name, "queue": queue.name} for queue in failed
+    ]
+    if not alarms:
+        return _ok()
+    return reply({"status": "failed", "reason": "There are alarms in effect", "alarms": alarms}, 503)
+
+
+async def check_vhosts(call: Call) -> Reply:
+    down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
+    if not down:
+        return _ok()
+    return reply({"status": "failed", "reason": "Some virtual hosts are down", "virtual-hosts": down}, 503)
+
+
+async def check_port(call: Call) -> Reply:
+    text = call.params["port"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise BadRequest("Not an integer")
+    ports = [each["port"] for each in listeners(call)]
+    if int(text) in ports:
+        return reply({"status": "ok", "port": int(text)})
+    return reply({"status": "failed", "reason": "No active listener", "missing": int(text), "ports": ports}, 503)
+
+
+async def check_protocol(call: Call) -> Reply:
+    names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
+    wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
+    protocols = [each["protocol"] for each in listeners(call)]
+    if wanted in protocols:
+        return reply({"status": "ok", "protocol": wanted})
+    failed = {"status": "failed", "reason": "No active listener", "missing": wanted, "protocols": protocols}
+    return reply(failed, 503)
+
+
+async def check_quorum(call: Call) -> Reply:
+    """One node: stopping it leaves nobody without a majority who has one."""
+    return _ok()
+
+
+async def check_node(call: Call) -> Reply:
+    """rabbit: the old single health check; the app runs and no alarm is on."""
+    _check_node(call)
+    if not call.server.amqp_running:
+        return reply({"status": "failed", "reason": "the application is stopped"})
+    if call.broker.alarm_reason:
+        return reply({"status": "failed", "reason": f"resource alarm(s) in effect: {call.broker.alarm_reason}"})
+    return _ok()
+
+
+# -- metrics, page ---------------------------------------------------------------------------------------------------
+
+
+async def metrics(call: Call) -> Reply:
+    """Prometheus text; sums only, no names, so it asks nobody who he is, as RabbitMQ's does not."""
+    counts = await Totals().count(call, list(call.broker.vhosts.values()))
+    queues, channels = await call.rates.totals(QUEUE), await call.rates.totals(CHANNEL)
+    return Reply(200, prometheus(call.broker, counts, queues, channels).encode(), CONTENT_TYPE)
+
+
+async def page(call: Call) -> Reply:
+    return Reply(200, PAGE.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": PAGE_POLICY})

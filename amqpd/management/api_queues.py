@@ -1,0 +1,252 @@
+"""Queues: /queues, one queue, its bindings, its contents; and /queues/V/Q/get, which takes messages out to be seen."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.errors import AccessRefused
+from amqpd.management.api_bindings import binding_item, default_binding, render_binding
+from amqpd.management.api_call import (
+    NO_CONTENT,
+    BadRequest,
+    Call,
+    Reply,
+    Slices,
+    clean_name,
+    number,
+    reply,
+)
+from amqpd.management.api_list import listing, one, plain
+from amqpd.management.rates import QUEUE
+from amqpd.protocol.properties import decode_properties
+
+if TYPE_CHECKING:
+    from amqpd.broker.message import Entry
+    from amqpd.broker.queue import Queue
+    from amqpd.connection.connection import Connection
+
+GET_COUNT_MAX: Final = 1000
+GET_BYTES_MAX: Final = 16 * 1024 * 1024
+_ACK_MODES: Final = {
+    "ack_requeue_true": True,
+    "reject_requeue_true": True,
+    "ack_requeue_false": False,
+    "reject_requeue_false": False,
+}
+
+
+def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
+    """A queue as RabbitMQ shows it. Reads a queue's log if nobody has since the start: up to 25 ms after a kill.
+
+    One whose log cannot be read now is `down` and shown without its messages.
+    """
+    opened = queue.can_open()
+    store = queue.store
+    owner: Any = queue.exclusive_owner
+    bytes_ready = queue.hot_bytes if store is None else store.size_bytes
+    item: dict[str, Any] = {
+        "name": queue.name,
+        "vhost": queue.vhost.name,
+        "type": queue.kind,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": owner is not None,
+        "arguments": plain(queue.arguments),
+        "node": call.node,
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
+        "state": "running" if opened and (store is None or not store.failed) else "down",
+        "degraded": store is not None and store.degraded,
+        "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
+        "messages": queue.ready_count + queue.unacked_count,
+        "messages_ready": queue.ready_count,
+        "messages_unacknowledged": queue.unacked_count,
+        "message_bytes": bytes_ready,
+        "consumers": len(queue.consumers),
+        "exclusive_consumer_tag": queue.consumers[0].tag if queue.exclusive_consumer and queue.consumers else None,
+        "single_active_consumer_tag": queue.consumers[0].tag if queue.single_active and queue.consumers else None,
+        "message_stats": call.rates.details(queue, QUEUE),
+    }
+    if owner is not None:
+        item["owner_pid_details"] = _owner(owner)
+    return item
+
+
+def _owner(connection: Connection) -> dict[str, Any]:
+    host, port = connection.transport.peer
+    return {"name": connection.name, "peer_host": host, "peer_port": port}
+
+
+async def get_queues(call: Call) -> Reply:
+    queues = [queue for vhost in call.vhosts() for queue in sorted(vhost.queues.values(), key=_name)]
+    return await listing(call, queues, lambda queue: queue_item(call, queue), _name)
+
+
+async def get_queue(call: Call) -> Reply:
+    queue = call.queue()
+    item = queue_item(call, queue)
+    # The list leaves these out: they cost a walk over every consumer.
+    item["consumer_details"] = _consumers(call, queue)
+    return one(call, item)
+
+
+def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:
+    from amqpd.management.api_connections import consumer_item
+
+    return [consumer_item(call, consumer) for consumer in queue.consumers]
+
+
+async def put_queue(call: Call) -> Reply:
+    """201 for a new one, 204 for an equivalent one, 400 otherwise."""
+    vhost = call.vhost()
+    name = clean_name(call.params["queue"], "a queue")
+    arguments = call.arguments()
+    durable, auto_delete = call.flag("durable", True), call.flag("auto_delete")
+    call.check(vhost.name, "configure", "queue", name)
+    dead_letter = arguments.get("x-dead-letter-exchange")
+    if isinstance(dead_letter, str):
+        # rabbit: whoever dead-letters must be able to read the queue and to write to the exchange
+        call.check(vhost.name, "read", "queue", name)
+        call.check(vhost.name, "write", "exchange", dead_letter)
+    if name.startswith("amq.rabbitmq.reply-to"):
+        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+    created = name not in vhost.queues
+    broker = call.broker
+    _, changes = vhost.declare_queue(name, durable, False, auto_delete, arguments, None)
+    broker.queue_declared_count += 1
+    broker.queue_created_count += created
+    await broker.committed(changes)
+    return Reply(201 if created else 204)
+
+
+async def delete_queue(call: Call) -> Reply:
+    queue = _to_change(call, "configure", call.params["queue"])
+    await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
+    return NO_CONTENT
+
+
+async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int:
+    """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
+    broker = call.broker
+    queue.prepare()
+    queue.vhost.check_deletable(queue, if_unused, if_empty)
+    count, changes = queue.vhost.delete_queue(queue)
+    broker.queue_deleted_count += 1
+    broker.turn.want()
+    await broker.committed(changes)
+    broker.drop_store(queue)
+    return count
+
+
+async def purge_queue(call: Call) -> Reply:
+    purge(call, _to_change(call, "read", call.params["queue"]))
+    return NO_CONTENT
+
+
+def purge(call: Call, queue: Queue) -> int:
+    """Removes what is ready. Returns how many went."""
+    queue.prepare()
+    count = queue.purge()
+    call.broker.turn.want()
+    return count
+
+
+def _to_change(call: Call, kind: Any, name: str) -> Queue:
+    """The queue, when the caller may do this to it; an exclusive one belongs to its connection alone."""
+    vhost = call.vhost()
+    call.check(vhost.name, kind, "queue", name)
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    return queue
+
+
+async def get_queue_bindings(call: Call) -> Reply:
+    queue = call.queue()
+    items = [default_binding(queue), *map(binding_item, queue.vhost.bindings_to(queue))]
+    return await listing(call, items, render_binding, lambda item: item.source)
+
+
+async def get_messages(call: Call) -> Reply:
+    """Takes up to `count` messages and puts them back or not, as `ackmode` says; the body as text or base64."""
+    count = number("count", call.fields().get("count", 1), 1, GET_COUNT_MAX)
+    mode = call.text("ackmode", "")
+    if not mode:
+        mode = "ack_requeue_true" if call.flag("requeue", True) else "ack_requeue_false"
+    if mode not in _ACK_MODES:
+        raise BadRequest(f"ackmode is one of {', '.join(_ACK_MODES)}")
+    encoding = call.text("encoding", "auto")
+    if encoding not in ("auto", "base64"):
+        raise BadRequest("encoding is auto or base64")
+    truncate = call.fields().get("truncate")
+    if truncate is not None:
+        truncate = number("truncate", truncate, 0, 1 << 62)
+    queue = _to_change(call, "read", call.params["queue"])
+    queue.prepare()
+    queue.used()
+    # No await between taking and giving back: a request that is broken off must not keep messages.
+    entries = _take(queue, count)
+    raw = [_copy(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
+    if _ACK_MODES[mode]:
+        for entry in entries:
+            queue.requeue(entry, counts=True)
+        queue.vhost.pump_later(queue)
+    elif mode.startswith("ack"):
+        for entry in entries:
+            queue.settle(entry)
+    else:
+        for entry in entries:
+            queue.reject(entry)
+    call.broker.turn.want()
+    slices = Slices()
+    messages: list[dict[str, Any]] = []
+    for each in raw:
+        messages.append(_message(each, encoding, truncate))
+        if slices.due:
+            await slices.rest()
+    return reply(messages)
+
+
+def _take(queue: Queue, count: int) -> list[Entry]:
+    entries: list[Entry] = []
+    size = 0
+    while len(entries) < count and size < GET_BYTES_MAX:
+        entry = queue.get(False)
+        if entry is None:
+            break
+        size += entry.body_size
+        entries.append(entry)
+    return entries
+
+
+def _copy(entry: Entry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
+    message = entry.message
+    assert message is not None  # get() has read it
+    item = {
+        "payload_bytes": message.body_size,
+        "redelivered": entry.redelivered,
+        "exchange": message.envelope.exchange,
+        "routing_key": message.envelope.routing_key,
+        "message_count": left,
+    }
+    return item, message.properties(), message.body()
+
+
+def _message(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, truncate: int | None) -> dict[str, Any]:
+    item, properties, body = raw
+    fields = decode_properties(properties)._asdict()
+    item["properties"] = {name: plain(value) for name, value in fields.items() if value is not None}
+    body = body[:truncate]
+    if encoding == "auto":
+        try:
+            item["payload"], item["payload_encoding"] = body.decode(), "string"
+            return item
+        except UnicodeDecodeError:
+            pass  # no text: shown as the bytes it is
+    item["payload"], item["payload_encoding"] = b64encode(body).decode(), "base64"
+    return item
+
+
+def _name(queue: Queue) -> str:
+    return queue.name

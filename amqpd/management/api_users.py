@@ -1,0 +1,195 @@
+"""Users and permissions. Only an administrator may see or change them; whoever asks may know himself (`whoami`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqpd.auth.backends import NoSuchUser
+from amqpd.auth.passwords import RABBIT_SHA256
+from amqpd.management.api_call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, clean_name, reply
+from amqpd.management.api_list import listing, one
+
+if TYPE_CHECKING:
+    from amqpd.storage.metadata import PermissionRow, TopicPermissionRow, UserRow
+
+
+def user_item(row: UserRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "password_hash": row.password_hash,
+        "hashing_algorithm": row.hashing_algorithm,
+        "tags": list(row.tags),
+        "limits": {},
+    }
+
+
+def permission_item(row: PermissionRow) -> dict[str, Any]:
+    return {
+        "user": row.user,
+        "vhost": row.vhost,
+        "configure": row.configure,
+        "write": row.write,
+        "read": row.read,
+    }
+
+
+def topic_item(row: TopicPermissionRow) -> dict[str, Any]:
+    return {"user": row.user, "vhost": row.vhost, "exchange": row.exchange, "write": row.write, "read": row.read}
+
+
+def tags_of(value: object) -> list[str]:
+    """rabbit: a list of words, or one text with commas. Raises: BadRequest."""
+    if isinstance(value, str):
+        return [word for word in (part.strip() for part in value.split(",")) if word]
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return list(value)
+    raise BadRequest("tags is text with commas, or a list of words")
+
+
+async def whoami(call: Call) -> Reply:
+    user = call.caller.user
+    return reply({"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
+
+
+async def get_users(call: Call) -> Reply:
+    return await listing(call, call.broker.auth.users(), user_item, lambda row: row.name)
+
+
+async def get_users_without_permissions(call: Call) -> Reply:
+    known = {row.user for row in call.broker.auth.permissions()}
+    rows = [row for row in call.broker.auth.users() if row.name not in known]
+    return await listing(call, rows, user_item, lambda row: row.name)
+
+
+async def get_user(call: Call) -> Reply:
+    return one(call, user_item(call.broker.auth.user(call.params["user"])))
+
+
+async def put_user(call: Call) -> Reply:
+    """201 for a new user, 204 for another password and other tags; with `If-None-Match: *` 412 for one there is."""
+    name = call.params["user"]
+    if call.body is not None and call.fields().get("name", name) != name:
+        raise BadRequest("the name in the body is not the one in the path")
+    auth = call.broker.auth
+    exists = any(row.name == name for row in auth.users())
+    if exists and call.headers.get("If-None-Match") == "*":
+        raise AlreadyThere(f"user '{name}' already exists")
+    tags = tags_of(call.fields().get("tags", ""))
+    body = call.fields()
+    if "password_hash" in body and body["password_hash"] is not None:
+        hashed = call.text("password_hash")
+        # rabbit: an empty hash is a user that no password opens
+        await auth.add_user(
+            name,
+            tags=tags,
+            password_hash=hashed or None,
+            hashing_algorithm=call.text("hashing_algorithm", RABBIT_SHA256),
+            replace=True,
+        )
+    elif "password" in body:
+        await auth.add_user(name, call.text("password").encode(), tags=tags, replace=True)
+    else:
+        raise BadRequest("either password or password_hash is needed")
+    return Reply(204 if exists else 201)
+
+
+async def put_password(call: Call) -> Reply:
+    """Another password, the same tags; an empty password_hash leaves none that opens."""
+    name = call.params["user"]
+    if call.fields().get("password_hash") == "":
+        await call.broker.auth.change_password(name)
+    else:
+        await call.broker.auth.change_password(name, call.text("password").encode())
+    return NO_CONTENT
+
+
+async def put_tags(call: Call) -> Reply:
+    await call.broker.auth.set_tags(call.params["user"], tags_of(call.fields().get("tags", "")))
+    return NO_CONTENT
+
+
+async def delete_user(call: Call) -> Reply:
+    await call.broker.auth.delete_user(call.params["user"])
+    return NO_CONTENT
+
+
+async def bulk_delete(call: Call) -> Reply:
+    """Those that exist go; rabbit: a name that does not is no error."""
+    names = call.fields().get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadRequest("users is a list of names")
+    for name in names:
+        try:
+            await call.broker.auth.delete_user(name)
+        except NoSuchUser:
+            continue
+    return NO_CONTENT
+
+
+# -- permissions -----------------------------------------------------------------------------------------------------
+
+
+async def get_permissions(call: Call) -> Reply:
+    rows = call.broker.auth.permissions(call.params.get("user"), call.params.get("vhost"))
+    return await listing(call, rows, permission_item, lambda row: row.user)
+
+
+async def get_permission(call: Call) -> Reply:
+    return one(call, permission_item(_permission(call)))
+
+
+def _permission(call: Call) -> PermissionRow:
+    """Raises: NotThere."""
+    rows = call.broker.auth.permissions(call.params["user"], call.params["vhost"])
+    if not rows:
+        raise NotThere(f"user '{call.params['user']}' has no permissions in vhost '{call.params['vhost']}'")
+    return rows[0]
+
+
+async def put_permission(call: Call) -> Reply:
+    """201 for a first permission, 204 for another one."""
+    user, vhost = call.params["user"], call.params["vhost"]
+    patterns = [call.text(name) for name in ("configure", "write", "read")]
+    exists = bool(call.broker.auth.permissions(user, vhost))
+    await call.broker.auth.set_permissions(user, vhost, *patterns)
+    return Reply(204 if exists else 201)
+
+
+async def delete_permission(call: Call) -> Reply:
+    row = _permission(call)
+    await call.broker.auth.clear_permissions(row.user, row.vhost)
+    return NO_CONTENT
+
+
+async def get_topic_permissions(call: Call) -> Reply:
+    rows = call.broker.auth.topic_permissions(call.params.get("user"), call.params.get("vhost"))
+    return await listing(call, rows, topic_item, lambda row: row.user)
+
+
+async def get_topic_permission(call: Call) -> Reply:
+    """rabbit: a list, one entry per exchange."""
+    rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
+    if not rows:
+        raise NotThere(f"user '{call.params['user']}' has no topic permissions in vhost '{call.params['vhost']}'")
+    return await listing(call, rows, topic_item, lambda row: row.user)
+
+
+async def put_topic_permission(call: Call) -> Reply:
+    user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
+    if exchange:  # an empty one is the default exchange
+        clean_name(exchange, "an exchange")
+    rows = call.broker.auth.topic_permissions(user, vhost)
+    exists = any(row.exchange == exchange for row in rows)
+    await call.broker.auth.set_topic_permissions(user, vhost, exchange, call.text("write"), call.text("read"))
+    return Reply(204 if exists else 201)
+
+
+async def delete_topic_permission(call: Call) -> Reply:
+    user, vhost, exchange = call.params["user"], call.params["vhost"], call.params.get("exchange")
+    rows = call.broker.auth.topic_permissions(user, vhost)
+    if not any(exchange in (None, row.exchange) for row in rows):
+        raise NotThere(f"user '{user}' has no such topic permission in vhost '{vhost}'")
+    await call.broker.auth.clear_topic_permissions(user, vhost, exchange)
+    return NO_CONTENT
+
+

@@ -1,0 +1,105 @@
+"""Vhosts: /vhosts, one vhost, what belongs to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
+from amqpd.management.api_list import listing, one
+from amqpd.management.api_users import permission_item, tags_of, topic_item
+from amqpd.storage.metadata import Put, VhostRow
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost import VHost
+
+
+async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:
+    """A vhost with its message counts. Cost: a look at each of its queues."""
+    ready = unacked = 0
+    for queue in list(vhost.queues.values()):
+        queue.can_open()
+        ready += queue.ready_count
+        unacked += queue.unacked_count
+        if slices.due:
+            await slices.rest()
+    own = [each for each in call.broker.connections.values() if each.vhost is vhost]
+    return {
+        "name": vhost.name,
+        "description": vhost.description,
+        "tags": list(vhost.tags),
+        "default_queue_type": vhost.default_queue_type,
+        "metadata": {
+            "description": vhost.description,
+            "tags": list(vhost.tags),
+            "default_queue_type": vhost.default_queue_type,
+        },
+        "tracing": False,
+        "cluster_state": {call.node: "running"},
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+        "recv_oct": sum(each.received_bytes for each in own),
+        "send_oct": sum(each.sent_bytes for each in own),
+    }
+
+
+async def get_vhosts(call: Call) -> Reply:
+    slices = Slices()
+    items = [await vhost_item(call, vhost, slices) for vhost in call.vhosts()]
+    return await listing(call, items, lambda item: item, lambda item: str(item["name"]))
+
+
+async def get_vhost(call: Call) -> Reply:
+    return one(call, await vhost_item(call, call.vhost(), Slices()))
+
+
+async def put_vhost(call: Call) -> Reply:
+    """201 for a new vhost; 204 for one there is, whose description, tags and default queue type become those given."""
+    name = call.params["vhost"]
+    if clean_name(name, "a vhost") != name:
+        raise BadRequest("the name of a vhost has no line breaks")
+    broker = call.broker
+    vhost = broker.vhosts.get(name)
+    created = vhost is None
+    description = call.text("description", vhost.description if vhost is not None else "")
+    given = call.fields().get("tags")
+    tags = tags_of(given) if given is not None else list(vhost.tags) if vhost is not None else []
+    kind = call.text("default_queue_type", vhost.default_queue_type if vhost is not None else "classic")
+    if kind == "undefined":  # rabbit: its own word for none
+        kind = "classic"
+    if kind not in ("classic", "quorum"):
+        raise BadRequest(f"default_queue_type is classic or quorum, not '{kind}'")
+    if call.flag("tracing"):
+        raise BadRequest("tracing is not part of this version of amqpd")
+    if vhost is None:
+        vhost = await broker.create_vhost(name, description, tags)
+        if not call.caller.operator:
+            # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
+            await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
+    await change_vhost(call, vhost, description, tuple(tags), kind)
+    return Reply(201 if created else 204)
+
+
+async def change_vhost(call: Call, vhost: VHost, description: str, tags: tuple[str, ...], kind: str) -> None:
+    """Commits what differs, then makes it so. Raises: MetadataError."""
+    if (vhost.description, vhost.tags, vhost.default_queue_type) != (description, tags, kind):
+        await call.broker.committed([Put(VhostRow(vhost.name, vhost.id, description, tags, kind))])
+        vhost.description, vhost.tags, vhost.default_queue_type = description, tags, kind
+
+
+async def delete_vhost(call: Call) -> Reply:
+    name = call.params["vhost"]
+    if name not in call.broker.vhosts:
+        raise NotThere(f"vhost '{name}' does not exist")
+    await call.broker.delete_vhost(name)
+    return NO_CONTENT
+
+
+async def get_vhost_permissions(call: Call) -> Reply:
+    rows = call.broker.auth.permissions(vhost=call.vhost().name)
+    return await listing(call, rows, permission_item, lambda row: row.user)
+
+
+async def get_vhost_topic_permissions(call: Call) -> Reply:
+    rows = call.broker.auth.topic_permissions(vhost=call.vhost().name)
+    return await listing(call, rows, topic_item, lambda row: row.user)

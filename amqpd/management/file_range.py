@@ -1,0 +1,121 @@
+"""A file, or a range of it, as an answer: sent by the kernel (`sendfile`) from a thread, so the loop does nothing for
+it.
+
+aiohttp's own FileResponse falls back to reading and writing in pieces, since uvloop has no `sendfile`. Here the
+headers go the usual way; when they have left the transport's buffer, a thread sends the file into a duplicate of the
+socket's descriptor. Until it is done nothing else is written to that connection. A peer that takes nothing for WAIT_S
+loses its connection, and so does one whose file ended early: the length was promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+WAIT_S: Final = 30.0
+PIECE_BYTES: Final = 4 << 20
+_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="amqpd-sendfile")
+
+
+class FileRange(web.StreamResponse):
+    """200 with the file, 206 with a part of it, 416 for a range behind its end, 404 when it is not there."""
+
+    def __init__(self, path: str, headers: dict[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._path = path
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        loop = asyncio.get_running_loop()
+        try:
+            fd = await loop.run_in_executor(_threads, _open, self._path)
+        except OSError:
+            self.set_status(404)
+            self.content_length = 0
+            return await super().prepare(request)
+        try:
+            return await self._send(request, fd)
+        finally:
+            os.close(fd)
+
+    async def _send(self, request: web.BaseRequest, fd: int) -> AbstractStreamWriter | None:
+        size = os.fstat(fd).st_size
+        start, stop = 0, size
+        self.headers["Accept-Ranges"] = "bytes"
+        if "Range" in request.headers:
+            try:
+                wanted = request.http_range
+                start, stop, _ = wanted.indices(size)
+                satisfiable = start < stop
+            except ValueError:
+                satisfiable = False
+            if not satisfiable:
+                self.headers["Content-Range"] = f"bytes */{size}"
+                self.set_status(416)
+                self.content_length = 0
+                return await super().prepare(request)
+            self.set_status(206)
+            self.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        self.content_length = stop - start
+        writer = await super().prepare(request)
+        transport = request.transport
+        if writer is None or transport is None or start == stop or request.method == "HEAD":
+            return writer
+        # A transport tells of its high and its low mark, not of empty.
+        while transport.get_write_buffer_size() > 0 and not transport.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if transport.is_closing():
+            raise ConnectionResetError("the connection is closing")
+        target = os.dup(transport.get_extra_info("socket").fileno())
+        cancelled = threading.Event()
+        # The thread owns both descriptors: it may still be at work when this handler is cancelled.
+        job = asyncio.get_running_loop().run_in_executor(
+            _threads, _send_range, target, os.dup(fd), start, stop - start, cancelled
+        )
+        try:
+            await job
+        except OSError as error:
+            transport.abort()
+            raise ConnectionResetError(str(error)) from error
+        finally:
+            cancelled.set()
+        await super().write_eof()
+        return writer
+
+
+def _open(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(path)
+    return fd
+
+
+def _send_range(target: int, source: int, position: int, count: int, cancelled: threading.Event) -> None:
+    """Sends the range and closes both descriptors. Raises: OSError."""
+    poll = select.poll()
+    poll.register(target, select.POLLOUT)
+    try:
+        while count > 0:
+            if cancelled.is_set():
+                return
+            try:
+                sent = os.sendfile(target, source, position, min(count, PIECE_BYTES))
+            except BlockingIOError:
+                if not poll.poll(WAIT_S * 1000):
+                    raise TimeoutError("the peer takes nothing") from None
+                continue
+            if sent == 0:
+                raise OSError("the file ends before the range does")
+            position += sent
+            count -= sent
+    finally:
+        os.close(target)
+        os.close(source)

@@ -1,0 +1,460 @@
+"""The admin API's two doors: HTTP on a TCP port with basic auth, and a unix socket in the data directory without.
+
+Whoever opens the unix socket is the operator: the socket has mode 0600, and the peer's uid, as the kernel tells it,
+must be the broker's own or root's. Each door has its own handler, so no header can make one look like the other.
+
+A request goes: route, who asks, may he, where does it come from (a foreign web page may not post), body (counted while
+it arrives), handler, reply. Errors become RabbitMQ's JSON in one place. What a client sends never causes a 500; one
+that happens is a bug, with a traceback in the log.
+
+aiohttp serves on the broker's loop; long answers are made in slices (`api_list`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from base64 import b64decode
+from binascii import Error as Base64Error
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import parse_qsl, urlsplit
+
+from aiohttp import web
+
+from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
+from amqpd.auth.permissions import InvalidPattern
+from amqpd.connection.transport import is_loopback
+from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
+from amqpd.management.api import Route, Router
+from amqpd.management.api_call import (
+    ApiError,
+    BadRequest,
+    Call,
+    Caller,
+    Forbidden,
+    NotAuthorised,
+    NotJson,
+    NotThere,
+    Reply,
+    Role,
+    TooLarge,
+    TooLate,
+    TooMany,
+    Unavailable,
+)
+from amqpd.management.file_range import FileRange
+from amqpd.management.rates import Rates
+from amqpd.management.unix_socket import BACKLOG, NAME
+from amqpd.protocol.codec import CodecError
+from amqpd.storage.metadata import MetadataError
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.server import Server
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX: Final = 10 * 1024 * 1024
+BODY_WAIT_S: Final = 60.0
+WRITE_WAIT_S: Final = 60.0
+JSON_DEPTH_MAX: Final = 64
+SHUTDOWN_S: Final = 1.0
+KEEPALIVE_S: Final = 75.0
+HEADER_WAIT_S: Final = 10.0
+# How long the rest of a refused body is read and thrown away, so that its sender gets to see the answer.
+LINGER_S: Final = 2.0
+CONNECTIONS_PER_PEER_MAX: Final = 256
+# A guesser waits, and after so many failures within a minute is not even looked at.
+FAILURE_DELAY_S: Final = 0.1
+FAILURES_MAX: Final = 10
+FAILURE_WINDOW_S: Final = 60.0
+FAILURES_KEPT_MAX: Final = 10_000
+REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
+UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
+HEADERS: Final = {
+    "Server": "amqpd",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
+
+
+class Door(web.Server):
+    """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__(
+            handler,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            logger=_protocol_log(),
+            auto_decompress=False,
+        )
+        self._first: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._peers: dict[web.RequestHandler, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peer = _peer(transport)
+        count = self._counts.get(peer, 0) + 1
+        self._counts[peer] = count
+        self._peers[handler] = peer
+        if peer and count > CONNECTIONS_PER_PEER_MAX:
+            log.warning("admin API: %s has %d connections already", peer, CONNECTIONS_PER_PEER_MAX)
+            transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
+
+    def asked(self, handler: web.RequestHandler) -> None:
+        """A request has arrived: the connection is in use."""
+        timer = self._first.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self.asked(handler)
+        peer = self._peers.pop(handler, None)
+        if peer is not None:
+            left = self._counts[peer] - 1
+            if left:
+                self._counts[peer] = left
+            else:
+                del self._counts[peer]
+        super().connection_lost(handler, exc)
+
+
+class AdminServer:
+    """Serves the admin API from `start` to `stop`."""
+
+    def __init__(self, broker: Broker, server: Server) -> None:
+        self._broker = broker
+        self._server = server
+        self._router = Router()
+        self._rates = Rates(broker)
+        self._doors: list[Door] = []
+        self._runners: list[web.ServerRunner] = []
+        self._failures: dict[tuple[str, str], list[float]] = {}
+
+    async def start(self, http_socket: socket.socket, unix_socket: socket.socket) -> None:
+        """Both listen already; what came meanwhile is answered now."""
+        await self._serve(self._from_unix, unix_socket)
+        await self._serve(self._from_tcp, http_socket)
+        self._rates.start()
+
+    async def _serve(self, handler: Any, sock: socket.socket) -> None:
+        door = Door(handler)
+        self._doors.append(door)
+        runner = web.ServerRunner(door, shutdown_timeout=SHUTDOWN_S)
+        await runner.setup()
+        await web.SockSite(runner, sock, backlog=BACKLOG).start()
+        self._runners.append(runner)
+
+    async def stop(self) -> None:
+        """Ends what is under way within SHUTDOWN_S; the unix socket goes."""
+        self._rates.stop()
+        (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+
+    # -- the two doors -----------------------------------------------------------------------------------------------
+
+    async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answer(request, False)
+
+    async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not _is_own_peer(request):
+            log.warning("unix socket: refused a peer of another user")
+            return _response(Reply(403, b'{"error":"forbidden","reason":"not your broker"}'))
+        return await self._answer(request, True)
+
+    async def _answer(self, request: web.BaseRequest, operator: bool) -> web.StreamResponse:
+        for door in self._doors:
+            door.asked(request.protocol)
+        try:
+            reply = await self._reply(request, operator)
+        except ApiError as error:
+            reply = _error_reply(error)
+        except Exception as error:
+            translated = _translate(error)
+            if translated is None:
+                log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
+                translated = ApiError("an error of the broker; its log says more")
+            reply = _error_reply(translated)
+        if isinstance(reply.body, list) and len(reply.body) > 1:
+            return await _stream(request, reply, reply.body)
+        if reply.file is not None:
+            return FileRange(reply.file, {**_headers(reply), "Content-Type": reply.content_type})
+        response = _response(reply)
+        if reply.status in (408, 413):
+            # The rest of the body is not waited for.
+            response.force_close()
+        return response
+
+    async def _reply(self, request: web.BaseRequest, operator: bool) -> Reply:
+        path, _, query_text = request.raw_path.partition("?")
+        if not path.startswith("/"):
+            raise BadRequest("the path begins with a slash")
+        route, params = self._route(request, path)
+        caller = OPERATOR if operator else await self._caller(request, route)
+        if not caller.has(route.role):
+            raise NotAuthorised(f"Not {route.role.name.lower()} user")
+        body: object = None
+        if request.method in UNSAFE:
+            _check_origin(request)
+            body = _parsed(request, await _read(request))
+        try:
+            query = dict(parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict"))
+        except ValueError:
+            raise BadRequest("the query is not UTF-8, or too long") from None
+        call = Call(
+            self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
+        )
+        return await route.handler(call)
+
+    def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:
+        return self._router.find(request.method, path)
+
+    # -- who asks ----------------------------------------------------------------------------------------------------
+
+    async def _caller(self, request: web.BaseRequest, route: Route) -> Caller:
+        if route.role == Role.PUBLIC:
+            return Caller(User(""), False)
+        name, password = _credentials(request)
+        peer = _peer(request.transport)
+        if self._too_many(peer, name):
+            raise TooMany("too many failed logins; wait a minute", {"Retry-After": "60"})
+        try:
+            user = await self._broker.auth.authenticate(name, password, is_loopback(peer))
+        except Refused as refused:
+            log.warning("admin API: login from %s refused: %s", peer, refused.reason)
+            self._failed(peer, name)
+            await asyncio.sleep(FAILURE_DELAY_S)
+            raise NotAuthorised("Login failed", REALM) from None
+        return Caller(user, False)
+
+    def _too_many(self, peer: str, name: str) -> bool:
+        times = self._failures.get((peer, name))
+        return times is not None and len(times) >= FAILURES_MAX and time.monotonic() - times[0] < FAILURE_WINDOW_S
+
+    def _failed(self, peer: str, name: str) -> None:
+        if len(self._failures) >= FAILURES_KEPT_MAX:
+            self._failures.clear()
+        times = self._failures.setdefault((peer, name), [])
+        times.append(time.monotonic())
+        del times[:-FAILURES_MAX]
+
+
+def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
+    """Name and password of basic auth. Raises: NotAuthorised."""
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        raise NotAuthorised("Login failed", REALM)
+    try:
+        name, colon, password = b64decode(encoded.strip(), validate=True).partition(b":")
+        if not colon:
+            raise NotAuthorised("Login failed", REALM)
+        return name.decode(), password
+    except (Base64Error, ValueError):
+        raise NotAuthorised("Login failed", REALM) from None
+
+
+def _peer(transport: asyncio.BaseTransport | None) -> str:
+    """The other end's address; empty for a unix socket."""
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+
+def _protocol_log() -> logging.Logger:
+    """What aiohttp says of requests that are no HTTP: a line each, no traceback for what a client sent."""
+    logger = log.getChild("protocol")
+    logger.addFilter(_without_traceback)
+    return logger
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info is not None:
+        record.msg, record.args = "not HTTP: %s", (repr(record.exc_info[1])[:200],)
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
+
+
+def _is_own_peer(request: web.BaseRequest) -> bool:
+    """Whether the kernel says that the other end belongs to our user, or to root."""
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if sock is None:
+        return False
+    with socket.socket(fileno=os.dup(sock.fileno())) as own:
+        credentials = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return uid in (0, os.geteuid())
+
+
+# -- what it brings --------------------------------------------------------------------------------------------------
+
+
+def _method(request: web.BaseRequest) -> str:
+    return "GET" if request.method == "HEAD" else request.method
+
+
+def _check_origin(request: web.BaseRequest) -> None:
+    """A browser says where a request comes from; a page of another site may not change anything. Raises: Forbidden."""
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        raise Forbidden("requests from another site are not accepted")
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return
+    try:
+        ours = urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower()
+    except ValueError:
+        ours = False  # what is no URL is no page of ours
+    if not ours:
+        raise Forbidden("requests from another site are not accepted")
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    """The body, counted while it arrives. Raises: BadRequest, NotJson, TooLarge, TooLate.
+
+    A compressed body is refused: a small one may unfold to gigabytes.
+    """
+    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
+        raise NotJson("a compressed body is not accepted")
+    if request.content_length is not None and request.content_length > BODY_BYTES_MAX:
+        raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_WAIT_S):
+            while chunk := await request.content.readany():
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
+                parts.append(chunk)
+    except TimeoutError:
+        raise TooLate("the body did not arrive in time") from None
+    except web.RequestPayloadError:
+        raise BadRequest("the body is not sent as HTTP has it") from None
+    return b"".join(parts)
+
+
+def _parsed(request: web.BaseRequest, body: bytes) -> object:
+    """The body as JSON, None when there is none. Raises: NotJson, BadRequest."""
+    if not body.strip() or request.method == "DELETE":
+        return None
+    kind = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJson("the body must be application/json")
+    try:
+        value: object = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError:
+        raise BadRequest(f"the body nests deeper than {JSON_DEPTH_MAX}") from None
+    except ValueError:
+        raise BadRequest("not_json") from None
+    if _depth(value) > JSON_DEPTH_MAX:
+        raise BadRequest(f"the body nests deeper than {JSON_DEPTH_MAX}")
+    if b"\\u" in body:
+        # Half of a surrogate pair may be escaped, and is no text that anything could keep. Raises: UnicodeEncodeError.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _depth(value: object) -> int:
+    """How deep lists and objects nest. Cost: every element once."""
+    depth = 0
+    level: list[object] = [value]
+    while level:
+        deeper: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                deeper += each.values()
+            elif isinstance(each, list):
+                deeper += each
+        depth += any(isinstance(each, dict | list) for each in level)
+        level = deeper
+    return depth
+
+
+# -- what it gets ----------------------------------------------------------------------------------------------------
+
+
+def _translate(error: Exception) -> ApiError | None:
+    """What broker, auth and codec raise, in the API's words; None: a bug."""
+    if isinstance(error, NotFound):
+        return NotThere(error.text)
+    if isinstance(error, AccessRefused):
+        return NotAuthorised(error.reply_text)
+    if isinstance(error, ResourceError):
+        return Unavailable(error.text)
+    if isinstance(error, OSError):
+        log.error("admin API: %s", error)
+        return Unavailable(str(error.strerror))
+    if isinstance(error, AmqpError):
+        return BadRequest(error.text)
+    if isinstance(error, NoSuchUser | NoSuchVhost):
+        return NotThere(str(error))
+    if isinstance(error, AuthError | InvalidPattern | CodecError):
+        return BadRequest(str(error))
+    if isinstance(error, UnicodeEncodeError):
+        return BadRequest("a text in the request is not UTF-8")
+    if isinstance(error, MetadataError):
+        log.error("admin API: %s", error)
+        return Unavailable("the metadata cannot be written")
+    return None
+
+
+def _error_reply(error: ApiError) -> Reply:
+    body = json.dumps({"error": error.error, "reason": error.reason}).encode()
+    return Reply(error.status, body, headers=error.headers)
+
+
+def _headers(reply: Reply) -> dict[str, str]:
+    headers = {**HEADERS, **reply.headers}
+    if reply.body is not None:
+        headers["Content-Type"] = reply.content_type
+    return headers
+
+
+def _response(reply: Reply) -> web.Response:
+    body = b"".join(reply.body) if isinstance(reply.body, list) else reply.body
+    return web.Response(status=reply.status, body=body, headers=_headers(reply))
+
+
+async def _stream(request: web.BaseRequest, reply: Reply, chunks: list[bytes]) -> web.StreamResponse:
+    """A large answer, as fast as its reader takes it. A reader that goes away or stops ends it."""
+    response = web.StreamResponse(status=reply.status, headers=_headers(reply))
+    response.content_length = sum(map(len, chunks))
+    try:
+        async with asyncio.timeout(WRITE_WAIT_S):
+            await response.prepare(request)
+            if request.method != "HEAD":
+                for chunk in chunks:
+                    await response.write(chunk)
+                    await asyncio.sleep(0)
+            await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        log.info("admin API: the reader of %s went away or did not read", request.raw_path[:200])
+        response.force_close()
+        if request.transport is not None:
+            request.transport.abort()
+    return response

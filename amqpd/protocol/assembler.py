@@ -1,0 +1,461 @@
+"""Bytes to commands: cuts frames, joins method, content header and body.
+
+The assembler owns partial frames and partial contents, nothing else. It is fed whatever the socket gave and calls a
+`CommandSink` once per complete command. A publish whose three frames lie whole in the received bytes is recognised in
+one pass (the fast road); every other shape goes through `_PartialContent`, one per channel. Both roads give the same
+commands; a test drives them over the same random streams.
+
+A content is handed over as the frames that carried it, byte for byte: header frame, then body frames (empty ones left
+out). Whoever delivers it patches channel numbers; nobody copies the body.
+
+`run` may be left by an exception of the sink. The position is already behind the command then, so a caller that has
+dealt with the error calls `run` again and goes on with the next command.
+
+Invariants: bytes that are not consumed are kept at most once; a frame that is too large is refused at its header,
+before its payload is waited for; a client that sends one byte at a time costs one join per frame, not one per byte.
+
+Errors: FrameError (501), UnexpectedFrame (505); texts as RabbitMQ 3.10.8 gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.errors import FrameError, PreconditionFailed, UnexpectedFrame
+from amqpd.protocol.codec import read_u16, read_u32
+
+FRAME_METHOD: Final = 1
+FRAME_HEADER: Final = 2
+FRAME_BODY: Final = 3
+FRAME_HEARTBEAT: Final = 8
+FRAME_END: Final = 0xCE
+FRAME_OVERHEAD_BYTES: Final = 8
+
+BASIC_PUBLISH: Final = 0x003C0028
+BASIC_ACK: Final = 0x003C0050
+
+# A content header's payload: class u16, weight u16, body size u64, then the property flags.
+HEADER_FIXED_BYTES: Final = 12
+PROPERTIES_START: Final = 7 + HEADER_FIXED_BYTES
+
+_BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
+
+# A stream whose publishes do not begin alike is looked at again after so many of them.
+_ALIKE_TRIES: Final = 4
+_ALIKE_PAUSE: Final = 256
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CommandSink:
+    """What the assembler calls. The connection is the real one; tests have others, interpreted ones too."""
+
+    def on_publish(
+        self, channel: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+    ) -> None:
+        """A whole basic.publish.
+
+        method: the method frame's payload; its bytes serve as the key of the route cache.
+        content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
+        body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
+        """
+        raise NotImplementedError
+
+    def on_ack(self, channel: i64, tag: i64, multiple: bool) -> None:
+        raise NotImplementedError
+
+    def on_method(self, channel: i64, payload: bytes) -> None:
+        """Any other method frame's payload, at least four bytes long."""
+        raise NotImplementedError
+
+    def on_publish_started(self, channel: i64) -> None:
+        """A basic.publish whose content is still on the way. Raises if the channel is not open."""
+        raise NotImplementedError
+
+
+@final
+class _PartialContent:
+    """A content on its way: after the method, before the last body byte."""
+
+    def __init__(self, method: bytes) -> None:
+        self.method = method
+        self.parts: list[bytes] = []
+        self.header_size: i64 = 0
+        self.body_size: i64 = 0
+        self.missing: i64 = -1
+        self.frame_payload_max: i64 = 0
+
+
+def octets(data: bytes) -> str:
+    """Erlang's way to print a binary, `<<1,2>>` or `<<"text">>`: reply texts carry it. At most 64 octets are shown."""
+    shown = data[:64]
+    if shown and all(32 <= octet < 127 for octet in shown):
+        return '<<"' + shown.decode("ascii") + '">>'
+    return "<<" + ",".join([str(octet) for octet in shown]) + ">>"
+
+
+def _frame_fault(kind: i64, data: bytes, why: str) -> FrameError:
+    return FrameError(f"type {kind}, all octets = {octets(data)}: {why}")
+
+
+@final
+class Assembler:
+    """Cuts one connection's byte stream. Not shared, not thread-safe."""
+
+    def __init__(self, sink: CommandSink, frame_payload_max: int, body_size_max: int) -> None:
+        self.sink = sink
+        # Payload bytes accepted in one frame. RabbitMQ takes frame_max itself, eight more than the clause allows.
+        self.frame_payload_max: i64 = frame_payload_max
+        self.body_size_max: i64 = body_size_max
+        self.channel: i64 = 0  # of the command last handed over: whom a soft error concerns
+        self._data: bytes = b""
+        self._position: i64 = 0
+        self._waiting: list[bytes] = []
+        self._waiting_size: i64 = 0
+        self._need: i64 = 0
+        # Of the content that `_plain_content_end` found last.
+        self._header_size: i64 = 0
+        self._body_size: i64 = 0
+        # How the last plain publish began, as far as its body: method frame, header frame, head of the body frame. Most
+        # publishers send the same bytes again, and one comparison then stands for all checks.
+        self._alike = b""
+        self._alike_size: i64 = 0
+        self._alike_whole: i64 = 0
+        self._alike_content: i64 = 0
+        self._alike_header: i64 = 0
+        self._alike_body: i64 = 0
+        self._alike_channel: i64 = 0
+        self._alike_method = b""
+        # Publishes until the next comparison; comparisons in vain so far.
+        self._alike_pause: i64 = 0
+        self._alike_misses: i64 = 0
+        self._partials: dict[int, _PartialContent] = {}
+        self._dropped: set[int] = set()
+
+    def push(self, data: bytes) -> None:
+        """Adds received bytes; `run` works them off."""
+        if self._waiting_size:
+            self._waiting.append(data)
+            self._waiting_size += len(data)
+            if self._waiting_size < self._need:
+                return
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._waiting_size = 0
+        self._data = data
+        self._position = 0
+
+    def mid_frame(self) -> bool:
+        """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
+        return self._waiting_size > 0 or len(self._partials) > 0
+
+    def drop_channel(self, number: i64) -> None:
+        """Ignores content frames of a channel from here on: the broker has closed it and the peer may not know yet."""
+        self._partials.pop(number, None)
+        self._dropped.add(number)
+
+    def take_channel(self, number: i64) -> None:
+        """The channel is closed on both sides: its number may be used again."""
+        self._partials.pop(number, None)
+        self._dropped.discard(number)
+
+    def take_rest(self) -> bytes:
+        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
+        rest = self._data[self._position :] + b"".join(self._waiting)
+        self._data = b""
+        self._position = 0
+        self._waiting.clear()
+        self._waiting_size = 0
+        return rest
+
+    def run(self) -> None:
+        """Hands over every command that is complete.
+
+        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and whatever the sink raises.
+        """
+        data = self._data
+        position = self._position
+        end: i64 = len(data)
+        sink = self.sink
+        payload_max = self.frame_payload_max
+        need: i64 = 7
+        while end - position >= 7:
+            whole = self._alike_whole
+            if whole > 0 and end - position >= whole and not self._partials:
+                number = self._alike_channel
+                alike = self._alike
+                alike_size = self._alike_size
+                before = position
+                while end - position >= whole and data[position : position + alike_size] == alike:
+                    stop = position + whole
+                    if data[stop - 1] != FRAME_END:
+                        break
+                    self.channel = number
+                    self._position = stop
+                    sink.on_publish(
+                        number,
+                        self._alike_method,
+                        data[position + self._alike_content : stop],
+                        self._alike_header,
+                        self._alike_body,
+                        self._alike_body,
+                    )
+                    position = stop
+                if position > before:
+                    self._alike_misses = 0
+                    if end - position < 7:
+                        break
+            # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
+            channel: int = read_i16_be(data, position + 1)
+            size: int = read_i32_be(data, position + 3)
+            if size < 0 or size > payload_max:
+                self._position = end
+                self.channel = channel & 0xFFFF
+                shown = f"{{frame_too_large,{size & 0xFFFFFFFF},{payload_max - FRAME_OVERHEAD_BYTES}}}"
+                raise _frame_fault(data[position], b"", shown)
+            frame_end = position + 7 + size
+            if frame_end >= end:
+                need = size + FRAME_OVERHEAD_BYTES
+                break
+            if data[frame_end] != FRAME_END:
+                self._position = end
+                self.channel = channel & 0xFFFF
+                shown = f"{{invalid_frame_end_marker,{data[frame_end]}}}"
+                raise _frame_fault(data[position], data[position + 7 : frame_end], shown)
+            number = channel & 0xFFFF
+            if data[position] == FRAME_METHOD and size >= 4:
+                method: int = read_i32_be(data, position + 7)
+                if method == BASIC_PUBLISH and (not self._partials or number not in self._partials):
+                    content_end = self._plain_content_end(data, frame_end + 1, end, channel)
+                    if content_end > 0:
+                        self.channel = number
+                        self._position = content_end
+                        payload = data[position + 7 : frame_end]
+                        if self._alike_pause > 0:
+                            self._alike_pause -= 1
+                        else:
+                            self._learn(number, payload, data, position, frame_end + 1, content_end)
+                        sink.on_publish(
+                            number,
+                            payload,
+                            data[frame_end + 1 : content_end],
+                            self._header_size,
+                            self._body_size,
+                            self._body_size,
+                        )
+                        position = content_end
+                        continue
+                    if content_end == 0:
+                        if frame_end + 1 == end:
+                            # Nothing follows yet: an error of the method itself is told now.
+                            self.channel = number
+                            self._position = end
+                            sink.on_publish_started(number)
+                            self._position = position
+                        need = frame_end + 1 - position + self._need
+                        break
+                elif method == BASIC_ACK and size == 13 and not self._partials:
+                    self.channel = number
+                    self._position = frame_end + 1
+                    sink.on_ack(number, read_i64_be(data, position + 11), data[position + 19] & 1 == 1)
+                    position = frame_end + 1
+                    continue
+            self.channel = number
+            self._position = frame_end + 1
+            self._slow_frame(data[position], number, data[position + 7 : frame_end])
+            position = frame_end + 1
+        rest = end - position
+        if rest > 0:
+            self._need = need
+            self._waiting.append(data[position:] if position > 0 else data)
+            self._waiting_size = rest
+        self._data = b""
+        self._position = 0
+
+    def _learn(self, number: i64, method: bytes, data: bytes, start: i64, content: i64, end: i64) -> None:
+        """The plain publish at `start`, whose content lies from `content` to `end`, may be the first of many alike."""
+        self._alike_misses += 1
+        if self._alike_misses > _ALIKE_TRIES:
+            self._alike_misses = 0
+            self._alike_pause = _ALIKE_PAUSE
+            self._alike_whole = 0
+            return
+        if self._body_size == 0:
+            self._alike_whole = 0
+            return
+        self._alike_size = end - 1 - self._body_size - start
+        self._alike = data[start : start + self._alike_size]
+        self._alike_whole = end - start
+        self._alike_content = content - start
+        self._alike_header = self._header_size
+        self._alike_body = self._body_size
+        self._alike_channel = number
+        self._alike_method = method
+
+    def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: int) -> i64:
+        """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
+
+        channel: as two octets read it, signed. 0: it may be plain, and `_need` bytes from `start` on tell more; never
+        more than may be waited for: behind a part of a body other channels' frames may come. -1: another shape, or a
+        fault, for the slow road. Else `_header_size` and `_body_size` are set.
+        """
+        have = end - start
+        if have < PROPERTIES_START + 1:
+            if have == 0:
+                self._need = 1
+                return 0
+            if data[start] != FRAME_HEADER:
+                return -1
+            if have < 7:
+                self._need = 7
+                return 0
+            # One that is too short or too long is a fault, which is told now.
+            if not HEADER_FIXED_BYTES + 2 <= read_u32(data, start + 3) <= self.frame_payload_max:
+                return -1
+            self._need = PROPERTIES_START + 1
+            return 0
+        header_channel: int = read_i16_be(data, start + 1)
+        size: int = read_i32_be(data, start + 3)
+        fixed: int = read_i32_be(data, start + 7)
+        body_size = read_i64_be(data, start + 11)
+        if (
+            data[start] != FRAME_HEADER
+            or header_channel != channel
+            or size < HEADER_FIXED_BYTES + 2
+            or size > self.frame_payload_max
+            or fixed != 0x003C0000
+            or body_size < 0
+            or body_size > self.frame_payload_max
+            or body_size > self.body_size_max
+        ):
+            return -1
+        header_end = start + 8 + size
+        if header_end > end:
+            self._need = 8 + size
+            return 0
+        if data[header_end - 1] != FRAME_END:
+            return -1
+        self._header_size = 8 + size
+        self._body_size = body_size
+        if body_size == 0:
+            return header_end
+        if end - header_end < 7:
+            if end > header_end and data[header_end] != FRAME_BODY:
+                return -1
+            self._need = header_end - start + (1 if end == header_end else 7)
+            return 0
+        body_channel: int = read_i16_be(data, header_end + 1)
+        body_payload: int = read_i32_be(data, header_end + 3)
+        if data[header_end] != FRAME_BODY or body_channel != channel or body_payload != body_size:
+            return -1
+        content_end = header_end + 8 + body_size
+        if content_end > end:
+            self._need = content_end - start
+            return 0
+        return content_end if data[content_end - 1] == FRAME_END else -1
+
+    def _slow_frame(self, kind: i64, channel: i64, payload: bytes) -> None:
+        """Any frame, one at a time: the plain state machine that the fast road abbreviates."""
+        if self._dropped and channel in self._dropped:
+            if kind == FRAME_METHOD and len(payload) >= 4 and read_u32(payload, 0) != BASIC_PUBLISH:
+                self.sink.on_method(channel, payload)
+            return
+        partial = self._partials.get(channel) if self._partials else None
+        if kind == FRAME_METHOD:
+            if partial is not None:
+                raise self._unexpected(partial)
+            if len(payload) < 4:
+                raise _frame_fault(kind, payload, "unknown_frame")
+            method = read_u32(payload, 0)
+            if method == BASIC_PUBLISH:
+                self.sink.on_publish_started(channel)
+                self._partials[channel] = _PartialContent(payload)
+            else:
+                self.sink.on_method(channel, payload)
+        elif kind == FRAME_HEADER:
+            if partial is None:
+                raise UnexpectedFrame("expected method frame, got non method frame instead")
+            if partial.missing >= 0:
+                raise self._unexpected(partial)
+            self._header(channel, partial, payload)
+        elif kind == FRAME_BODY:
+            if partial is None:
+                raise UnexpectedFrame("expected method frame, got non method frame instead")
+            if partial.missing < 0:
+                raise self._unexpected(partial)
+            self._body(channel, partial, payload)
+        elif kind == FRAME_HEARTBEAT:
+            if channel != 0:
+                raise UnexpectedFrame(f"type 8, all octets = {octets(payload)}")
+            if payload:
+                raise _frame_fault(kind, payload, "unknown_frame")
+        else:
+            raise _frame_fault(kind, payload, "unknown_frame")
+
+    def _unexpected(self, partial: _PartialContent) -> UnexpectedFrame:
+        if partial.missing < 0:
+            text = "expected content header for class 60, got non content header frame instead"
+        else:
+            text = "expected content body, got non content body frame instead"
+        return UnexpectedFrame(text, BASIC_PUBLISH)
+
+    def _header(self, channel: i64, partial: _PartialContent, payload: bytes) -> None:
+        if len(payload) < HEADER_FIXED_BYTES + 2:
+            raise _frame_fault(FRAME_HEADER, payload, "unknown_frame")
+        class_id = read_u16(payload, 0)
+        if class_id != 60:
+            raise UnexpectedFrame(
+                f"expected content header for class 60, got one for class {class_id} instead", BASIC_PUBLISH
+            )
+        if read_u16(payload, 2) != 0:
+            # spec: 4.2.6.1 weight is unused and must be zero; rabbit: else it is no content header
+            raise self._unexpected(partial)
+        body_size = read_i64_be(payload, 4)
+        if body_size < 0 or body_size > _BODY_SIZE_SANE_MAX:
+            announced: int = body_size  # unsigned on the wire
+            if announced < 0:
+                announced += 1 << 64
+            raise FrameError(f"content header announces a body of {announced} bytes", BASIC_PUBLISH)
+        partial.header_size = len(payload) + FRAME_OVERHEAD_BYTES
+        partial.body_size = body_size
+        partial.missing = body_size
+        if body_size > self.body_size_max:
+            # The channel is closed for this; its body is still to come and is dropped unbuffered.
+            raise PreconditionFailed(
+                f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
+            )
+        partial.parts.append(_frame(FRAME_HEADER, channel, payload))
+        if body_size == 0:
+            self._finish(channel, partial)
+
+    def _body(self, channel: i64, partial: _PartialContent, payload: bytes) -> None:
+        size: i64 = len(payload)
+        if size > partial.missing:
+            # rabbit: a body longer than its header announced reads as a body frame too many
+            raise self._unexpected(partial)
+        partial.missing -= size
+        if size > 0:
+            partial.parts.append(_frame(FRAME_BODY, channel, payload))
+            if size > partial.frame_payload_max:
+                partial.frame_payload_max = size
+        if partial.missing == 0:
+            self._finish(channel, partial)
+
+    def _finish(self, channel: i64, partial: _PartialContent) -> None:
+        del self._partials[channel]
+        self.sink.on_publish(
+            channel,
+            partial.method,
+            b"".join(partial.parts),
+            partial.header_size,
+            partial.body_size,
+            partial.frame_payload_max,
+        )
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return b"".join(
+        (bytes((kind,)), channel.to_bytes(2, "big"), len(payload).to_bytes(4, "big"), payload, b"\xce")
+    )

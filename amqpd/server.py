@@ -1,0 +1,286 @@
+"""The process: builds the rooms, opens the ports, says it is ready, and stops cleanly.
+
+Start: data directory and metadata (milliseconds, before anything listens), then the AMQP port, then the ready line.
+What serves HTTP is imported behind the ready line, while its port already queues connections: AMQP clients need not
+wait for it.
+
+Stop (SIGTERM, SIGINT): no new connections, connection.close 320 to every client, logs synced and marked clean; within
+five seconds whatever clients do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from amqpd import __version__
+from amqpd._build import is_compiled
+from amqpd.auth.backends import bootstrap
+from amqpd.broker.broker import Broker
+from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.transport import Transport
+from amqpd.management.unix_socket import NAME, unix_socket
+from amqpd.settings import Settings
+from amqpd.storage.checkpoint import UnknownFormat
+from amqpd.storage.metadata import Metadata, MetadataError
+from amqpd.storage.recovery import DamagedLog
+from amqpd.storage.storage import DataDirectoryInUse, Storage
+
+if TYPE_CHECKING:
+    from amqpd.management.http import AdminServer
+
+log = logging.getLogger(__name__)
+
+EXIT_UNAVAILABLE: Final = 69
+BACKLOG: Final = 1024
+STOP_WAIT_S: Final = 3.0
+
+
+class Server:
+    """One broker process, or one embedded in a test."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self.amqp_ports: list[int] = []
+        self.tls_port = 0
+        self.http_port = 0
+        self.stopped = asyncio.Event()
+        self._stopping = False
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._admin: AdminServer | None = None
+        self._admin_task: asyncio.Task[None] | None = None
+        self._upkeep: asyncio.TimerHandle | None = None
+        data_dir = settings.data_dir
+        _private_directory(data_dir)
+        post = loop.call_soon_threadsafe
+        self.storage = Storage(
+            data_dir,
+            post=post,
+            segment_size_bytes=settings.storage.segment_size_bytes,
+            segment_age_ms=int(settings.storage.segment_age_s * 1000),
+            strict=settings.storage.recovery == "strict",
+        )
+        self.metadata = Metadata(settings.metadata.url, data_dir, post)
+        self.broker = Broker(settings, self.storage, self.metadata, loop)
+        self.broker.server = self
+        self.heartbeats = Heartbeats(loop)
+
+    def load(self) -> None:
+        """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
+        first = self.settings.default
+        state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
+        known = [(vhost.id, queue.id) for vhost in state.vhosts for queue in state.queues if queue.vhost == vhost.name]
+        known += [
+            (vhost.id, queue.id)
+            for vhost in state.vhosts
+            for queue in state.deleting_queues
+            if queue.vhost == vhost.name
+        ]
+        self.storage.set_aside_unknown(known)
+        self.broker.load(state)
+        if self.storage.strict:
+            self.storage.recover_all()
+
+    async def listen(self) -> None:
+        """Opens the AMQP ports and the HTTP socket. Raises: OSError when one is taken."""
+        await self.listen_amqp()
+        http_socket = _bound_socket(self.settings.http.host, self.settings.http.port)
+        self.http_port = http_socket.getsockname()[1]
+        amqpctl_socket = unix_socket(self.settings.data_dir / NAME)
+        self._admin_task = self.loop.create_task(self._serve_admin(http_socket, amqpctl_socket))
+        self._admin_task.add_done_callback(_report)
+
+    async def listen_amqp(self) -> None:
+        """Opens the AMQP ports; also what `start_app` does after `stop_app`."""
+        amqp = self.settings.amqp
+        port = self.amqp_ports[0] if self.amqp_ports else amqp.port
+        plain = await self.loop.create_server(
+            lambda: Transport(self.broker, self.heartbeats, False),
+            sock=_bound_socket(amqp.host, port),
+            backlog=BACKLOG,
+        )
+        self._listeners.append(plain)
+        self.amqp_ports = [plain.sockets[0].getsockname()[1]]
+        if amqp.tls.port is not None:
+            tls = await self.loop.create_server(
+                lambda: Transport(self.broker, self.heartbeats, True),
+                sock=_bound_socket(amqp.host, self.tls_port or amqp.tls.port),
+                backlog=BACKLOG,
+                ssl=tls_context(self.settings),
+                ssl_handshake_timeout=5.0,
+            )
+            self._listeners.append(tls)
+            self.tls_port = tls.sockets[0].getsockname()[1]
+
+    def start_upkeep(self) -> None:
+        """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
+        self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._look_after_logs)
+
+    def _look_after_logs(self) -> None:
+        self.start_upkeep()
+        self.storage.maintain()
+        self.broker.turn.want()
+
+    async def _serve_admin(self, http_socket: socket.socket, amqpctl_socket: socket.socket) -> None:
+        # Imported here: aiohttp costs some 200 ms that AMQP clients need not wait for.
+        await asyncio.sleep(0)
+        from amqpd.management.http import AdminServer
+
+        self.metadata.warm()
+        self._admin = AdminServer(self.broker, self)
+        await self._admin.start(http_socket, amqpctl_socket)
+
+    def ready_line(self, started: float) -> str:
+        took_ms = (time.monotonic() - started) * 1000
+        amqp = self.settings.amqp
+        parts = [f"amqp {amqp.host}:{self.amqp_ports[0]}"]
+        if self.tls_port:
+            parts.append(f"amqps {amqp.host}:{self.tls_port}")
+        parts.append(f"http {self.settings.http.host}:{self.http_port}")
+        parts.append(f"data {self.settings.data_dir}")
+        build = "compiled" if is_compiled() else "interpreted"
+        return f"amqpd {__version__} ({build}) ready in {took_ms:.0f} ms: {', '.join(parts)}"
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    async def close_connections(self, reason: str) -> None:
+        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+        self.heartbeats.finish_unopened()
+        for connection in list(self.broker.connections.values()):
+            connection.control.force(reason)
+        self.broker.turn.want()
+        deadline = self.loop.time() + STOP_WAIT_S
+        while self.heartbeats.open_count() and self.loop.time() < deadline:  # noqa: ASYNC110  # once per stop
+            await asyncio.sleep(0.01)
+        self.heartbeats.abort_all()
+
+    @property
+    def amqp_running(self) -> bool:
+        """Whether AMQP clients can connect: False between `stop_app` and `start_app`."""
+        return bool(self._listeners)
+
+    async def stop_amqp(self) -> None:
+        """`stop_app`: AMQP goes, the admin API stays."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        await self.close_connections("broker forced connection closure with reason 'shutdown'")
+
+    def stop(self) -> None:
+        """Asks for a clean stop; may be called from a signal."""
+        if not self._stopping:
+            self._stopping = True
+            self.loop.create_task(self._stop())  # ends the loop by itself
+
+    async def _stop(self) -> None:
+        log.info("stopping")
+        await self.stop_amqp()
+        if self._admin_task is not None:
+            await asyncio.wait([self._admin_task])
+        if self._admin is not None:
+            await self._admin.stop()
+        self.heartbeats.stop()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        self.broker.alarms.stop()
+        self.broker.timers.stop()
+        await asyncio.sleep(0)
+        self.broker.dead_letters.stop()
+        self.broker.auth.close()
+        self.metadata.close()
+        await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
+        self.storage.close(clean=True)
+        self.stopped.set()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """The admin API did not start: AMQP goes on without it, and the log says why."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the admin API is not available: %s", error, exc_info=error)
+
+
+def _private_directory(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """A listening socket's address taken, so that port 0 is known before anything is served. Raises: OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((socket.gethostbyname(host) if family == socket.AF_INET else host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext:
+    """TLS 1.2 and 1.3 from `amqp.tls.*`. Raises: OSError, ssl.SSLError."""
+    tls = settings.amqp.tls
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.certificate is None:
+        raise OSError("amqp.tls.port is set but amqp.tls.certificate is not")
+    context.load_cert_chain(tls.certificate, tls.key)
+    if tls.ca is not None:
+        context.load_verify_locations(tls.ca)
+    if tls.fail_if_no_peer_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+    elif tls.verify_peer:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+async def serve(settings: Settings, started: float) -> int:
+    """Runs until stopped. Returns the exit code."""
+    loop = asyncio.get_running_loop()
+    server = Server(settings, loop)
+    server.load()
+    await server.listen()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    print(server.ready_line(started), flush=True)
+    server.broker.alarms.start()
+    server.start_upkeep()
+    # What is there now stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    await server.stopped.wait()
+    return 0
+
+
+def run(settings: Settings, started: float) -> int:
+    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...)."""
+    logging.basicConfig(
+        level=settings.log.level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    os.umask(0o077)
+    sys.setswitchinterval(0.001)
+    try:
+        return uvloop.run(serve(settings, started))
+    except DataDirectoryInUse as error:
+        print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
+    except (OSError, MetadataError, DamagedLog, UnknownFormat, ssl.SSLError) as error:
+        print(f"amqpd: {error}", file=sys.stderr)
+    return EXIT_UNAVAILABLE

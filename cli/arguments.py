@@ -1,0 +1,198 @@
+"""The command line: general options, the command, its own options and operands, in any order.
+
+rabbitmqctl takes every option before and after the command (`-q list_queues -p shop name`), so all of them, of all
+commands, stand in one table here; which ones a command takes is known only once its name is. getopt does the reading:
+it takes options anywhere and leaves the messages, which are rabbitmqctl's, to us. (Import measured: getopt and argparse
+10 ms, click 33 ms.) `--` ends the options, for a password that begins with a dash.
+"""
+
+from __future__ import annotations
+
+import getopt
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from amqpd.cli.errors import UsageError
+
+FORMATTERS: Final = ("table", "pretty_table", "json", "csv")
+DATA_DIR: Final = "./amqpd-data"
+TIMEOUT_S: Final = 60
+
+
+class Option(NamedTuple):
+    """One option. value: what stands for its argument in help texts, empty for a flag."""
+
+    long: str
+    short: str
+    value: str
+    text: str
+
+
+GENERAL: Final = (
+    Option("help", "?", "", "show help: of the command, or of amqpctl"),
+    Option("node", "n", "<node>", "accepted for rabbitmqctl's sake, and named in messages; it chooses no broker"),
+    Option("longnames", "l", "", "show the host's full name in messages"),
+    Option("timeout", "t", "<seconds>", f"give up when the broker is silent for so long (default {TIMEOUT_S})"),
+    Option("quiet", "q", "", "no informational messages"),
+    Option("silent", "s", "", "no informational messages and no table header row"),
+    Option("vhost", "p", "<vhost>", "virtual host, for commands that work in one (default /)"),
+    Option("formatter", "", "<name>", f"how a list is written: {', '.join(FORMATTERS)}"),
+    Option("data-dir", "", "<dir>", f"data directory of the broker (AMQPD_DATA_DIR; default {DATA_DIR})"),
+    Option("uri", "", "<uri>", "talk HTTP to http://USER:PASSWORD@HOST:15672 instead (AMQPCTL_URI)"),
+)
+SPECIFIC: Final = (
+    Option("no-table-headers", "", "", "no header row in a table"),
+    Option("description", "", "<text>", "description of the virtual host"),
+    Option("tags", "", "<tag1>,<tag2>", "tags of the virtual host, separated by commas"),
+    Option("default-queue-type", "", "<classic|quorum|stream>", "queue type where a client names none"),
+    Option("online", "", "", "only queues whose node is up: on a single node, all"),
+    Option("offline", "", "", "only queues whose node is down: on a single node, none"),
+    Option("local", "", "", "only queues of the node asked: on a single node, all"),
+    Option("if-empty", "e", "", "delete the queue only if it has no ready messages"),
+    Option("if-unused", "u", "", "delete the queue only if it has no consumers"),
+    Option("global", "", "", "connections of every virtual host"),
+    Option("limit", "", "<number>", "close at most so many connections (0: all)"),
+    Option("per-connection-delay", "", "<milliseconds>", "pause after each connection"),
+    Option("idempotent", "", "", "succeed if the broker is not running"),
+    Option("unit", "", "<bytes|mb|gb>", "unit of memory and disk sizes (default gb)"),
+    Option("queue", "", "<queue>", "export this durable queue of the vhost; without it all of --vhost"),
+    Option("to", "", "<where>", "export to a directory, or to a database by its SQLAlchemy URL"),
+    Option("format", "", "<name>", "parquet (default), json, csv, or delta where the package deltalake is installed"),
+    Option("checkpoint", "", "<dir>", "what remembers how far an export has come (default: <directory>.checkpoint)"),
+    Option("from", "", "<where>", "where the first run begins: earliest (default), an offset, a time (ISO 8601, UTC)"),
+    Option("to-offset", "", "<offset>", "the first offset not to export"),
+    Option("partition-by", "", "<names>", "directories by date, hour or columns, separated by commas"),
+    Option("where", "", "<SQL>", "export only rows for which this is true, an expression over the columns"),
+    Option("columns", "", "<names>", "columns to export, separated by commas; storage/export/README.md lists them"),
+    Option("table", "", "<name>", "table of a database (default amqp_messages)"),
+    Option("name", "", "<name>", "what x-export calls this export (default export)"),
+    Option("batch", "", "<number>", "offsets of one batch (default 1000000; 100000 for delta and databases)"),
+    Option("follow", "", "", "go on exporting what comes, until stopped"),
+    Option("allow-data-loss", "", "", "go on where messages are gone or damaged, instead of ending with 65"),
+    Option("master", "", "<url>", "Spark's master (default local[*])"),
+    Option("memory", "", "<size>", "memory of Spark's driver, with a local master of all of it (default 1g)"),
+    Option("max-bytes", "", "<bytes>", "keep at most so much; over it the oldest goes unexported"),
+    Option("deep", "", "", "records too, with their properties decoded"),
+    Option("offsets", "", "<first>-<last>", "only batches and entries with these offsets; either may be left out"),
+    Option("list-commands", "", "", "the names and summaries of all commands, nothing else"),
+)
+BY_LONG: Final = {option.long: option for option in (*GENERAL, *SPECIFIC)}
+BY_SHORT: Final = {option.short: option for option in (*GENERAL, *SPECIFIC) if option.short}
+_GENERAL_NAMES: Final = frozenset(option.long for option in GENERAL)
+
+
+class CommandLine(NamedTuple):
+    """A command line, read. given: the options that stand on it, by long name; a flag's value is empty.
+
+    wrong: options nobody knows, or with a bad value, as `name : value`; reported once the command is known to exist.
+    """
+
+    command: str
+    operands: list[str]
+    given: dict[str, str]
+    wrong: list[str]
+
+    @property
+    def quiet(self) -> bool:
+        return "quiet" in self.given or "silent" in self.given
+
+    @property
+    def headers(self) -> bool:
+        return "silent" not in self.given and "no-table-headers" not in self.given
+
+    @property
+    def formatter(self) -> str:
+        return self.given.get("formatter", "table")
+
+    @property
+    def vhost(self) -> str:
+        return self.given.get("vhost", "/")
+
+    @property
+    def timeout_s(self) -> int | None:
+        """Seconds as asked for; None when nothing was asked for."""
+        return int(self.given["timeout"]) if "timeout" in self.given else None
+
+    def number(self, option: str) -> int:
+        """A whole number that is at least 0; 0 when the option is not there. Raises: UsageError."""
+        text = self.given.get(option, "0")
+        if not (text.isascii() and text.isdigit()):
+            raise UsageError(f"Invalid options for this command:\n--{option} : {text}")
+        return int(text)
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """Reads what stands behind `amqpctl`.
+
+    Raises: nothing but UsageError for text that is not UTF-8; a wrong option is noted in `wrong`, since an unknown
+    command is the better news.
+    """
+    try:
+        "".join(arguments).encode()
+    except UnicodeEncodeError:
+        raise UsageError("arguments must be UTF-8 text.") from None
+    short = "".join(option.short + (":" if option.value else "") for option in BY_SHORT.values()) + "h"
+    long = [option.long + ("=" if option.value else "") for option in BY_LONG.values()] + ["version"]
+    try:
+        pairs, operands = getopt.gnu_getopt(list(arguments), short, long)
+    except getopt.GetoptError as error:
+        name = f"--{error.opt}" if len(error.opt) > 1 else f"-{error.opt}"
+        return CommandLine(_first_word(arguments), [], _asks_for_help(arguments), [f"{name} : "])
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        given[_long_name(name)] = value
+    wrong = []
+    if "timeout" in given and not (given["timeout"].isascii() and given["timeout"].isdigit()):
+        wrong.append(f"-t : {given['timeout']}")
+    if given.get("formatter", "table") not in FORMATTERS:
+        wrong.append(f"--formatter : {given['formatter']} (known: {', '.join(FORMATTERS)})")
+    if "uri" in given and "data-dir" in given:
+        wrong.append("--uri : a broker is reached through --uri or --data-dir, not through both")
+    return CommandLine(operands[0] if operands else "", operands[1:], given, wrong)
+
+
+def check_options(line: CommandLine, takes: Sequence[str]) -> None:
+    """Refuses what was mistyped, and options of other commands. takes: long names. Raises: UsageError."""
+    wrong = line.wrong + [
+        f"--{name} : {value}" for name, value in line.given.items() if name not in takes and name not in _GENERAL_NAMES
+    ]
+    # rabbit: a list that has no table has no option about its headers
+    if not wrong and "no-table-headers" in line.given and line.formatter != "table":
+        wrong.append("--no-table-headers : ")
+    if wrong:
+        raise UsageError("\n".join(["Invalid options for this command:", *wrong]))
+
+
+def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
+    """(uri, data directory), one of them empty: the command line before the environment, a URI before a directory."""
+    if uri := line.given.get("uri"):
+        return uri, ""
+    if directory := line.given.get("data-dir"):
+        return "", directory
+    if uri := environment.get("AMQPCTL_URI"):
+        return uri, ""
+    return "", environment.get("AMQPD_DATA_DIR") or DATA_DIR
+
+
+def _long_name(name: str) -> str:
+    if name.startswith("--"):
+        return name[2:]
+    return "help" if name == "-h" else BY_SHORT[name[1:]].long
+
+
+def _asks_for_help(arguments: Sequence[str]) -> dict[str, str]:
+    return {"help": ""} if {"--help", "-?", "-h"} & set(arguments) else {}
+
+
+def _first_word(arguments: Sequence[str]) -> str:
+    """The command of a line that getopt refused: the first word that is no option and no option's value."""
+    value_of_an_option = False
+    for word in arguments:
+        if value_of_an_option:
+            value_of_an_option = False
+        elif not word.startswith("-"):
+            return word
+        else:
+            option = BY_LONG.get(word[2:]) if word.startswith("--") else BY_SHORT.get(word[1:])
+            value_of_an_option = option is not None and bool(option.value)
+    return ""

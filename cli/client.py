@@ -1,0 +1,215 @@
+"""The admin API, seen from outside: one HTTP connection, over the unix socket in the data directory or over TCP.
+
+Over the socket there is no password: the socket's mode is 0600 and the broker looks at the peer's uid. Over TCP the
+URI carries the credentials. http.client is imported on the first request, since `help` and `version` need none
+(it costs 30 ms, a third of what a command may take).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from amqpd.cli.errors import NO_PERMISSION, SOFTWARE, TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
+SOCKET_NAME: Final = "amqpctl.sock"
+_PATH_SIZE_BYTES_MAX: Final = 107  # sun_path without its final zero
+
+
+class Answer(NamedTuple):
+    """What the broker answered. data: the decoded JSON, None when there was no body."""
+
+    status: int
+    data: Any
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def reason(self) -> str:
+        """The broker's own words about a refusal."""
+        if isinstance(self.data, dict) and (self.data.get("reason") or self.data.get("error")):
+            return str(self.data.get("reason") or self.data["error"])
+        return f"the broker answered HTTP {self.status}"
+
+    def failure(self) -> Failure:
+        return Failure(SOFTWARE if self.status >= 500 else UNAVAILABLE, self.reason)
+
+
+class Client:
+    """One broker. uri or data_dir is empty; node is its name in messages.
+
+    timeout_s: how long the broker may be silent; None waits for ever.
+    """
+
+    def __init__(self, uri: str, data_dir: str, node: str, timeout_s: float | None) -> None:
+        self.uri = uri
+        self.data_dir = data_dir
+        self.node = node
+        self.timeout_s = timeout_s
+        self._connection: HTTPConnection | None = None
+        self._headers: dict[str, str] = {}
+        self._prefix = ""
+
+    @property
+    def is_local(self) -> bool:
+        return not self.uri
+
+    @property
+    def address(self) -> str:
+        """Where the broker is looked for, without a password."""
+        if not self.uri:
+            return os.path.join(self.data_dir, SOCKET_NAME)  # noqa: PTH118 - pathlib is 3 ms of start-up
+        scheme, _, rest = self.uri.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    def get(self, path: str) -> Any:
+        """The JSON behind a path. Raises: as `send`, and Failure for any status but 2xx."""
+        answer = self.send("GET", path)
+        if not answer.ok:
+            raise answer.failure()
+        return answer.data
+
+    def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
+        """One request, one answer; a refusal by status is an answer.
+
+        Raises: Refused (69 unreachable, 75 silent, 77 not allowed), AppStopped for 503, UsageError for a bad URI.
+        """
+        if self.timeout_s == 0:
+            raise self._timed_out(path)
+        if self._connection is None:
+            self._connection = self._connect()
+        sent = {**self._headers, **(headers or {})}
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            sent["Content-Type"] = "application/json"
+        from http.client import HTTPException
+
+        try:
+            self._connection.request(method, self._prefix + path, data, sent)
+            response = self._connection.getresponse()
+            text = response.read()
+        except TimeoutError:
+            self.close()
+            raise self._timed_out(path) from None
+        except (OSError, HTTPException) as error:
+            self.close()
+            raise self._unreachable(error) from None
+        if response.status in {401, 403}:
+            raise Refused(NO_PERMISSION, self._not_allowed(Answer(response.status, _decoded(text))))
+        if response.status == 503:
+            raise AppStopped
+        return Answer(response.status, _decoded(text))
+
+    def close(self) -> None:
+        """Forgets the connection; the next request makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self) -> HTTPConnection:
+        """A connection that has not connected yet. Raises: UsageError."""
+        import http.client
+        import socket
+
+        if not self.uri:
+            return _unix_connection(self.address, self.timeout_s)
+        from urllib.parse import unquote, urlsplit
+
+        try:
+            parts = urlsplit(self.uri)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"--uri {self.address}: {error}") from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise UsageError(f"--uri {self.address}: expected http://USER:PASSWORD@HOST:15672")
+        if parts.username is not None:
+            from base64 import b64encode
+
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = "Basic " + b64encode(credentials.encode()).decode()
+        self._prefix = parts.path.rstrip("/")
+        timeout_s: Any = socket.getdefaulttimeout() if self.timeout_s is None else self.timeout_s
+        made = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return made(parts.hostname, port or 15672, timeout=timeout_s)
+
+    def _timed_out(self, path: str) -> Refused:
+        return Refused(
+            TIMED_OUT,
+            f"operation on node {self.node} timed out: no answer to {path.partition('?')[0]} from {self.address}. "
+            f"Timeout value used: {round((self.timeout_s or 0) * 1000)}",
+        )
+
+    def _not_allowed(self, answer: Answer) -> str:
+        advice = "check the user's tags (set_user_tags) and permissions"
+        if self.is_local:
+            advice = "run amqpctl as the user the broker runs as, or use --uri http://USER:PASSWORD@HOST:15672"
+        elif "Authorization" not in self._headers:
+            advice = "put credentials into the URI: --uri http://USER:PASSWORD@HOST:15672"
+        return f"{self.address} refuses: {answer.reason}. What to do: {advice}."
+
+    def _unreachable(self, error: Exception) -> Refused:
+        """rabbit: exit 69. The text says what to do next."""
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        start = "amqpd" if self.data_dir in {"", "./amqpd-data"} else f"amqpd --data-dir {self.data_dir}"
+        advice = [
+            f"The broker may not be running. Start it: {start}",
+            "It may use another data directory. Name it: --data-dir DIR, or AMQPD_DATA_DIR=DIR",
+            "It may run elsewhere. Talk HTTP to it: --uri http://USER:PASSWORD@HOST:15672, or AMQPCTL_URI",
+        ]
+        if self.uri:
+            advice = [
+                "The broker may not be running. Start it there: amqpd",
+                "Its admin API may listen elsewhere: see http.host and http.port in `amqpd --print-settings`",
+                "On the broker's own machine, use its data directory: --data-dir DIR",
+            ]
+        elif isinstance(error, PermissionError):
+            advice = [
+                "The broker runs as another user. Run amqpctl as that user",
+                "Or talk HTTP to it: --uri http://USER:PASSWORD@HOST:15672",
+            ]
+        lines = [f"unable to reach node '{self.node}' at {self.address}: {why}.", "", "What to do:", ""]
+        return Refused(UNAVAILABLE, "\n".join([*lines, *(f" * {one}" for one in advice)]))
+
+
+def quoted(name: str) -> str:
+    """A name as one segment of a path: `/` is `%2F`."""
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return {"error": text[:200].decode("utf-8", "replace")}
+
+
+def _unix_connection(path: str, timeout_s: float | None) -> HTTPConnection:
+    import http.client
+    import socket
+
+    class UnixConnection(http.client.HTTPConnection):
+        """HTTP over a unix socket. Sends `Host: localhost`."""
+
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(timeout_s)
+            if len(os.fsencode(path)) <= _PATH_SIZE_BYTES_MAX:
+                self.sock.connect(path)
+                return
+            # A longer path does not fit into a socket address; one through an open directory does.
+            directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)  # noqa: PTH120
+            try:
+                self.sock.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+            finally:
+                os.close(directory)
+
+    return UnixConnection("localhost")

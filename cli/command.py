@@ -1,0 +1,125 @@
+"""What a command is, and what it is given to work with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TextIO
+
+from amqpd.cli.arguments import TIMEOUT_S, CommandLine
+from amqpd.cli.client import Client
+from amqpd.cli.errors import DATA, Failure, UsageError
+from amqpd.cli.formatters import BY_NAME, Row, compact
+
+GROUPS: Final = (
+    "Help",
+    "Nodes",
+    "Users",
+    "Access Control",
+    "Monitoring, observability and health checks",
+    "Virtual hosts",
+    "Operations",
+    "Queues",
+    "Logs",
+)
+"""rabbitmqctl's headings, in its order; `Logs` is ours."""
+
+
+class Context:
+    """One run of one command: its command line, the broker, and where to write.
+
+    What a person may skip (`-q`) goes through `say`, what was asked for through `show` and `done`, and what must stay
+    out of a pipe through `note`.
+    """
+
+    def __init__(self, line: CommandLine, client: Client, out: TextIO, err: TextIO, stdin: TextIO) -> None:
+        self.line = line
+        self.operands = line.operands
+        self.vhost = line.vhost
+        self.client = client
+        self.node = client.node
+        self.out = out
+        self.err = err
+        self.stdin = stdin
+
+    @property
+    def timeout_ms(self) -> int:
+        timeout_s = self.line.timeout_s
+        return 1000 * (TIMEOUT_S if timeout_s is None else timeout_s)
+
+    def say(self, text: str) -> None:
+        """An informational message: not with --quiet or --silent, nor in front of what a program reads."""
+        if not self.line.quiet and self.line.formatter not in {"json", "csv"}:
+            self.out.write(text + "\n")
+            self.out.flush()
+
+    def done(self, message: str = "") -> None:
+        """The end of a command that changes something; rabbit: --quiet keeps the message, JSON wraps it."""
+        if self.line.formatter == "json":
+            self.out.write(compact({"message": message} if message else {"node": self.node, "result": "ok"}) + "\n")
+        elif message:
+            self.out.write(message + "\n")
+
+    def show(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))
+
+    def note(self, text: str) -> None:
+        """Something worth knowing about a command that succeeds; on standard error."""
+        if not self.line.quiet:
+            self.err.write(text + "\n")
+
+    def patient(self) -> None:
+        """Waits for the broker as long as it takes, unless --timeout says otherwise: for work that may be long."""
+        if self.line.timeout_s is None:
+            self.client.timeout_s = None
+
+    def password(self, number: int) -> str:
+        """The operand `number`, or the first line of standard input; asked for without echo on a terminal.
+
+        Raises: Failure (65) when there is none.
+        """
+        if len(self.operands) > number:
+            return self.operands[number]
+        if self.stdin is sys.stdin and self.stdin.isatty():
+            from getpass import getpass
+
+            text = getpass("Password: ")
+        else:
+            text = self.stdin.readline().rstrip("\r\n")
+        if not text:
+            raise Failure(DATA, "Password is not provided via argument or stdin")
+        return text
+
+
+class Command(NamedTuple):
+    """One row of the table of commands.
+
+    usage: what stands behind the name. least, most: how many operands (most None: any number).
+    details: (operand or option, what it is). options: long names of the command's own options.
+    columns: what a list can show, its default columns in front (`shown` of them). examples: (command line, its effect).
+    """
+
+    name: str
+    group: str
+    summary: str
+    run: Callable[[Context], None]
+    usage: str = ""
+    least: int = 0
+    most: int | None = 0
+    details: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    shown: int = 0
+    examples: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def usage_line(self) -> str:
+        line = f"amqpctl [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}"
+        return line.rstrip()
+
+    def check(self, operands: Sequence[str]) -> None:
+        """Raises: UsageError when there are too few or too many."""
+        if len(operands) < self.least:
+            raise UsageError("not enough arguments.")
+        if self.most is not None and len(operands) > self.most:
+            raise UsageError("too many arguments.")

@@ -1,0 +1,49 @@
+"""The table of commands. One more command: a `Command` in the module it belongs to; this table, the help and the tests
+find it there. cli/README.md names it too, and a test sees to that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.cli import export, listings, logs, nodes, operations, users
+from amqpd.cli import help as help_texts
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import USAGE, Failure
+
+
+def show_help(context: Context) -> None:
+    if "list-commands" in context.line.given:
+        context.out.write("\n".join(help_texts.command_list(COMMANDS.values(), context.out)))
+    elif not context.operands:
+        context.out.write(help_texts.overview(COMMANDS, context.out))
+    elif context.operands[0] in COMMANDS:
+        context.out.write(help_texts.of_command(COMMANDS[context.operands[0]], context.out))
+    else:
+        raise Failure(USAGE, "\n" + help_texts.unknown(context.operands[0], COMMANDS))
+
+
+HELP: Final = Command(
+    "help",
+    "Help",
+    "Displays usage information for a command",
+    show_help,
+    "(<command> | [--list-commands])",
+    0,
+    1,
+    (("<command>", "the command; without one, all of them"),),
+    ("list-commands",),
+    examples=(("help list_queues", "usage, columns and examples of list_queues"),),
+)
+
+COMMANDS: Final[dict[str, Command]] = {
+    command.name: command
+    for command in (
+        HELP,
+        *nodes.COMMANDS,
+        *users.COMMANDS,
+        *listings.COMMANDS,
+        *logs.COMMANDS,
+        *operations.COMMANDS,
+        *export.COMMANDS,
+    )
+}

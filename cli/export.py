@@ -1,0 +1,270 @@
+"""`amqpctl export`: queues into files or a database, and the holds that keep settled messages for it.
+
+The job is storage/export/job.py; here its command line is read and its outcome told. Nothing of it is imported before
+the command runs, pyspark and pyarrow not before there is something to export.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib.util import find_spec
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.cli.client import quoted
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
+from amqpd.cli.formatters import compact
+
+if TYPE_CHECKING:
+    from amqpd.storage.export.job import ExportOptions, Report
+
+OPTIONS: Final = (
+    "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
+    "batch", "follow", "allow-data-loss", "master", "memory",
+)  # fmt: skip
+
+
+def export(context: Context) -> None:
+    options = _options(context)
+    for module in ("pyspark", "pyarrow"):
+        if find_spec(module) is None:
+            raise Failure(UNAVAILABLE, f"the export needs the package {module}: pip install 'amqpd[spark]'")
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from amqpd.storage.export.columns import UnknownColumn
+    from amqpd.storage.export.files import SourceError
+    from amqpd.storage.export.java import CannotRunSpark
+    from amqpd.storage.export.job import BadExport, Job, without_password
+    from amqpd.storage.export.ledger import CheckpointError
+    from amqpd.storage.export.options import BadOption, NoSuchQueue
+    from amqpd.storage.export.plan import DataLoss
+    from amqpd.storage.export.targets import TargetError
+
+    stopped = _Stop()
+    try:
+        total = Job(
+            options,
+            lambda report: _progress(context, report),
+            stopped,
+            starting=lambda: _note(context, f"starting Spark; it logs into {options.checkpoint}/spark.log"),
+        ).run()
+    except (NoSuchQueue, SourceError, CannotRunSpark) as error:
+        raise Failure(UNAVAILABLE, str(error)) from None
+    except (BadExport, BadOption, UnknownColumn) as error:
+        raise UsageError(_in_our_words(str(error))) from None
+    except CheckpointError as error:
+        raise Failure(USAGE, str(error)) from None
+    except DataLoss as error:
+        raise Failure(DATA, _in_our_words(str(error))) from None
+    except (TargetError, SQLAlchemyError, OSError) as error:
+        raise Failure(UNAVAILABLE, str(error)) from None
+    except Exception as error:  # Spark's errors are of many kinds
+        raise _spark_failure(error) from error
+    finally:
+        stopped.restore()
+    if context.line.formatter == "json":
+        found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
+        to = without_password(options.to)
+        context.out.write(compact({**found, "seconds": round(total.seconds, 3), "to": to, "batch": total.batch}) + "\n")
+        return
+    took = f"in {_batches(total.batches)} and {total.seconds:.1f} s ({_rate(total)})"
+    context.out.write(
+        f"Exported {total.rows:,} records, {_size(total.bytes)}, {took} to {without_password(options.to)}; "
+        f"{total.lag:,} offsets wait\n"
+    )
+
+
+class _Stop:
+    """The first SIGINT or SIGTERM ends the export after the batch at work, the second one at once."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+        sys.stderr.write("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)\n")
+
+    def __call__(self) -> bool:
+        return self.seen
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _options(context: Context) -> ExportOptions:
+    """The command line as the job's options. Raises: UsageError."""
+    given = context.line.given
+    if "to" not in given:
+        raise UsageError("--to is needed: a directory, or a database as SQLAlchemy writes it (sqlite:///lake.db)")
+    if "queue" not in given and "vhost" not in given:
+        raise UsageError("--queue or, for all its durable queues, --vhost is needed")
+    to = given["to"].removeprefix("file://")
+    checkpoint = given.get("checkpoint")
+    if checkpoint is None:
+        if "://" in to:
+            raise UsageError("--checkpoint is needed with a database: a directory that remembers what was exported")
+        checkpoint = to.rstrip("/") + ".checkpoint"
+    kind = given.get("format", "parquet")
+    if kind not in ("parquet", "json", "csv", "delta"):
+        raise UsageError(f"--format {kind}: expected parquet, json, csv or delta")
+    if "://" in to and "format" in given:
+        raise UsageError("--format is for directories")
+    if "table" in given and "://" not in to:
+        raise UsageError("--table is for databases")
+    for name in ("to-offset", "batch"):
+        if name in given and (context.line.number(name) == 0 and name == "batch"):
+            raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
+    from amqpd.storage.export.columns import BASE
+    from amqpd.storage.export.job import ExportOptions
+    from amqpd.storage.hold import NAME
+
+    if NAME.fullmatch(given.get("name", "export")) is None:
+        raise UsageError(f"--name : {given['name']}")
+    source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
+    return ExportOptions(
+        source=source,
+        vhost=context.vhost,
+        queue=given.get("queue"),
+        to=to,
+        checkpoint=checkpoint,
+        format=kind,
+        start=given.get("from", "earliest"),
+        to_offset=int(given["to-offset"]) if "to-offset" in given else None,
+        partition_by=_list(given.get("partition-by", "")),
+        where=given.get("where", ""),
+        columns=_list(given.get("columns", "")) or BASE,
+        table=given.get("table", "amqp_messages"),
+        name=given.get("name", "export"),
+        follow="follow" in given,
+        master=given.get("master", "local[*]"),
+        memory=given.get("memory", "1g"),
+        batch_rows=int(given["batch"]) if "batch" in given else None,
+        fail_on_data_loss="allow-data-loss" not in given,
+    )
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _progress(context: Context, report: Report) -> None:
+    _note(
+        context,
+        f"batch {report.batch}: {report.rows:,} records, {_size(report.bytes)}, {_rate(report)}, {report.lag:,} wait",
+    )
+
+
+def _note(context: Context, text: str) -> None:
+    context.note(text)
+    context.err.flush()
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"
+
+
+def _rate(report: Report) -> str:
+    return f"{report.rows / max(report.working_s, 0.001):,.0f} records/s"
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 1000:
+        return f"{size_bytes} bytes"
+    size, units = size_bytes / 1000, ["KB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return f"{size:.1f} {units[0]}"
+
+
+def _in_our_words(text: str) -> str:
+    """Spark's options by the names they have here."""
+    return text.replace("failOnDataLoss=false", "--allow-data-loss").replace("startingTimestamp:", "--from:")
+
+
+def _spark_failure(error: Exception) -> Failure:
+    """What a person needs of an error that came through Spark: its first lines, not the JVM's hundred."""
+    text = str(error)
+    if type(error).__name__ in {"AnalysisException", "ParseException"}:
+        return UsageError(f"--where: {text.strip().splitlines()[0].rstrip(';')}")
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return Failure(SOFTWARE, f"Spark: {type(error).__name__}: " + "\n".join(lines[:5]))
+
+
+def set_export(context: Context) -> None:
+    queue, name = context.operands
+    body: dict[str, Any] = {"name": name}
+    if "max-bytes" in context.line.given:
+        body["max_bytes"] = context.line.number("max-bytes")
+    context.say(f"Keeping settled messages of queue '{queue}' in vhost '{context.vhost}' for export '{name}' ...")
+    _send(context, "PUT", _path(context, queue), body)
+
+
+def clear_export(context: Context) -> None:
+    queue, name = context.operands
+    context.say(f"Keeping nothing of queue '{queue}' in vhost '{context.vhost}' for export '{name}' any more ...")
+    _send(context, "DELETE", f"{_path(context, queue)}/{quoted(name)}")
+
+
+def _path(context: Context, queue: str) -> str:
+    return f"/api/amqpd/exports/{quoted(context.vhost)}/{quoted(queue)}"
+
+
+def _send(context: Context, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    answer = context.client.send(method, path, body)
+    if not answer.ok:
+        raise answer.failure()
+    context.done()
+
+
+COMMANDS: Final = (
+    Command(
+        "clear_export",
+        "Queues",
+        "Lets a queue's settled messages go without waiting for an export",
+        clear_export,
+        "[--vhost <vhost>] <queue> <name>",
+        2,
+        2,
+        (("<queue>", "name of the queue"), ("<name>", "the export's name, as in set_export or x-export")),
+        examples=(("clear_export orders nightly", "what was kept for it goes"),),
+    ),
+    Command(
+        "export",
+        "Queues",
+        "Exports queues to Parquet, JSON, CSV, Delta or a database, each message once",
+        export,
+        "(--queue <queue> | --vhost <vhost>) --to <directory | database URL> [--format <name>] [--follow]",
+        0,
+        0,
+        (
+            ("<directory>", "files appear there whole; a rerun goes on where the last one ended, whatever ended it"),
+            ("<database URL>", "as SQLAlchemy writes it; rows and the batch's number are one transaction"),
+        ),
+        OPTIONS,
+        examples=(
+            ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
+            ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
+            ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until it is stopped"),
+            ("""export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""", "some of the messages"),
+        ),
+    ),
+    Command(
+        "set_export",
+        "Queues",
+        "Keeps a queue's settled messages until an export of that name has them",
+        set_export,
+        "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]",
+        2,
+        2,
+        (("<queue>", "name of a durable queue"), ("<name>", "the export's: amqpctl export --name")),
+        ("max-bytes",),
+        examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB of it"),),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Rows as text: table, pretty_table, json, csv.
+
+A row is a list of JSON values, in the order of the columns. The shapes are rabbitmqctl 3.10's:
+
+- `table` (the default): cells separated by tabs, a header row. A list without rows has no header either.
+- `pretty_table`: the same with box characters. rabbitmqctl writes the terminal's line-drawing escapes; these are the
+  Unicode characters that a terminal shows for them, so that a file holds them too.
+- `json`: an array, one object per line.
+- `csv`: every cell quoted.
+
+Field tables (`arguments`, `client_properties`) are written as Erlang terms, `[{"x-max-length",10}]`, as scripts and the
+client suites expect; in `json` they are objects. Control characters in names would break a table's columns or steer the
+reader's terminal, so both tables show them as escapes (`\\t`, `\\x1b`); `json` and `csv` keep them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+Row = Sequence[Any]
+
+FIELD_TABLES: Final = frozenset({"arguments", "client_properties"})
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def table(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
+    if not rows:
+        return ""
+    lines = ["\t".join(columns)] if headers else []
+    lines += ["\t".join(visible(cell(column, value)) for column, value in _cells(columns, row)) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def pretty_table(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
+    if not rows:
+        return ""
+    lines = [list(columns)] if headers else []
+    lines += [[visible(cell(column, value)) for column, value in _cells(columns, row)] for row in rows]
+    widths = [max(width(line[number]) for line in lines) for number in range(len(columns))]
+
+    def rule(left: str, middle: str, right: str) -> str:
+        return left + middle.join("─" * (size + 2) for size in widths) + right
+
+    def boxed(line: list[str]) -> str:
+        padded = (f" {text}{' ' * (size - width(text))} " for text, size in zip(line, widths, strict=True))
+        return "│" + "│".join(padded) + "│"
+
+    text = f"\n{rule('├', '┼', '┤')}\n".join(boxed(line) for line in lines)
+    return f"{rule('┌', '┬', '┐')}\n{text}\n{rule('└', '┴', '┘')}\n"
+
+
+def json_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
+    """An array with an object per line; what there is not is "", as rabbitmqctl has it. headers: no matter."""
+    objects = [compact({name: "" if value is None else value for name, value in _cells(columns, row)}) for row in rows]
+    return "[\n" + "\n,".join(objects) + ("\n]\n" if objects else "]\n")
+
+
+def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
+    """headers: no matter; rabbit: only a table loses its header."""
+    if not rows:
+        return ""
+    import csv as library
+    import io
+
+    text = io.StringIO()
+    writer = library.writer(text, quoting=library.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([cell(column, value) for column, value in _cells(columns, row)] for row in rows)
+    return text.getvalue()
+
+
+BY_NAME: Final[dict[str, Callable[[Sequence[str], Sequence[Row], bool], str]]] = {
+    "table": table,
+    "pretty_table": pretty_table,
+    "json": json_rows,
+    "csv": csv,
+}
+
+
+def compact(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def cell(column: str, value: Any) -> str:
+    """The text of one value, as a table has it."""
+    if value is None:
+        return ""
+    if column in FIELD_TABLES:
+        return erlang(value or {})
+    if isinstance(value, list):
+        return f"[{', '.join(str(one) for one in value)}]"
+    if isinstance(value, dict):
+        return f"[{', '.join(f'{{{name}, {one}}}' for name, one in value.items())}]"
+    return value if isinstance(value, str) else erlang(value)
+
+
+def erlang(value: Any) -> str:
+    """A value of a field table as an Erlang term: `[{"x-expires",1000}]`, strings in double quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{visible(text)}"'
+    if isinstance(value, dict):
+        return "[" + ",".join(f"{{{erlang(str(name))},{erlang(one)}}}" for name, one in value.items()) + "]"
+    if isinstance(value, list):
+        return "[" + ",".join(erlang(one) for one in value) + "]"
+    return "undefined" if value is None else repr(value)
+
+
+def visible(text: str) -> str:
+    """Control characters as escapes; everything else as it is."""
+    if _CONTROL.search(text) is None:
+        return text
+    return _CONTROL.sub(_escape, text)
+
+
+def width(text: str) -> int:
+    """Cells the text takes on a terminal: two for wide East Asian characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in {"W", "F"} else 1 for one in text
+    )
+
+
+def _cells(columns: Sequence[str], row: Row) -> Iterator[tuple[str, Any]]:
+    return zip(columns, row, strict=True)
+
+
+def _escape(match: re.Match[str]) -> str:
+    one = match[0]
+    return _SHORT_ESCAPES.get(one) or f"\\x{ord(one):02x}"

@@ -1,0 +1,293 @@
+"""The list commands over what the API lists: one `Listing` says where each column's value stands in the API's JSON.
+
+Columns and their order are rabbitmqctl 3.10's. A column that has no meaning here (mirrors, the certificate of a plain
+connection) is empty, as it is in RabbitMQ for a queue without mirrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+from amqpd.cli.client import quoted
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UsageError
+
+GROUP: Final = "Monitoring, observability and health checks"
+Item = dict[str, Any]
+
+
+class Listing(NamedTuple):
+    """What a list is made of.
+
+    path: of the API; `{vhost}` is replaced. default: the columns shown when none is asked for.
+    columns: name -> where its value is in an item of the answer: a path of keys.
+    """
+
+    path: str
+    default: tuple[str, ...]
+    columns: dict[str, tuple[str, ...]]
+
+    def names(self) -> tuple[str, ...]:
+        return (*self.default, *sorted(set(self.columns) - set(self.default)))
+
+
+def plain(*names: str) -> dict[str, tuple[str, ...]]:
+    return {name: (name,) for name in names}
+
+
+def wanted(listing: Listing, operands: Sequence[str]) -> tuple[str, ...]:
+    """The columns asked for, each once; `a,b` and `a b` are the same. Raises: UsageError with all unknown ones."""
+    asked = [name for operand in operands for name in operand.split(",") if name]
+    if unknown := sorted(set(asked) - set(listing.columns)):
+        raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+    return tuple(dict.fromkeys(asked)) or listing.default
+
+
+def value(item: Item, listing: Listing, column: str) -> Any:
+    found: Any = item
+    for key in listing.columns[column]:
+        found = found.get(key) if isinstance(found, dict) else None
+    if column == "protocol" and found == "AMQP 0-9-1":
+        return "{0,9,1}"  # rabbit: the version as an Erlang tuple
+    return "exchange" if column == "source_kind" else found
+
+
+def fetch(context: Context, listing: Listing, columns: Sequence[str]) -> list[Item]:
+    """The items, with no more in them than the columns need: ten thousand queues whole are 10 MB.
+
+    A vhost that is missing has nothing to list: a note on standard error, and exit code 0.
+    rabbit: so do list_queues, list_exchanges, list_bindings and list_consumers, without the note.
+    """
+    keys = ",".join(dict.fromkeys(".".join(listing.columns.get(name, (name,))) for name in columns))
+    answer = context.client.send("GET", f"{listing.path.format(vhost=quoted(context.vhost))}?columns={keys}")
+    if answer.status == 404 and "{vhost}" in listing.path:
+        context.note(f"Virtual host '{context.vhost}' does not exist")
+        return []
+    if not answer.ok:
+        raise answer.failure()
+    items: list[Item] = answer.data
+    return items
+
+
+def show(context: Context, listing: Listing, columns: Sequence[str]) -> None:
+    items = fetch(context, listing, columns)
+    context.show(columns, [[value(item, listing, name) for name in columns] for item in items])
+
+
+def add_pids(context: Context, columns: Collection[str], queues: list[Item]) -> None:
+    """The pids a queue's JSON lacks: of the connection that owns it, of the channel that consumes from it alone."""
+    if "owner_pid" in columns:
+        pids = {item["name"]: item["pid"] for item in fetch(context, CONNECTIONS, ("name", "pid"))}
+        for queue in queues:
+            queue["owner_pid"] = pids.get((queue.get("owner_pid_details") or {}).get("name"))
+    if "exclusive_consumer_pid" in columns:
+        wanted = Listing(CONSUMERS.path, (), {**CONSUMERS.columns, **plain("exclusive")})
+        consumers = fetch(context, wanted, ("queue_name", "channel_pid", "exclusive"))
+        exclusive = [item for item in consumers if item["exclusive"]]
+        pids = {value(item, wanted, "queue_name"): value(item, wanted, "channel_pid") for item in exclusive}
+        for queue in queues:
+            queue["exclusive_consumer_pid"] = pids.get(queue["name"])
+
+
+QUEUES: Final = Listing(
+    "/api/queues/{vhost}",
+    ("name", "messages"),
+    plain(
+        "arguments", "auto_delete", "consumer_capacity", "consumer_utilisation", "consumers", "degraded", "disk_reads",
+        "disk_writes", "durable", "exclusive", "exclusive_consumer_pid", "exclusive_consumer_tag",
+        "head_message_timestamp", "leader", "lost_offsets", "members", "memory", "message_bytes",
+        "message_bytes_persistent",
+        "message_bytes_ram", "message_bytes_ready", "message_bytes_unacknowledged", "messages",
+        "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_unacknowledged",
+        "messages_unacknowledged_ram", "name", "online", "owner_pid", "pid", "policy", "slave_pids", "state",
+        "synchronised_slave_pids", "type",
+    ),
+)  # fmt: skip
+EXCHANGES: Final = Listing(
+    "/api/exchanges/{vhost}",
+    ("name", "type"),
+    plain("arguments", "auto_delete", "durable", "internal", "name", "policy", "type"),
+)
+BINDINGS: Final = Listing(
+    "/api/bindings/{vhost}",
+    ("source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"),
+    {
+        "source_name": ("source",),
+        "source_kind": ("source_kind",),
+        "destination_name": ("destination",),
+        "destination_kind": ("destination_type",),
+        **plain("routing_key", "arguments"),
+    },
+)
+CONNECTIONS: Final = Listing(
+    "/api/connections",
+    ("user", "peer_host", "peer_port", "state"),
+    plain(
+        "auth_mechanism", "channel_max", "channels", "client_properties", "connected_at", "frame_max", "host",
+        "name", "peer_cert_issuer", "peer_cert_subject", "peer_cert_validity", "peer_host", "peer_port", "pid",
+        "port", "protocol", "recv_cnt", "recv_oct", "send_cnt", "send_oct", "send_pend", "ssl", "ssl_cipher",
+        "ssl_hash", "ssl_key_exchange", "ssl_protocol", "state", "timeout", "user", "vhost",
+    ),
+)  # fmt: skip
+CHANNELS: Final = Listing(
+    "/api/channels",
+    ("pid", "user", "consumer_count", "messages_unacknowledged"),
+    plain(
+        "acks_uncommitted", "confirm", "connection", "consumer_count", "global_prefetch_count",
+        "messages_unacknowledged", "messages_uncommitted", "messages_unconfirmed", "name", "number", "pid",
+        "prefetch_count", "transactional", "user", "vhost",
+    ),
+)  # fmt: skip
+CONSUMERS: Final = Listing(
+    "/api/consumers/{vhost}",
+    ("queue_name", "channel_pid", "consumer_tag", "ack_required", "prefetch_count", "active", "arguments"),
+    {
+        "queue_name": ("queue", "name"),
+        "channel_pid": ("channel_details", "pid"),
+        **plain("ack_required", "active", "activity_status", "arguments", "consumer_tag", "prefetch_count"),
+    },
+)
+VHOSTS: Final = Listing(
+    "/api/vhosts",
+    ("name",),
+    plain("cluster_state", "default_queue_type", "description", "name", "tags", "tracing"),
+)
+
+
+def list_queues(context: Context) -> None:
+    columns = wanted(QUEUES, context.operands)
+    context.say(f"Timeout: {context.timeout_ms / 1000} seconds ...")
+    context.say(f"Listing queues for vhost {context.vhost} ...")
+    given = context.line.given
+    if "offline" in given and not {"online", "local"} & set(given):
+        context.show(columns, [])  # the node that answers is the only one, and it is up
+        return
+    pids = {"owner_pid", "exclusive_consumer_pid"} & set(columns)
+    queues = fetch(context, QUEUES, (*columns, "name", "owner_pid_details") if pids else columns)
+    if pids and queues:
+        add_pids(context, pids, queues)
+    context.show(columns, [[value(item, QUEUES, name) for name in columns] for item in queues])
+
+
+def list_exchanges(context: Context) -> None:
+    columns = wanted(EXCHANGES, context.operands)
+    context.say(f"Listing exchanges for vhost {context.vhost} ...")
+    show(context, EXCHANGES, columns)
+
+
+def list_bindings(context: Context) -> None:
+    columns = wanted(BINDINGS, context.operands)
+    context.say(f"Listing bindings for vhost {context.vhost}...")  # rabbit: no space before the dots
+    show(context, BINDINGS, columns)
+
+
+def list_connections(context: Context) -> None:
+    columns = wanted(CONNECTIONS, context.operands)
+    context.say("Listing connections ...")
+    show(context, CONNECTIONS, columns)
+
+
+def list_channels(context: Context) -> None:
+    columns = wanted(CHANNELS, context.operands)
+    context.say("Listing channels ...")
+    show(context, CHANNELS, columns)
+
+
+def list_consumers(context: Context) -> None:
+    columns = wanted(CONSUMERS, context.operands)
+    context.say(f"Listing consumers in vhost {context.vhost} ...")
+    show(context, CONSUMERS, columns)
+
+
+def list_vhosts(context: Context) -> None:
+    columns = wanted(VHOSTS, context.operands)
+    context.say("Listing vhosts ...")
+    show(context, VHOSTS, columns)
+
+
+def _command(
+    name: str,
+    summary: str,
+    run: Callable[[Context], None],
+    listing: Listing,
+    options: tuple[str, ...] = (),
+    examples: tuple[tuple[str, str], ...] = (),
+    group: str = GROUP,
+) -> Command:
+    vhost = "[--vhost <vhost>] " if "{vhost}" in listing.path else ""
+    own = "".join(f"[--{option}] " for option in options)
+    return Command(
+        name,
+        group,
+        summary,
+        run,
+        f"{vhost}{own}[--no-table-headers] [<column> ...] [--timeout <timeout>]",
+        most=None,
+        options=(*options, "no-table-headers"),
+        columns=listing.names(),
+        shown=len(listing.default),
+        examples=examples,
+    )
+
+
+COMMANDS: Final = (
+    _command(
+        "list_bindings",
+        "Lists all bindings on a vhost",
+        list_bindings,
+        BINDINGS,
+        examples=(("list_bindings -p shop source_name destination_name routing_key", "who gets what in vhost shop"),),
+    ),
+    _command(
+        "list_channels",
+        "Lists all channels in the node",
+        list_channels,
+        CHANNELS,
+        examples=(("list_channels name prefetch_count messages_unacknowledged", "which channel sits on messages"),),
+    ),
+    _command(
+        "list_connections",
+        "Lists AMQP 0.9.1 connections for the node",
+        list_connections,
+        CONNECTIONS,
+        examples=(
+            ("list_connections -q pid peer_port client_properties", "pids, as close_connection takes them"),
+            ("list_connections --formatter pretty_table name user state", "for a person to read"),
+        ),
+    ),
+    _command(
+        "list_consumers",
+        "Lists all consumers for a vhost",
+        list_consumers,
+        CONSUMERS,
+        examples=(("list_consumers queue_name consumer_tag prefetch_count", "who reads which queue"),),
+    ),
+    _command(
+        "list_exchanges",
+        "Lists exchanges",
+        list_exchanges,
+        EXCHANGES,
+        examples=(("list_exchanges name type durable arguments", "exchanges of vhost /"),),
+    ),
+    _command(
+        "list_queues",
+        "Lists queues and their properties",
+        list_queues,
+        QUEUES,
+        ("online", "offline", "local"),
+        (
+            ("list_queues", "names and numbers of messages, in vhost /"),
+            ("list_queues -p shop name messages_ready messages_unacknowledged consumers", "what waits, what is out"),
+            ("list_queues --formatter json name messages", "for a program to read"),
+        ),
+    ),
+    _command(
+        "list_vhosts",
+        "Lists virtual hosts",
+        list_vhosts,
+        VHOSTS,
+        examples=(("list_vhosts name description tags --formatter json", "all of them, for a program to read"),),
+        group="Access Control",
+    ),
+)

@@ -1,0 +1,321 @@
+"""Looks into logs without a broker: `dump_log` prints what is in the files, `verify_log` says whether all is well.
+
+Both read a data directory directly, also one a broker is using, and change nothing. What they find is decided in
+`amqpd.storage.inspect` and `amqpd.storage.verify`; here it becomes text, one line an entry, or one JSON array with one
+object a line, written as it is found: a log of gigabytes needs no memory.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, Failure, UsageError
+from amqpd.cli.formatters import compact, visible
+
+if TYPE_CHECKING:
+    from amqpd.storage.inspect import Batch, Event
+    from amqpd.storage.record import Record
+    from amqpd.storage.verify import QueueReport
+
+BODY_SHOWN: Final = 64
+"""Bytes of a body in the text output; JSON has all of it."""
+
+
+def dump_log(context: Context) -> None:
+    _text_or_json(context)
+    offsets = _offsets(context.line.given.get("offsets", ""))
+    deep = "deep" in context.line.given
+    damaged = 0
+    with _Output(context) as output:
+        for path in _files(Path(context.operands[0])):
+            damaged += _dump_file(output, path, deep, offsets)
+    if damaged:
+        raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
+
+
+def verify_log(context: Context) -> None:
+    from amqpd.storage.filesystem import FileSystem
+    from amqpd.storage.verify import check_queue, queue_directories
+
+    _text_or_json(context)
+    filesystem = FileSystem()
+    data_dir = Path(context.operands[0]).absolute()
+    if not data_dir.is_dir():
+        raise Failure(DATA, f"there is no directory {data_dir}")
+    directories = [str(data_dir)] if _is_queue(data_dir) else queue_directories(filesystem, str(data_dir))
+    damaged = 0
+    with _Output(context) as output:
+        for directory in directories:
+            try:
+                report = check_queue(filesystem, directory)
+            except OSError as error:
+                raise Failure(DATA, f"{directory}: {error}") from None
+            damaged += len(report.bad)
+            output.write(_report_text(report, context.line.quiet), _report_object(report))
+    if damaged:
+        raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
+    context.say(f"{len(directories)} queues: no damage")
+
+
+class _Output:
+    """Lines, or the elements of one JSON array, as they come."""
+
+    def __init__(self, context: Context) -> None:
+        self._out = context.out
+        self._json = context.line.formatter == "json"
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        if self._json:
+            self._out.write("[")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._json:
+            self._out.write("\n]\n")
+
+    def write(self, text: str, element: dict[str, Any]) -> None:
+        if self._json:
+            self._out.write(("," if self._written else "") + "\n" + compact(element))
+        elif text:
+            self._out.write(text + "\n")
+        self._written += 1
+
+
+def _text_or_json(context: Context) -> None:
+    if context.line.formatter not in {"table", "json"}:
+        raise UsageError(f"Invalid options for this command:\n--formatter : {context.line.formatter}")
+
+
+def _offsets(text: str) -> tuple[int, int] | None:
+    """`A-B`, `A-`, `-B` or `A`."""
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (first, last) if part) or not (first or last):
+        raise UsageError(f"Invalid options for this command:\n--offsets : {text}")
+    low = int(first or "0")
+    if not dash:
+        return low, low
+    high = int(last) if last else 1 << 62
+    if high < low:
+        raise UsageError(f"Invalid options for this command:\n--offsets : {text}")
+    return low, high
+
+
+def _is_queue(path: Path) -> bool:
+    return any(each.name == "queue.json" or each.suffix == ".log" for each in path.iterdir())
+
+
+def _files(path: Path) -> list[str]:
+    """The files to dump: the one named, or all of a queue's (of each queue's in a data directory), in reading order."""
+    from amqpd.storage.filesystem import FileSystem
+    from amqpd.storage.inspect import is_known, plain_name
+    from amqpd.storage.verify import queue_directories
+
+    if not path.exists():
+        raise Failure(DATA, f"there is no {path}")
+    if not path.is_dir():
+        if not is_known(plain_name(path.name)):
+            raise Failure(DATA, f"{path}: no file of a log by its name")
+        return [str(path)]
+    filesystem = FileSystem()
+    directories = [str(path)] if _is_queue(path) else queue_directories(filesystem, str(path))
+    found = [
+        f"{directory}/{name}"
+        for directory in directories
+        for name in sorted(filesystem.listdir(directory))
+        if is_known(plain_name(name))
+    ]
+    if not found:
+        raise Failure(DATA, f"{path}: neither a queue's directory nor a data directory with queues")
+    return found
+
+
+def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] | None) -> int:
+    from amqpd.storage.filesystem import FileSystem
+    from amqpd.storage.inspect import Damage, look_into
+
+    output.write(f"Dumping {path}", {"type": "file", "file": path})
+    damaged = 0
+    try:
+        for event in look_into(FileSystem(), path, deep=deep, offsets=offsets):
+            for text, element in _shown(event, offsets):
+                output.write(text, element)
+            if isinstance(event, Damage) and not event.harmless:
+                damaged += 1
+    except FileNotFoundError:
+        output.write("gone while it was read", {"type": "gone", "file": path})
+    except OSError as error:
+        raise Failure(DATA, f"{path}: {error}") from None
+    return damaged
+
+
+def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    from amqpd.storage.inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
+
+    if isinstance(event, Batch):
+        yield _batch(event)
+        for record in event.records or ():
+            if offsets is None or offsets[0] <= record.offset <= offsets[1]:
+                yield _record(record)
+    elif isinstance(event, Damage):
+        text = f"{'torn' if event.harmless else 'DAMAGED'} {event.file} at {event.position}: {event.text}"
+        yield text, {"type": "damage", **event._asdict()}
+    elif isinstance(event, IndexEntry):
+        text = f"offset {event.offset}  position {event.log_position}"
+        yield text, {"type": "index", "offset": event.offset, "position": event.log_position}
+    elif isinstance(event, TimeEntry):
+        text = f"time {_time(event.timestamp_ms)}  offset {event.offset}"
+        yield text, {"type": "timeindex", "timestamp_ms": event.timestamp_ms, "offset": event.offset}
+    elif isinstance(event, SettledEntry):
+        text = f"{event.kind} {event.a} {event.b} {event.c}"
+        yield text, {"type": "settled", "kind": event.kind, "a": event.a, "b": event.b, "c": event.c}
+    else:
+        yield visible(event.text), {"type": "text", "text": event.text}
+
+
+def _batch(batch: Batch) -> tuple[str, dict[str, Any]]:
+    flags = batch.flags
+    producer = f"  producer {batch.producer_id}" if batch.producer_id >= 0 else ""
+    text = (
+        f"offsets {batch.base_offset}-{batch.last_offset}  records {batch.record_count}  position {batch.position}  "
+        f"size {batch.size}  epoch {batch.epoch}  time {_time(batch.timestamp_ms)}{producer}  crc {batch.crc:08x}"
+        f"{'  ' if flags else ''}{' '.join(flags)}"
+    )
+    element: dict[str, Any] = {"type": "batch", **batch._asdict(), "flags": flags}
+    del element["file"], element["records"]
+    return text, element
+
+
+def _record(record: Record) -> tuple[str, dict[str, Any]]:
+    from amqpd.protocol.codec import CodecError
+    from amqpd.protocol.properties import decode_properties
+
+    wrong = ""
+    properties: dict[str, Any] = {}
+    try:
+        decoded = decode_properties(record.properties)._asdict()
+        properties = {name: _plain(value) for name, value in decoded.items() if value is not None}
+    except CodecError as error:
+        wrong = str(error)
+    body = bytes(record.body)
+    text = (
+        f"  offset {record.offset}  exchange {_quoted(record.exchange)}  key {_quoted(record.routing_key)}  "
+        f"properties {compact(properties) if not wrong else f'not AMQP ({wrong})'}  "
+        f"body {len(body)} {_quoted(body[:BODY_SHOWN])}{'...' if len(body) > BODY_SHOWN else ''}"
+    )
+    element: dict[str, Any] = {
+        "type": "record",
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "exchange": _string(record.exchange),
+        "routing_key": _string(record.routing_key),
+        "properties": properties,
+        "body_size_bytes": len(body),
+    }
+    try:
+        element["body"], element["body_encoding"] = body.decode(), "string"
+    except UnicodeDecodeError:
+        element["body"], element["body_encoding"] = base64.b64encode(body).decode(), "base64"
+    if wrong:
+        element["properties_error"] = wrong
+    return text, element
+
+
+def _plain(value: object) -> Any:
+    """A field value as JSON can have it."""
+    if isinstance(value, bytes | bytearray):
+        return _string(bytes(value))
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _string(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _quoted(data: bytes) -> str:
+    return f'"{visible(_string(data))}"'
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)
+
+
+def _report_text(report: QueueReport, quiet: bool) -> str:
+    lines = []
+    if not quiet:
+        name = f"queue {visible(report.queue)!r} of vhost {visible(report.vhost)!r}" if report.queue else "queue"
+        lines.append(
+            f"{name} in {report.directory}: offsets {report.start_offset} to {report.next_offset}, "
+            f"{report.segment_count} segments, {report.batch_count} batches, {report.record_count} records "
+            f"({report.settled_count} offsets settled), {report.size_bytes} bytes, {report.epoch_count} starts"
+        )
+        lines += [f"  {name}: no file of amqpd's" for name in report.foreign]
+    for each in report.damage:
+        if not (quiet and each.harmless):
+            word = "torn, cut off by the next start:" if each.harmless else "DAMAGED"
+            lines.append(f"  {word} {each.file} at {each.position}: {each.text}")
+    return "\n".join(lines)
+
+
+def _report_object(report: QueueReport) -> dict[str, Any]:
+    return {**vars(report), "damage": [each._asdict() for each in report.damage]}
+
+
+COMMANDS: Final = (
+    Command(
+        "dump_log",
+        "Logs",
+        "Prints what is in the log files of a queue: batches, records, indexes, settlements, checkpoints",
+        dump_log,
+        "<file or directory> [--deep] [--offsets <first>-<last>]",
+        1,
+        1,
+        (
+            (
+                "<file or directory>",
+                "a file of a log, a queue's directory, or a data directory; a broker may be using it. 65: damaged",
+            ),
+        ),
+        ("deep", "offsets"),
+        examples=(
+            ("dump_log amqpd-data/vhosts/1f/queues/9c", "all files of one queue, without the records"),
+            ("dump_log --deep --offsets 100-199 00000000000000000000.log", "a hundred messages with their properties"),
+            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with an object a line"),
+        ),
+    ),
+    Command(
+        "verify_log",
+        "Logs",
+        "Checks all log files of a data directory and names what is damaged",
+        verify_log,
+        "<data directory>",
+        1,
+        1,
+        (
+            (
+                "<data directory>",
+                "a broker's data directory, or one queue's; a broker may be using it. 65: damaged",
+            ),
+        ),
+        examples=(
+            ("verify_log amqpd-data", "a line per queue, and a line per damaged place"),
+            ("-q verify_log amqpd-data", "only what is damaged"),
+        ),
+    ),
+)

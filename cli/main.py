@@ -1,0 +1,107 @@
+"""amqpctl: from the command line to the exit code.
+
+`main` is the console script. `run` does the work with everything handed in, so tests need no process. Nothing a user
+types ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, TextIO
+
+from amqpd.cli import help as help_texts
+from amqpd.cli.arguments import TIMEOUT_S, CommandLine, check_options, parse, where
+from amqpd.cli.client import Client
+from amqpd.cli.command import Command, Context
+from amqpd.cli.commands import COMMANDS
+from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppStopped, Failure, UnknownCommand, UsageError
+
+_CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
+
+
+def main() -> int:
+    """The console script: exit code of the command line in sys.argv."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8, whatever the locale
+    try:
+        code = run(sys.argv[1:], sys.stdout, sys.stderr, sys.stdin, os.environ)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return code
+
+
+def run(arguments: Sequence[str], out: TextIO, err: TextIO, stdin: TextIO, environment: Mapping[str, str]) -> int:
+    """Does one command. Returns its exit code (errors.py). Cost: one request for most commands."""
+    try:
+        line = parse(arguments)
+        return _run(line, arguments, out, err, stdin, environment)
+    except Failure as failure:
+        out.flush()
+        err.write(failure.shown() + "\n")
+        return failure.exit_code
+
+
+def _run(
+    line: CommandLine,
+    arguments: Sequence[str],
+    out: TextIO,
+    err: TextIO,
+    stdin: TextIO,
+    environment: Mapping[str, str],
+) -> int:
+    if "version" in line.given and not line.command:
+        line = line._replace(command="version", given={k: v for k, v in line.given.items() if k != "version"})
+    if not line.command:
+        text = help_texts.overview(COMMANDS, out)
+        if "help" in line.given:
+            out.write(text)
+            return OK
+        if line.wrong:
+            raise UsageError("\n".join(["Invalid options:", *line.wrong]))
+        err.write(text)
+        return USAGE
+    command = COMMANDS.get(line.command)
+    if command is None:
+        raise UnknownCommand(help_texts.unknown(line.command, COMMANDS))
+    if "help" in line.given:
+        out.write(help_texts.of_command(command, out))
+        return OK
+    uri, data_dir = where(line, environment)
+    node = line.given.get("node") or _node_name("longnames" in line.given)
+    timeout_s = TIMEOUT_S if line.timeout_s is None else line.timeout_s
+    client = Client(uri, data_dir, node, timeout_s)
+    try:
+        check_options(line, command.options)
+        command.check(line.operands)
+        command.run(Context(line, client, out, err, stdin))
+    except (UsageError, AppStopped) as failure:
+        out.flush()
+        given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"
+        usage = f"{help_texts.bold('Usage', err)}\n\n{command.usage_line}"
+        err.write(f"{failure.shown()}\n{given}\n\n{usage}\n")
+        return failure.exit_code
+    finally:
+        client.close()
+    return OK
+
+
+def _without_passwords(arguments: Sequence[str], command: Command) -> str:
+    """The command line as it may be repeated in a terminal or a log."""
+    if "<password>" in command.usage:
+        return f"{command.name} ..."
+    return _CREDENTIALS.sub("://***@", " ".join(arguments))
+
+
+def _node_name(long: bool) -> str:
+    """What amqpd calls itself on this machine."""
+    host = os.uname().nodename
+    return f"amqpd@{host if long else host.partition('.')[0]}"

@@ -1,0 +1,159 @@
+"""Queues emptied and deleted, connections closed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
+
+_PID: Final = re.compile(r"<[^<>]+\.[0-9]+\.[0-9]+>")
+
+
+def purge_queue(context: Context) -> None:
+    name = context.operands[0]
+    context.say(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
+    answer = context.client.send("POST", "/api/amqpd/purge_queue", {"vhost": context.vhost, "queue": name})
+    if answer.status == 404:
+        raise Failure(UNAVAILABLE, "Queue not found")
+    if not answer.ok:
+        raise answer.failure()
+    context.done()
+
+
+def delete_queue(context: Context) -> None:
+    name = context.operands[0]
+    if_empty, if_unused = "if-empty" in context.line.given, "if-unused" in context.line.given
+    conditions = ["if queue is empty"] * if_empty + ["if queue is unused"] * if_unused
+    condition = f"{' and '.join(conditions)} " if conditions else ""
+    context.say(f"Deleting queue '{name}' on vhost '{context.vhost}' {condition}...")
+    body = {"vhost": context.vhost, "queue": name, "if_empty": if_empty, "if_unused": if_unused}
+    answer = context.client.send("POST", "/api/amqpd/delete_queue", body)
+    # rabbit: all three are 64
+    if answer.status == 404:
+        raise Failure(USAGE, "Queue not found")
+    if answer.status == 400 and answer.reason.endswith("in use"):
+        raise Failure(USAGE, "Queue is in use")
+    if answer.status == 400 and answer.reason.endswith("not empty"):
+        raise Failure(USAGE, "Queue is not empty")
+    if not answer.ok:
+        raise answer.failure()
+    context.done(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
+
+
+def close_connection(context: Context) -> None:
+    pid, reason = context.operands
+    context.say(f"Closing connection {pid}, reason: {reason}...")
+    if _PID.fullmatch(pid) is None:
+        raise Failure(UNAVAILABLE, f'invalid pid "{pid}". See: amqpctl list_connections pid name')
+    answer = context.client.send("POST", "/api/amqpd/close_connection", {"pid": pid, "reason": reason})
+    if answer.status == 404:
+        context.note(f"There is no connection {pid}. Was it already closed?")  # rabbit: exit 0
+    elif not answer.ok:
+        raise answer.failure()
+    context.done()
+
+
+def close_all_connections(context: Context) -> None:
+    reason = context.operands[0]
+    everywhere = "global" in context.line.given
+    if everywhere and "vhost" in context.line.given:
+        raise UsageError("Invalid options for this command:\n--global : excludes --vhost")
+    limit = context.line.number("limit")
+    body: dict[str, object] = {
+        "reason": reason,
+        "limit": limit,
+        "per_connection_delay_ms": context.line.number("per-connection-delay"),
+    }
+    if not everywhere:
+        body["vhost"] = context.vhost
+    scope = f"to node {context.node} (across all vhosts)" if everywhere else f"in vhost {context.vhost}"
+    context.say(f"Closing {limit or 'all'} connections {scope}, reason: {reason}...")
+    context.patient()
+    answer = context.client.send("POST", "/api/amqpd/close_all_connections", body)
+    if not answer.ok:
+        raise answer.failure()
+    context.done(f"Closed {answer.data['closed']} connections")
+
+
+def set_vm_memory_high_watermark(context: Context) -> None:
+    text = context.operands[0]
+    context.say(f"Setting memory threshold on {context.node} to {text} ...")
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError("The threshold should be a fraction between 0.0 and 1.0")
+    answer = context.client.send("PUT", "/api/amqpd/memory_high_watermark", {"share": share})
+    if not answer.ok:
+        raise answer.failure()
+    context.done()
+
+
+COMMANDS: Final = (
+    Command(
+        "close_all_connections",
+        "Operations",
+        "Instructs the broker to close all connections for the specified vhost or entire node",
+        close_all_connections,
+        "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
+        1,
+        1,
+        (("<explanation>", "reason for connection closure; clients see it with code 320"),),
+        ("limit", "global", "per-connection-delay"),
+        examples=(
+            ("close_all_connections 'maintenance'", "those of vhost /"),
+            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, twenty a second"),
+        ),
+    ),
+    Command(
+        "close_connection",
+        "Operations",
+        "Instructs the broker to close the connection with this pid",
+        close_connection,
+        "<connection pid> <explanation>",
+        2,
+        2,
+        (
+            ("<connection pid>", "connection identifier, see list_connections pid"),
+            ("<explanation>", "reason for connection closure; the client sees it with code 320"),
+        ),
+        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "quotes, because of < and >"),),
+    ),
+    Command(
+        "delete_queue",
+        "Queues",
+        "Deletes a queue",
+        delete_queue,
+        "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
+        1,
+        1,
+        (("<queue_name>", "name of the queue to delete"),),
+        ("if-empty", "if-unused"),
+        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if messages wait in it"),),
+    ),
+    Command(
+        "purge_queue",
+        "Queues",
+        "Purges a queue (removes all messages in it)",
+        purge_queue,
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        1,
+        1,
+        (("<queue>", "Name of the queue to purge. Messages that consumers have not acknowledged yet stay theirs."),),
+        examples=(("purge_queue -p shop orders", "the ready messages are gone"),),
+    ),
+    Command(
+        "set_vm_memory_high_watermark",
+        "Operations",
+        "Sets the share of memory above which publishers are held, until the next start",
+        set_vm_memory_high_watermark,
+        "<fraction>",
+        1,
+        1,
+        (("<fraction>", "a number between 0.0 and 1.0; the setting limits.memory_high_watermark is for good"),),
+        examples=(("set_vm_memory_high_watermark 0.4", "the default"),),
+    ),
+)

@@ -1,0 +1,64 @@
+"""The picture of a run: how many times the peer's rate amqpd carries, on a logarithmic scale, with must and aim marked.
+
+Written by hand, so that nothing needs to be installed for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .report import INTERPRETED, OURS, Outcome, ratio
+from .scenarios import RATE, SCENARIOS
+
+LEFT, WIDTH, ROW, TOP = 130, 640, 26, 64
+BAR, MUST, AIM, TEXT, GRID = "#2b6cb0", "#c53030", "#2f855a", "#1a202c", "#cbd5e0"
+
+
+def draw(outcome: Outcome) -> str:
+    """An SVG document."""
+    rows = []
+    for each in SCENARIOS:
+        if each.name == "S7":  # a fixed rate is no comparison of rates
+            continue
+        target = next((target for target in each.targets if target.figure == RATE), None)
+        if value := ratio(outcome.runs, each.name, OURS, outcome.peer, RATE):
+            rows.append((each.name, value, target))
+        if value := ratio(outcome.runs, each.name, INTERPRETED, outcome.peer, RATE):
+            rows.append((f"{each.name} interpreted", value, each.interpreted))
+    marks = [1.0, *(value for _, value, _ in rows), *(target.aim for _, _, target in rows if target)]
+    top_power, low_power = math.ceil(math.log10(max(marks))), math.floor(math.log10(min(marks)))
+
+    def x(value: float) -> float:
+        return LEFT + WIDTH * (math.log10(value) - low_power) / max(1, top_power - low_power)
+
+    height = TOP + ROW * len(rows) + 40
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 90}" height="{height}" '
+            f'font-family="sans-serif" font-size="13" fill="{TEXT}">'
+        ),
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        (
+            f'<text x="{LEFT}" y="22" font-size="16">Messages a second: amqpd as a multiple of '
+            f"{outcome.versions[outcome.peer]}</text>"
+        ),
+        f'<text x="{LEFT}" y="42" fill="#4a5568">{outcome.date}, medians of the rounds; red: must, green: aim</text>',
+    ]
+    for power in range(low_power, top_power + 1):
+        for step in (1, 2, 5) if power < top_power else (1,):
+            at = x(step * 10.0**power)
+            parts.append(f'<line x1="{at:.1f}" y1="{TOP - 8}" x2="{at:.1f}" y2="{height - 30}" stroke="{GRID}"/>')
+            parts.append(f'<text x="{at:.1f}" y="{height - 12}" text-anchor="middle">{step * 10.0**power:g}x</text>')
+    for index, (name, value, target) in enumerate(rows):
+        y = TOP + ROW * index
+        start, end = sorted((x(1.0), x(value)))
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{start:.1f}" y="{y}" width="{max(1.0, end - start):.1f}" height="16" fill="{BAR}"/>')
+        label = f"{value:.0f}x" if value >= 10 else f"{value:.1f}x"
+        parts.append(f'<text x="{end + 8:.1f}" y="{y + 13}">{label}</text>')
+        for factor, colour in ((target.must, MUST), (target.aim, AIM)) if target else ():
+            at = x(factor)
+            parts.append(
+                f'<line x1="{at:.1f}" y1="{y - 3}" x2="{at:.1f}" y2="{y + 19}" stroke="{colour}" stroke-width="3"/>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,0 +1,116 @@
+"""RabbitMQ 3.10.8, Debian's package, as the peer: found or installed, started privately, stopped at the end.
+
+Private means: port, node name, distribution port, epmd port, data, log and cookie of its own, in the directory of the
+run and on 127.0.0.1, no plugins. A RabbitMQ that this machine runs as a service is neither used nor touched. Installing
+(apt-get, as root only) must not start that service either, so while it runs a policy-rc.d forbids it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from . import machine
+from .brokers import Started, StartFailed, end
+
+PACKAGE = "rabbitmq-server"
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""The program itself: the wrapper in the search path changes the user and the directories."""
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+START_TIMEOUT_S = 90.0
+
+
+def find_or_install(say: Callable[[str], None]) -> str:
+    """Why there is no RabbitMQ; empty: it is installed."""
+    if SERVER.exists() and shutil.which("erl"):
+        return ""
+    if shutil.which("apt-get") is None:
+        return f"{PACKAGE} is not installed and there is no apt-get"
+    if os.geteuid() != 0:
+        return f"{PACKAGE} is not installed, and only root may install it: apt install {PACKAGE}"
+    say(f"installing Debian's {PACKAGE} (its service stays off)")
+    made_policy = not POLICY.exists()
+    if made_policy:
+        POLICY.write_text("#!/bin/sh\nexit 101\n", "ascii")  # invoke-rc.d: the action is forbidden
+        POLICY.chmod(0o755)
+    try:
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for step in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", PACKAGE]):
+            done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return f"apt-get {step[0]} failed: {done.stderr.strip()[-300:]}"
+    finally:
+        if made_policy:
+            POLICY.unlink()
+    return "" if SERVER.exists() else f"{SERVER} is missing from the package {PACKAGE}"
+
+
+def version() -> str:
+    """Of the installed package, as the node's own library folder names it."""
+    found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
+    return f"RabbitMQ {found[-1].name.partition('-')[2]}" if found else "RabbitMQ"
+
+
+class RabbitMQ(Started):
+    """A node of our own."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("rabbitmq", directory)
+        self.version = version()
+        self._epmd_port = machine.free_port()
+        self._dist_port = machine.free_port()
+        self._epmd: subprocess.Popen[bytes] | None = None
+
+    def _environment(self) -> dict[str, str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
+        own = {
+            "HOME": ".",  # the cookie
+            "ERL_EPMD_PORT": f"{self._epmd_port}",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"amqpd-bench-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": self.host,
+            "RABBITMQ_NODE_PORT": f"{self.port}",
+            "RABBITMQ_DIST_PORT": f"{self._dist_port}",
+            "RABBITMQ_MNESIA_BASE": "data",
+            "RABBITMQ_LOG_BASE": "logs",
+            "RABBITMQ_CONF_ENV_FILE": "none",
+            "RABBITMQ_CONFIG_FILE": "none",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": "none.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins",
+            "RABBITMQ_GENERATED_CONFIG_DIR": "generated",
+            "RABBITMQ_PID_FILE": "pid",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node: its process id is the node's
+        }
+        paths = {"none", "data", "logs", "plugins", "generated", "pid", "none.config", "."}
+        return environment | {
+            key: str(self.directory / value) if value in paths else value for key, value in own.items()
+        }
+
+    def start(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "plugins").write_text("[].\n", "ascii")
+        environment = self._environment()
+        epmd = shutil.which("epmd")
+        if epmd is None:
+            raise StartFailed("Erlang's epmd is not in the search path")
+        if self._epmd is None:  # ours, in the foreground: left to itself, the node starts one that outlives it
+            self._epmd = subprocess.Popen(
+                [epmd, "-port", f"{self._epmd_port}", "-address", "127.0.0.1"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        self.spawn([str(SERVER)], environment)
+        self.await_ready(START_TIMEOUT_S)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._epmd is not None:
+            end(self._epmd, 5.0)
+            self._epmd = None

@@ -1,0 +1,243 @@
+"""The benchmark measures what it says: a short run of the whole harness, and the arithmetic of its verdicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from interop.bench import generator, guard, picture, profiles, report, scenarios
+from interop.bench import rounds as bench_rounds
+from interop.bench.brokers import Amqpd, Broker, StartFailed
+from interop.bench.rounds import Plan, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+
+
+def environment() -> dict[str, str]:
+    """The amqpd that this test run imports is the one the harness starts."""
+    spec = importlib.util.find_spec("amqpd")
+    assert spec is not None and spec.origin is not None
+    return os.environ | {"PYTHONPATH": str(Path(spec.origin).parent.parent)}
+
+
+@needs_compiler
+def test_a_short_run_alone(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m interop.bench --alone --rounds 1 --time 0.3 --scenarios S1,S3".split()
+    done = subprocess.run(
+        [*command, "--no-profile", "--no-start", "--out", tmp_path, "--directory", tmp_path],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (data,) = tmp_path.glob("report-*.json")
+    runs = {run["scenario"]: run["result"] for run in json.loads(data.read_text())["runs"]}
+    assert set(runs) == {"S1", "S3"}
+    for result in runs.values():
+        assert result["checked"] >= result["messages"] > 0 == result["wrong"]
+    text = data.with_suffix(".md").read_text()
+    assert "| S1 " in text and str(ROOT) not in text
+    assert not list(tmp_path.glob("amqpd-bench-*")), "the brokers' directory is removed"
+
+
+@needs_compiler
+def test_a_run_without_a_broker_is_a_failure(tmp_path: Path) -> None:
+    program = generator.build(tmp_path)
+    with pytest.raises(generator.RunFailed, match="connect"):
+        generator.run(program, "127.0.0.1", 1, 0, ["-s", "S1", "--time", "0.1"])
+
+
+def rounds(*pairs: tuple[float, float]) -> list[Run]:
+    return [
+        Run(number, "S3", broker, {"rate": value})
+        for number, pair in enumerate(pairs, 1)
+        for broker, value in zip(("amqpd", "rabbitmq"), pair, strict=True)
+    ]
+
+
+def test_a_ratio_is_the_median_of_the_rounds() -> None:
+    runs = rounds((100, 10), (50, 1), (90, 10))
+    assert report.ratio(runs, "S3", "amqpd", "rabbitmq", "rate") == 10
+    assert report.ratio([*runs, Run(4, "S3", "amqpd", error="stalled")], "S3", "amqpd", "rabbitmq", "rate") == 10
+    assert report.ratio(runs[::2], "S3", "amqpd", "rabbitmq", "rate") is None
+
+
+@pytest.mark.parametrize(("reached", "word"), [(4.9, "SHORT"), (5, "must"), (11.9, "must"), (12, "aim")])
+def test_a_rate_has_to_be_high(reached: float, word: str) -> None:
+    assert report.verdict(scenarios.scenario("S3").targets[0], reached) == word
+
+
+@pytest.mark.parametrize(("reached", "word"), [(0.6, "SHORT"), (0.5, "must"), (0.25, "aim")])
+def test_a_latency_has_to_be_low(reached: float, word: str) -> None:
+    assert report.verdict(scenarios.scenario("S7").targets[1], reached) == word
+
+
+def outcome(runs: list[Run]) -> report.Outcome:
+    settings = {"rounds": 1.0, "time": 1.0, "count": 1.0, "cold_count": 1.0}
+    facts = {"cpu": "a processor", "system": "a system"}
+    return report.Outcome(
+        "2026-01-02", "command", facts, {"rabbitmq": "RabbitMQ 3"}, "rabbitmq", settings, runs, {}, []
+    )
+
+
+def test_the_summary_stands_between_its_markers(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for runs in (rounds((100, 10)), rounds((120, 10))):
+        for run in runs:
+            run.result["other_cores"] = 0.0
+        report.write(outcome(runs), tmp_path, lambda _: "<svg/>")
+    text = readme.read_text()
+    assert text.startswith(f"before\n{report.BEGIN}") and text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text and "12.0x" in text and "10.0x" not in text
+    assert "| S3: messages/s" in text and "report-2026-01-02.md" in text
+
+
+def test_a_busy_machine_is_in_the_report() -> None:
+    runs = rounds((1, 1))
+    for cores, said in ((0.1, False), (1.2, True)):
+        for run in runs:
+            run.result["other_cores"] = cores
+        assert ("busy with other work (1.2 cores)" in report.summary(outcome(runs), "report.md")) is said
+
+
+def test_a_failed_run_is_in_the_report() -> None:
+    text = report.markdown(
+        outcome([*rounds((1, 1)), Run(2, "S3", "amqpd", error="3 of 9 deliveries were wrong")]), "x.svg"
+    )
+    assert "round 2, S3, amqpd: 3 of 9 deliveries were wrong" in text
+
+
+def test_scenarios_by_name() -> None:
+    assert scenarios.select(["s4drain", "S1", "S4"]) == ["S1", "S4"]
+    with pytest.raises(ValueError, match="no scenario S9"):
+        scenarios.select(["S9"])
+
+
+def test_a_profile_is_told_by_owner() -> None:
+    text = """
+    30.50%  _hot__mypyc.cpython-311-x86_64-linux-gnu.so  [.] CPyDef_amqpd___broker___queue___Queue___pump      -      -
+    20.00%  [kernel.kallsyms]  [k] copy_user_generic
+    10.00%  libpython3.11.so.1.0  [.] _PyEval_EvalFrameDefault
+    """
+    areas, functions = profiles.parse(text)
+    assert areas == {"compiled amqpd": 30.5, "kernel": 20.0, "interpreter": 10.0}
+    assert functions[0] == (30.5, "compiled amqpd", "broker.queue.Queue.pump")
+
+
+def test_a_profile_of_samples_is_told_by_room() -> None:
+    counts = {"amqpd.broker.queue Queue.pump": 6, "asyncio.runners Runner.run": 3, "amqpd.server f": 1}
+    found = profiles.of_samples(counts)
+    assert found.areas == [("broker", 60.0), ("libraries", 30.0), ("server", 10.0)]
+    assert found.short().startswith("broker 60 %, libraries 30 %, server 10 %; `queue.Queue.pump` 60.0, `event loop`")
+    with pytest.raises(generator.RunFailed):
+        profiles.of_samples({})
+
+
+def test_the_picture_has_a_bar_for_each_amqpd() -> None:
+    found = outcome([*rounds((100, 10)), Run(1, "S3", "interpreted", {"rate": 40})])
+    drawn = picture.draw(found)
+    texts = [each.text for each in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"S3", "10x", "S3 interpreted", "4.0x"} <= set(texts)
+
+
+def test_another_environment_is_named_by_an_absolute_path(tmp_path: Path) -> None:
+    assert Amqpd(tmp_path, "some/bin/python").python == str(Path.cwd() / "some/bin/python")
+    with pytest.raises(StartFailed, match="no/such/python"):
+        Amqpd(tmp_path, "no/such/python").start()
+
+
+class FakeBroker(Broker):
+    """Fails in the scenario `fails`; comes back only if `returns`."""
+
+    def __init__(self, name: str, fails: str = "", returns: bool = True) -> None:
+        super().__init__(name, "127.0.0.1", 1)
+        self.fails, self.returns, self.renewed = fails, returns, 0
+
+    def renew(self) -> None:
+        self.renewed += 1
+        if not self.returns:
+            raise StartFailed("gone")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No generator: every run gives the same figures."""
+
+    def measure(_plan: Plan, broker: FakeBroker, group: str) -> dict[str, dict[str, float]]:
+        if broker.fails == group:
+            raise generator.RunFailed("stalled")
+        return {group: {"rate": 1.0, "other_cores": 0.0}}
+
+    monkeypatch.setattr(bench_rounds, "measure", measure)
+    monkeypatch.setattr(bench_rounds, "PAUSE_S", 0.0)
+
+
+def run_fake_rounds(brokers: list[FakeBroker], until: float) -> tuple[list[Run], list[str]]:
+    plan, runs, notes = Plan(Path("none"), 1.0, 1, 1, True), list[Run](), list[str]()
+    bench_rounds.run_rounds(plan, brokers, ["S1", "S3"], 2, {}, until, runs, notes, lambda: None)
+    return runs, notes
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_failed_run_is_kept_and_its_broker_renewed() -> None:
+    peer = FakeBroker("rabbitmq", fails="S1")
+    runs, notes = run_fake_rounds([FakeBroker("amqpd"), peer], math.inf)
+    assert [(run.round, run.scenario) for run in runs if run.error] == [(1, "S1"), (2, "S1")]
+    assert (len(runs), peer.renewed, notes) == (8, 2, [])
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_peer_that_does_not_come_back_is_left_out() -> None:
+    runs, notes = run_fake_rounds([FakeBroker("amqpd"), FakeBroker("rabbitmq", fails="S1", returns=False)], math.inf)
+    assert [run.broker for run in runs] == ["amqpd", "rabbitmq", "amqpd", "amqpd", "amqpd"]
+    assert notes == ["rabbitmq failed and did not come back, so it is missing from there on: gone"]
+
+
+@pytest.mark.usefixtures("measured")
+def test_without_our_broker_there_is_nothing_to_measure() -> None:
+    with pytest.raises(StartFailed, match="amqpd failed and did not come back"):
+        run_fake_rounds([FakeBroker("amqpd", fails="S3", returns=False), FakeBroker("rabbitmq")], math.inf)
+
+
+@pytest.mark.usefixtures("measured")
+def test_nothing_is_begun_when_time_is_up() -> None:
+    runs, notes = run_fake_rounds([FakeBroker("amqpd")], time.monotonic())
+    assert (runs, notes) == ([], ["Time was up in round 1, at S1: what comes after it is missing."])
+
+
+def test_the_guard_allows_fifteen_percent() -> None:
+    assert guard.too_dear({"S1": 0.2, "S3": 3.0}, {"S1": 0.229, "S3": 3.46}) == ["S3"]
+
+
+def test_the_guard_knows_a_slow_processor_from_a_dear_message() -> None:
+    costs = guard.Costs(guard.CPU_TIME, {"S1": [0.5, 0.4, 0.9], "S3": [6.0, 7.0]}, [75.0, 60.0, 90.0])
+    assert costs.scaled_to(30.0) == {"S1": 0.2, "S3": 3.0}
+    counted = guard.Costs(guard.INSTRUCTIONS, {"S1": [900.0]})
+    assert counted.scaled_to(0.0) == {"S1": 900.0}
+    assert guard.reference_ms() > 0
+
+
+@pytest.mark.parametrize(
+    ("cost", "busy", "code", "said"), [(0.9, 1.5, 0, "good"), (1.3, 0, 1, "DEARER"), (1.3, 1.5, 2, "CANNOT TELL")]
+)
+def test_the_guard_answers(
+    cost: float, busy: float, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record: guard.Record = {"recorded": "2026-01-02", "costs": {"S1": 1.0, "S3": 1.0}, "reference_ms": 10.0}
+    assert guard.judge(record, guard.Costs(guard.CPU_TIME, {"S1": [1.0], "S3": [cost]}, [10.0], [busy])) == code
+    assert said in capsys.readouterr().out

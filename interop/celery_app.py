@@ -1,0 +1,75 @@
+"""The Celery application that test_celery.py sends to and its workers run, as a project's own module would be.
+
+CELERY_INTEROP_URL and CELERY_INTEROP_NAME come from the test: the broker, and a name of which queue, control and event
+exchanges are made, so that runs at the same time do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+URL = os.environ.get("CELERY_INTEROP_URL", "amqp://")
+NAME = os.environ.get("CELERY_INTEROP_NAME", "celery-interop")
+
+app = Celery("interop", broker=URL, backend="rpc://")
+app.conf.update(
+    task_default_queue=NAME,
+    control_exchange=f"{NAME}-control",
+    event_exchange=f"{NAME}-events",
+    event_queue_prefix=f"{NAME}-events",
+    result_exchange=f"{NAME}-results",
+    broker_connection_retry_on_startup=True,
+    broker_connection_timeout=5,
+    task_track_started=True,
+    worker_hijack_root_logger=False,
+)
+
+
+@app.task(name="add")
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task(name="fail")
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+@app.task(name="flaky", bind=True, max_retries=5)
+def flaky(self: Task, failures: int) -> int:
+    """Fails so many times, retrying a moment later; the number of retries it took."""
+    if self.request.retries < failures:
+        raise self.retry(countdown=0.05)
+    return int(self.request.retries)
+
+
+@app.task(name="when")
+def when() -> float:
+    return time.time()
+
+
+@app.task(name="echo")
+def echo(value: Any) -> Any:
+    return value
+
+
+@app.task(name="hold")
+def hold(started: str, release: str) -> str:
+    """Makes a file of the name `started` and runs until there is one named `release`, 20 s at most."""
+    Path(started).touch()
+    deadline = time.monotonic() + 20
+    while not Path(release).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return "released"
+
+
+@app.task(name="careful", bind=True, acks_late=True, reject_on_worker_lost=True)
+def careful(self: Task, started: str, release: str) -> bool:
+    """As `hold`, acknowledged at its end only; whether it had been delivered before."""
+    hold(started, release)
+    return bool(self.request.delivery_info["redelivered"])

@@ -1,0 +1,49 @@
+"""A broker short of memory or disk: publishers are told and held, consumers go on, nothing sent meanwhile is lost.
+
+Alarms concern everybody on a broker, so each test starts one with limits of its own; against a lent broker see
+test_blocked_connection, which sets and clears the alarm with the control command.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pika
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+pytestmark = pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="alarms of a broker that is only lent")
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [("limits.memory_high_watermark", 0.000001, "low on memory"), ("limits.disk_free_bytes", 1 << 60, "low on disk")],
+    ids=["memory", "disk"],
+)
+def test_publishers_are_told_and_held(tmp_path: Path, setting: str, value: object, reason: str) -> None:
+    broker = BrokerProcess(tmp_path / "data")
+    with broker, pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "q", b"before", PERSISTENT)
+    broker = BrokerProcess(tmp_path / "data", settings={setting: value})
+    with broker:
+        publisher = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?blocked_connection_timeout=10"))
+        told: list[str] = []
+        publisher.add_on_connection_blocked_callback(lambda _connection, frame: told.append(frame.method.reason))
+        sending = publisher.channel()
+        deadline = time.monotonic() + 5
+        while not told and time.monotonic() < deadline:
+            sending.basic_publish("", "q", b"held", PERSISTENT)
+            publisher.process_data_events(time_limit=0.05)
+        assert told == [reason]
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            consumer = connection.channel()
+            assert consumer.basic_get("q", auto_ack=True)[2] == b"before"
+            consumer.queue_declare("another", exclusive=True)
+        broker.kill()  # a held publisher would not answer its connection.close, and be waited for

@@ -1,0 +1,336 @@
+"""Celery: real workers as processes, tasks, results over rpc://, remote control, events, a killed worker."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+from celery import Celery, chain, group
+from celery.exceptions import TaskRevokedError
+
+pytestmark = pytest.mark.timeout(60)
+Eventually = Callable[..., Any]
+HERE = Path(__file__).parent
+
+
+class Worker:
+    """`celery worker` as a process group of its own; its output is shown when it does not become ready."""
+
+    def __init__(self, name: str, url: str, directory: Path, *options: str) -> None:
+        self.node = f"{name}-{secrets.token_hex(4)}@interop"
+        self.log = directory / f"{self.node}.log"
+        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "-n", self.node, "-l", "info"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "CELERY_INTEROP_URL": url, "CELERY_INTEROP_NAME": name, "PYTHONPATH": str(HERE)},
+                start_new_session=True,
+                cwd=directory,
+            )
+
+    def wait(self, timeout_s: float = 30.0) -> Worker:
+        deadline = time.monotonic() + timeout_s
+        while " ready." not in self.log.read_text():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                pytest.fail(f"the worker is not ready:\n{self.log.read_text()}")
+            time.sleep(0.02)
+        return self
+
+    def kill(self) -> None:
+        """The whole group at once, as an out-of-memory killer or a pulled plug."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """A warm shutdown; the exit code."""
+        self.process.terminate()
+        try:
+            return self.process.wait(15)
+        finally:
+            self.kill()
+
+
+@pytest.fixture(scope="module")
+def name() -> str:
+    return f"celery-{secrets.token_hex(6)}"
+
+
+@pytest.fixture(scope="module")
+def app(broker: Any, name: str) -> Iterator[Celery]:
+    """The application in this process: the client's side."""
+    spec = importlib.util.spec_from_file_location("celery_app", HERE / "celery_app.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELERY_INTEROP_URL", broker.url)
+        patch.setenv("CELERY_INTEROP_NAME", name)
+        spec.loader.exec_module(module)
+    yield module.app
+    module.app.close()
+
+
+@pytest.fixture(scope="module")
+def worker(broker: Any, app: Celery, name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """The stock pool with two processes, events on, gossip and mingle as they are by default."""
+    worker = Worker(name, broker.url, tmp_path_factory.mktemp("worker"), "-c", "2", "-E")
+    try:
+        yield worker.wait()
+    finally:
+        code = worker.stop()
+    assert code == 0, worker.log.read_text()
+
+
+@pytest.fixture
+def alone(broker: Any, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts further workers, on a queue of their own unless the name is given; none outlives the test."""
+    started: list[Worker] = []
+
+    def start(queue: str, *options: str) -> Worker:
+        quiet = ("-c", "1", "--without-gossip", "--without-mingle", "--without-heartbeat", "-Q", queue)
+        worker = Worker(queue, broker.url, tmp_path, *quiet, *options)
+        started.append(worker)
+        return worker.wait()
+
+    yield start
+    for worker in started:
+        worker.kill()
+
+
+def declared(broker: Any, queue: str) -> Any:
+    """What a passive declare tells: message_count, consumer_count."""
+    with pika.BlockingConnection(broker.pika()) as connection:
+        return connection.channel().queue_declare(queue, passive=True).method
+
+
+def ready_count(broker: Any, queue: str) -> int:
+    return int(declared(broker, queue).message_count)
+
+
+def test_round_trip(app: Celery, worker: Worker) -> None:
+    assert app.tasks["add"].delay(2, 3).get(timeout=10) == 5
+
+
+def test_states_and_exceptions(app: Celery, worker: Worker) -> None:
+    result = app.tasks["fail"].delay("this one")
+    with pytest.raises(ValueError, match="this one"):
+        result.get(timeout=10)
+    assert result.state == "FAILURE"
+
+
+def test_group_and_chain(app: Celery, worker: Worker) -> None:
+    add = app.tasks["add"]
+    assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=20) == [2 * n for n in range(60)]
+    assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=10) == 113
+
+
+def test_large_argument_and_result(app: Celery, worker: Worker) -> None:
+    value = {"text": "grüße" * 100_000, "list": list(range(1000)), "none": None}
+    assert app.tasks["echo"].delay(value).get(timeout=15) == value
+
+
+def test_retry(app: Celery, worker: Worker) -> None:
+    assert app.tasks["flaky"].delay(3).get(timeout=15) == 3
+
+
+def test_countdown_and_eta(app: Celery, worker: Worker) -> None:
+    sent = time.time()
+    assert app.tasks["when"].apply_async(countdown=1).get(timeout=15) >= sent + 1
+
+
+def test_expired_task_is_not_run(app: Celery, worker: Worker) -> None:
+    result = app.tasks["when"].apply_async(countdown=0.5, expires=0.1)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=15)
+
+
+def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
+    assert app.control.ping(destination=[worker.node], timeout=5) == [{worker.node: {"ok": "pong"}}]
+    inspect = app.control.inspect(destination=[worker.node], timeout=5, limit=1)
+    assert "add" in inspect.registered()[worker.node]
+    assert inspect.stats()[worker.node]["pool"]["max-concurrency"] == 2
+    assert [queue["name"] for queue in inspect.active_queues()[worker.node]] == [app.conf.task_default_queue]
+    started, release = tmp_path / "started", tmp_path / "release"
+    result = app.tasks["hold"].delay(str(started), str(release))
+    eventually(started.exists, 10)
+    assert [task["id"] for task in inspect.active()[worker.node]] == [result.id]
+    release.touch()
+    assert result.get(timeout=10) == "released"
+    assert inspect.active() == {worker.node: []}
+
+
+def test_ping_to_everybody(app: Celery, worker: Worker) -> None:
+    """Without a destination the answer is awaited for the whole timeout: replies of nobody are lost on the way."""
+    assert app.control.ping(timeout=0.5) == [{worker.node: {"ok": "pong"}}]
+
+
+def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventually) -> None:
+    """Tasks with a countdown raise the prefetch count while they wait: all six are at the worker, beyond its 2 x 4."""
+    results = [app.tasks["when"].apply_async(countdown=60) for _ in range(14)]
+    inspect = app.control.inspect(destination=[worker.node], timeout=5, limit=1)
+    ids = {result.id for result in results}
+    eventually(lambda: {task["request"]["id"] for task in inspect.scheduled()[worker.node]} == ids, 15)
+    app.control.revoke(list(ids), reply=True, destination=[worker.node], timeout=5, limit=1)
+    assert set(inspect.revoked()[worker.node]) >= ids
+    assert app.tasks["add"].delay(1, 1).get(timeout=10) == 2
+
+
+def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
+    started = tmp_path / "started"
+    result = app.tasks["hold"].delay(str(started), str(tmp_path / "never"))
+    eventually(started.exists, 10)
+    result.revoke(terminate=True, signal="SIGKILL")
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=15)
+    assert app.tasks["add"].delay(1, 1).get(timeout=10) == 2
+
+
+def test_a_queue_is_added_and_cancelled_at_run_time(
+    app: Celery, worker: Worker, name: str, broker: Any, eventually: Eventually
+) -> None:
+    queue = f"{name}-more"
+    app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=10) == 3
+    app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
+    eventually(lambda: declared(broker, queue).consumer_count == 0)  # the reply comes before the deed
+    app.tasks["add"].apply_async((1, 2), queue=queue)
+    eventually(lambda: ready_count(broker, queue) == 1)
+
+
+def test_events(app: Celery, worker: Worker) -> None:
+    seen: dict[str, list[str]] = {}
+
+    def note(event: dict[str, Any]) -> None:
+        seen.setdefault(event["type"], []).append(event.get("uuid", event["hostname"]))
+
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(
+            connection,
+            handlers={"*": note},
+        )
+        with receiver.consumer_context() as (served, _channel, _consumers):
+            result = app.tasks["add"].delay(4, 4)
+            deadline = time.monotonic() + 15
+            while not (result.id in seen.get("task-succeeded", []) and "worker-heartbeat" in seen):
+                assert time.monotonic() < deadline, seen
+                with contextlib.suppress(TimeoutError):
+                    served.drain_events(timeout=0.5)
+    assert result.id in seen["task-received"]
+    assert result.id in seen["task-started"]
+    assert worker.node in seen["worker-heartbeat"]
+
+
+def test_prefetch_multiplier(
+    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+) -> None:
+    """One process, multiplier 1, late acks: the broker keeps what the worker may not have yet."""
+    queue = f"{name}-prefetch"
+    worker = alone(queue, "--prefetch-multiplier", "1")
+    release = tmp_path / "release"
+    first = tmp_path / "started-0"
+    results = [
+        app.tasks["careful"].apply_async((str(tmp_path / f"started-{n}"), str(release)), queue=queue) for n in range(5)
+    ]
+    eventually(first.exists, 10)
+    eventually(lambda: ready_count(broker, queue) == 4, 5)
+    time.sleep(0.2)
+    assert ready_count(broker, queue) == 4
+    release.touch()
+    assert [result.get(timeout=10) for result in results] == [False] * 5
+    assert worker.stop() == 0
+
+
+def test_late_acks_survive_a_killed_worker(
+    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+) -> None:
+    queue = f"{name}-late"
+    victim = alone(queue)
+    started, again, release = tmp_path / "started", tmp_path / "again", tmp_path / "release"
+    result = app.tasks["careful"].apply_async((str(started), str(release)), queue=queue)
+    eventually(started.exists, 10)
+    victim.kill()
+    started.rename(again)
+    release.touch()
+    alone(queue)
+    assert result.get(timeout=20) is True  # delivered once more, and told so
+    assert started.exists()
+
+
+def test_early_acks_do_not_come_back(
+    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+) -> None:
+    queue = f"{name}-early"
+    victim = alone(queue)
+    started = tmp_path / "started"
+    app.tasks["hold"].apply_async((str(started), str(tmp_path / "never")), queue=queue)
+    eventually(started.exists, 10)
+    victim.kill()
+    eventually(lambda: ready_count(broker, queue) == 0)
+
+
+def test_warm_shutdown_returns_what_it_had_prefetched(
+    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+) -> None:
+    queue = f"{name}-warm"
+    worker = alone(queue, "--prefetch-multiplier", "4")
+    started, release = tmp_path / "started", tmp_path / "release"
+    result = app.tasks["hold"].apply_async((str(started), str(release)), queue=queue)
+    later = [app.tasks["add"].apply_async((n, n), queue=queue) for n in range(3)]
+    eventually(started.exists, 10)
+    worker.process.terminate()
+    release.touch()
+    assert worker.process.wait(15) == 0
+    assert result.get(timeout=10) == "released"
+    alone(queue)
+    assert [r.get(timeout=10) for r in later] == [0, 2, 4]
+
+
+def test_worker_comes_back_after_its_connection_was_closed(
+    app: Celery, name: str, broker: Any, alone: Callable[..., Worker]
+) -> None:
+    """All connections of the worker are closed by an operator; it connects anew and goes on."""
+    queue = f"{name}-closed"
+    worker = alone(queue)
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=10) == 3
+    ours = {c["name"] for c in _connections_of(broker, worker.process.pid)}
+    assert ours
+    for connection in ours:
+        broker.api("DELETE", f"/api/connections/{quote(connection, safe='')}", headers={"X-Reason": "test"})
+    assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=20) == 4
+
+
+def _connections_of(broker: Any, pid: int) -> list[dict[str, Any]]:
+    """The broker's connections whose peer is a socket of this process (Linux: /proc)."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(fd.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    ports = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[9] in inodes:
+            ports.add(int(fields[1].split(":")[1], 16))
+    deadline = time.monotonic() + 10
+    while True:
+        found = [c for c in broker.api("GET", "/api/connections") if c.get("peer_port") in ports]
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)

@@ -1,0 +1,175 @@
+"""The broker ends, cleanly or by SIGKILL, and comes back on the same port: what clients see, and what is still there.
+
+These tests end the broker they talk to, so they start one of their own, and skip where TEST_INTEROP_URL names another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import kombu
+import pika
+import pytest
+from kombu.mixins import ConsumerMixin
+
+from amqpd.testing import BrokerProcess
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="ends the broker: not with one that is only lent"),
+]
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+        assert "Traceback" not in broker.stderr, broker.stderr
+
+
+def restart(broker: BrokerProcess, how: str) -> None:
+    if how == "kill":
+        broker.kill()
+    else:
+        broker.stop()
+    broker.start()
+
+
+def connect(broker: BrokerProcess) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(broker.url))
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_what_was_confirmed_is_still_there(mortal: BrokerProcess, how: str) -> None:
+    connection = connect(mortal)
+    channel = connection.channel()
+    channel.exchange_declare("orders", "topic", durable=True)
+    channel.exchange_declare("fleeting", "fanout")
+    channel.queue_declare("durable", durable=True, arguments={"x-unknown": "kept"})
+    channel.queue_declare("transient")
+    channel.queue_declare("mine", durable=True, exclusive=True)
+    channel.queue_bind("durable", "orders", "eu.#", {"note": 1})
+    channel.confirm_delivery()
+    bodies = [b"", b"small", bytes(range(256)) * 2000, *(str(n).encode() for n in range(200))]
+    for body in bodies:
+        channel.basic_publish("orders", "eu.new", body, PERSISTENT, mandatory=True)
+    channel.basic_publish("", "durable", b"not persistent", mandatory=True)
+    for number in range(5):
+        method, _, _ = channel.basic_get("durable")
+        if number < 3:
+            channel.basic_ack(method.delivery_tag)
+    channel.queue_declare("durable", passive=True)  # the acks have been read
+    time.sleep(0.2)  # settlements are synced after 50 ms at the latest
+    restart(mortal, how)
+    with pytest.raises(pika.exceptions.AMQPError):  # noqa: PT012 - which one fails is not known
+        connection.process_data_events(1)
+        channel.queue_declare("durable", passive=True)
+
+    with connect(mortal) as connection:
+        channel = connection.channel()
+        for kind, name in (("queue", "transient"), ("queue", "mine"), ("exchange", "fleeting")):
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+                getattr(connection.channel(), f"{kind}_declare")(name, passive=True)
+            assert caught.value.reply_code == 404, name
+        got = []
+        while (message := channel.basic_get("durable", auto_ack=True))[0] is not None:
+            got.append((message[2], message[0].redelivered))
+        assert [body for body, _ in got] == bodies[3:]
+        assert [redelivered for _, redelivered in got[:2]] == [True, True]  # had been delivered, was not acknowledged
+        assert not any(redelivered for _, redelivered in got[2:])
+        channel.basic_publish("orders", "eu.again", b"the binding is there", PERSISTENT)
+        assert channel.basic_get("durable", auto_ack=True)[2] == b"the binding is there"
+
+
+def test_a_clean_stop_tells_the_client(mortal: BrokerProcess) -> None:
+    connection = connect(mortal)
+    channel = connection.channel()
+    stopping = threading.Thread(target=mortal.stop, args=(5.0,))
+    stopping.start()
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:  # noqa: PT012 - which one fails is not known
+        for _ in range(100):
+            connection.process_data_events(0.1)
+    stopping.join()
+    assert channel.is_closed
+    assert caught.value.reply_code == 320
+    assert caught.value.reply_text == "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_aio_pika_robust_connection(mortal: BrokerProcess, how: str) -> None:
+    connection = await aio_pika.connect_robust(f"{mortal.url}?reconnect_interval=0.1", timeout=5)
+    async with connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("robust", durable=True)
+        got: list[bytes] = []
+
+        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            async with message.process():
+                got.append(message.body)
+
+        await queue.consume(take)
+        await channel.default_exchange.publish(aio_pika.Message(b"before"), queue.name)
+        await until(lambda: got == [b"before"])
+        await asyncio.to_thread(restart, mortal, how)
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await channel.default_exchange.publish(aio_pika.Message(b"after"), queue.name, timeout=2)
+                    break
+                except (TimeoutError, aio_pika.exceptions.AMQPError, ConnectionError, RuntimeError):
+                    await asyncio.sleep(0.1)
+        await until(lambda: b"after" in got)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a callback fills it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
+    queue = kombu.Queue("mixin", durable=True)
+    got: list[Any] = []
+
+    class Worker(ConsumerMixin):  # type: ignore[misc]
+        def __init__(self, connection: kombu.Connection) -> None:
+            self.connection = connection
+
+        def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
+            return [consumer(queue, callbacks=[self.take])]
+
+        def take(self, body: Any, message: kombu.Message) -> None:
+            got.append(body)
+            message.ack()
+
+    with kombu.Connection(mortal.url) as connection, kombu.Connection(mortal.url) as other:
+        worker = Worker(connection)
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        policy = {"max_retries": 50, "interval_start": 0.1, "interval_step": 0.1, "interval_max": 0.5}
+        try:
+            producer = other.Producer()
+            producer.publish("before", routing_key="mixin", declare=[queue])
+            wait(lambda: got == ["before"])
+            restart(mortal, how)
+            producer.publish("after", routing_key="mixin", retry=True, retry_policy=policy)
+            wait(lambda: got == ["before", "after"], 20)
+        finally:
+            worker.should_stop = True
+            thread.join(10)
+
+
+def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.01)

@@ -1,0 +1,116 @@
+"""Build of amqpd: what pyproject.toml says, and the hot modules compiled by mypyc.
+
+The list of hot modules stands in pyproject.toml, `[tool.amqpd] compiled-modules`. They become ONE compilation group
+(calls between them are direct C calls) whose shared library lies inside the package, so that a wheel puts nothing but
+`amqpd/` (and one small module for Spark) into site-packages. The rest of the package stays interpreted, and so does
+everything when
+
+- there is no C compiler, or no Python.h: the build says so and makes an interpreted wheel;
+- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.trie,amqpd.broker.queue` leaves only those out;
+- the installation is an editable one: built extensions must never lie beside the sources, where they would shadow
+  later edits.
+
+A compilation that fails is an error, not a fallback: a broker several times slower than expected should be nobody's
+surprise. All that is built goes to a temporary directory, so no `build/` and no `.so` is left in the source tree.
+`MYPYC_BUILD_DIR` names a directory to build in instead, which then keeps the generated C files.
+
+`MYPYC_OPT_LEVEL` (default 3, the whole build then takes half a minute) is the C compiler's -O level.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT: Final = Path(__file__).resolve().parent
+LIBRARY: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
+REGISTRATION: Final = """\"\"\"Spark looks for modules of this kind of name: here it finds `format("amqp")`.
+
+It imports them for everybody who uses a Python source, so without pyarrow (the extra `spark`) there is just none.
+\"\"\"
+
+from contextlib import suppress
+
+with suppress(ImportError):
+    from amqpd.storage.export.source import AmqpDataSource as DefaultSource
+"""
+BUILDING: Final = {"bdist_wheel", "build", "build_ext", "install"}
+
+
+class BuildPy(build_py):
+    """Puts the one module beside the package that Spark's registration asks for."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            Path(self.build_lib, "pyspark_amqp.py").write_text(REGISTRATION, encoding="utf-8")
+
+
+def hot_modules() -> list[str]:
+    """Files to compile, relative to the root: the listed modules that exist and are not asked to stay interpreted."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        modules: list[str] = tomllib.load(file)["tool"]["amqpd"]["compiled-modules"]
+    wish = os.environ.get("AMQPD_INTERPRETED", "")
+    if wish.lower() in {"1", "true", "yes", "all"}:
+        return []
+    left_out = {name.strip() for name in wish.split(",")} if wish not in {"", "0"} else set()
+    files = [module.replace(".", "/") + ".py" for module in modules if module not in left_out]
+    return [file for file in files if (ROOT / file).exists()]
+
+
+def missing_tool() -> str:
+    """What a compilation lacks, as a phrase; empty when nothing is missing."""
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(command[0]) is None:
+        return f"no C compiler ({command[0]})"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        return f"no {header}"
+    return ""
+
+
+def extensions(build_dir: str) -> Sequence[Any]:
+    """The mypyc group, its C generated now; empty for commands that build nothing and for interpreted builds."""
+    if not BUILDING & set(sys.argv) or not (files := hot_modules()):
+        return []
+    if missing := missing_tool():
+        print(f"amqpd: {missing}: this wheel is interpreted. On Debian: apt install gcc python3-dev", file=sys.stderr)
+        return []
+    from mypyc.build import mypycify
+
+    # An empty mypy configuration: the build compiles, `make lint` judges. The libraries need not be installed for it.
+    options = ["--config-file=", "--cache-dir=/dev/null", "--ignore-missing-imports", "--follow-imports=silent"]
+    return mypycify(
+        [*options, *files],
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
+        debug_level="0",
+        group_name=LIBRARY,
+        target_dir=build_dir,
+    )
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    build_dir = os.environ.get("MYPYC_BUILD_DIR")
+    if not build_dir:
+        build_dir = tempfile.mkdtemp(prefix="amqpd-build-")
+        atexit.register(shutil.rmtree, build_dir, ignore_errors=True)
+    options = {"build": {"build_base": build_dir}}
+    if "sdist" not in sys.argv:
+        options["egg_info"] = {"egg_base": build_dir}
+    setup(ext_modules=extensions(build_dir), options=options, cmdclass={"build_py": BuildPy})
+
+
+main()

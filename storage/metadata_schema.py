@@ -1,0 +1,420 @@
+"""What the broker keeps besides messages: the rows, the changes to them, and the tables they live in.
+
+This module is the one definition of the schema. A row is a NamedTuple whose fields are its columns; `TABLES` adds
+each column's kind, the key, and whose deletion takes the row along. Two roads read it: `metadata_sqlite` (standard
+library, at start) and `metadata_core` (SQLAlchemy, every write, and every database that is not our own SQLite file).
+
+Values in the database are plain: text, integers (booleans are 0 and 1) and bytes. Three kinds are converted here:
+a word list is a JSON array; a routing key is bytes, because AMQP does not promise that it is UTF-8 (in Python it is a
+str with surrogateescape); field tables (`arguments`) are the encoded bytes the caller gives, so every AMQP type
+survives.
+
+A binding has no short natural key (its arguments may be 64 KiB), so its primary key is the SHA-256 of all its parts.
+
+NamedTuples, not dataclasses: twelve frozen dataclasses cost 7 ms at import, and rows are made by the ten thousand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+SCHEMA_VERSION: Final = 1
+"""Rises with every change of a table. A database with a larger number is refused untouched."""
+
+NAME_LENGTH: Final = 255
+"""Longest name, in bytes of UTF-8 (AMQP short string), and so in characters of a VARCHAR."""
+
+Plain: TypeAlias = str | int | bytes
+"""A value as the database sees it."""
+
+RowState: TypeAlias = Literal["live", "deleting"]
+
+
+class VhostRow(NamedTuple):
+    """A virtual host. `id` (random, 32 hex digits) names its directory; `deleting`: tombstone, before its files go."""
+
+    name: str
+    id: str
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    default_queue_type: str = "classic"
+    state: RowState = "live"
+
+
+class UserRow(NamedTuple):
+    """A user. An empty `password_hash` means that no password opens it."""
+
+    name: str
+    password_hash: str
+    hashing_algorithm: str
+    tags: tuple[str, ...] = ()
+
+
+class PermissionRow(NamedTuple):
+    """Three patterns of one user in one vhost. Goes with the user and with the vhost."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermissionRow(NamedTuple):
+    """Patterns over routing keys of one topic exchange. Goes with the user and with the vhost."""
+
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class ExchangeRow(NamedTuple):
+    """A durable exchange. `arguments`: encoded AMQP field table."""
+
+    vhost: str
+    name: str
+    type: str
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: bytes = b""
+
+
+class QueueRow(NamedTuple):
+    """One incarnation of a queue; `id` (random, 32 hex digits) names its directory and is the key.
+
+    A queue declared anew while its former incarnation is still being deleted has the same name and another id.
+    """
+
+    vhost: str
+    name: str
+    id: str
+    durable: bool = True
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: bytes = b""
+    state: RowState = "live"
+
+
+class BindingRow(NamedTuple):
+    """A binding between durable things. `routing_key`: str, surrogateescape for bytes that are not UTF-8."""
+
+    vhost: str
+    source: str
+    destination: str
+    destination_type: Literal["queue", "exchange"]
+    routing_key: str
+    arguments: bytes = b""
+
+
+class PolicyRow(NamedTuple):
+    """A policy or, with `operator`, an operator policy. `definition`: JSON object as text."""
+
+    vhost: str
+    name: str
+    pattern: str
+    apply_to: str
+    definition: str
+    priority: int = 0
+    operator: bool = False
+
+
+class ParameterRow(NamedTuple):
+    """A runtime parameter of a vhost. `value`: JSON as text."""
+
+    vhost: str
+    component: str
+    name: str
+    value: str
+
+
+class GlobalParameterRow(NamedTuple):
+    """A runtime parameter of the whole broker. `value`: JSON as text."""
+
+    name: str
+    value: str
+
+
+Row: TypeAlias = (
+    VhostRow
+    | UserRow
+    | PermissionRow
+    | TopicPermissionRow
+    | ExchangeRow
+    | QueueRow
+    | BindingRow
+    | PolicyRow
+    | ParameterRow
+    | GlobalParameterRow
+)
+
+
+class Put(NamedTuple):
+    """Write a row, replacing the one with the same key."""
+
+    row: Row
+
+
+class Delete(NamedTuple):
+    """Remove the row with this row's key (other fields are not looked at), and what goes with it. Absent: no error."""
+
+    row: Row
+
+
+class DeleteBindings(NamedTuple):
+    """Remove every binding that leads to this queue or exchange and, for an exchange, every one that starts there."""
+
+    vhost: str
+    name: str
+    kind: Literal["queue", "exchange"]
+
+
+Change: TypeAlias = Put | Delete | DeleteBindings
+
+
+class Kind(IntEnum):
+    """What a column holds."""
+
+    NAME = 0  # text of at most NAME_LENGTH characters
+    TEXT = 1
+    BYTES = 2
+    BOOL = 3
+    INT = 4
+    WORDS = 5  # tuple[str, ...] as a JSON array
+    KEY = 6  # str with surrogateescape, as bytes
+
+
+class Table(NamedTuple):
+    """One table: `columns` in the order of the row's fields, after the digest when there is one."""
+
+    name: str
+    row: type[Row]
+    columns: tuple[tuple[str, Kind], ...]
+    key: tuple[str, ...]
+    parents: tuple[tuple[str, str], ...] = ()
+    """(column, table): the row goes when the row of that name in that table goes."""
+    indexes: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def has_digest(self) -> bool:
+        """True when the key is the digest of all the row's values."""
+        return self.key == ("digest",)
+
+    def encode(self, row: Row) -> dict[str, Plain]:
+        """Column name -> value for the database. Raises: ValueError when a str cannot be stored (lone surrogates)."""
+        values: list[Plain] = []
+        columns = self.columns
+        if self.has_digest:
+            columns = columns[1:]
+        for (name, kind), value in zip(columns, row, strict=True):
+            values.append(_to_plain(self, name, kind, value))
+        if self.has_digest:
+            values.insert(0, _digest(values))
+        return dict(zip((name for name, _ in self.columns), values, strict=True))
+
+    def decode(self, values: Sequence[object]) -> Row:
+        """A row from the values of `columns`, in order. Raises: ValueError for what no version of ours wrote."""
+        columns = self.columns
+        if self.has_digest:
+            columns = columns[1:]
+            values = values[1:]
+        try:
+            return self.row._make([_READERS[kind](value) for (_, kind), value in zip(columns, values, strict=True)])
+        except ValueError as error:
+            raise ValueError(f"table {self.name}: {error}") from error
+
+
+def _to_plain(table: Table, name: str, kind: Kind, value: object) -> Plain:
+    if isinstance(value, str):
+        if kind is Kind.KEY:
+            return value.encode("utf-8", "surrogateescape")
+        value.encode("utf-8")  # every driver would refuse a lone surrogate, each with its own error
+        if kind is Kind.NAME and len(value) > NAME_LENGTH:
+            # SQLite would keep it, other databases refuse it or, worse, cut it.
+            raise ValueError(f"{table.name}.{name}: longer than {NAME_LENGTH} characters")
+        return value
+    if isinstance(value, tuple):
+        return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | bytes):
+        return value
+    raise ValueError(f"{table.name}.{name}: cannot store {type(value).__name__}")
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def _read_int(value: object) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"{value!r} is not an integer")
+    return value
+
+
+def _read_bool(value: object) -> bool:
+    return bool(_read_int(value))
+
+
+def _read_bytes(value: object) -> bytes:
+    if isinstance(value, memoryview):  # some drivers give that for binary columns
+        return bytes(value)
+    if not isinstance(value, bytes):
+        raise ValueError(f"{value!r} is not binary")
+    return value
+
+
+def _read_words(value: object) -> tuple[str, ...]:
+    words = json.loads(_read_text(value))
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{value!r} is not a list of words")
+    return tuple(words)
+
+
+def _read_key(value: object) -> str:
+    return _read_bytes(value).decode("utf-8", "surrogateescape")
+
+
+_READERS: Final[dict[Kind, Callable[[object], object]]] = {
+    Kind.NAME: _read_text,
+    Kind.TEXT: _read_text,
+    Kind.BYTES: _read_bytes,
+    Kind.BOOL: _read_bool,
+    Kind.INT: _read_int,
+    Kind.WORDS: _read_words,
+    Kind.KEY: _read_key,
+}
+
+
+def _digest(values: Iterable[Plain]) -> str:
+    """SHA-256 over the values, each with its length in front, so that no two lists of values read the same."""
+    digest = hashlib.sha256()
+    for value in values:
+        part = value if isinstance(value, bytes) else str(value).encode()
+        digest.update(len(part).to_bytes(4, "big"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+HEADER_TABLE: Final = "amqpd_metadata"
+"""Table of (name, value): `instance_id` and `schema_version`. It tells a database of ours from an empty one."""
+
+_N, _T, _B, _X = Kind.NAME, Kind.TEXT, Kind.BOOL, Kind.BYTES
+
+# Parents come before their children: rows are read, and seeds written, in this order.
+TABLES: Final[tuple[Table, ...]] = (
+    Table(
+        "vhosts",
+        VhostRow,
+        (
+            ("name", _N),
+            ("id", _N),
+            ("description", _T),
+            ("tags", Kind.WORDS),
+            ("default_queue_type", _N),
+            ("state", _N),
+        ),
+        ("name",),
+    ),
+    Table(
+        "users",
+        UserRow,
+        (("name", _N), ("password_hash", _T), ("hashing_algorithm", _N), ("tags", Kind.WORDS)),
+        ("name",),
+    ),
+    Table(
+        "permissions",
+        PermissionRow,
+        (("user", _N), ("vhost", _N), ("configure", _T), ("write", _T), ("read", _T)),
+        ("user", "vhost"),
+        (("user", "users"), ("vhost", "vhosts")),
+    ),
+    Table(
+        "topic_permissions",
+        TopicPermissionRow,
+        (("user", _N), ("vhost", _N), ("exchange", _N), ("write", _T), ("read", _T)),
+        ("user", "vhost", "exchange"),
+        (("user", "users"), ("vhost", "vhosts")),
+    ),
+    Table(
+        "exchanges",
+        ExchangeRow,
+        (
+            ("vhost", _N),
+            ("name", _N),
+            ("type", _N),
+            ("durable", _B),
+            ("auto_delete", _B),
+            ("internal", _B),
+            ("arguments", _X),
+        ),
+        ("vhost", "name"),
+        (("vhost", "vhosts"),),
+    ),
+    Table(
+        "queues",
+        QueueRow,
+        (
+            ("vhost", _N),
+            ("name", _N),
+            ("id", _N),
+            ("durable", _B),
+            ("auto_delete", _B),
+            ("exclusive", _B),
+            ("arguments", _X),
+            ("state", _N),
+        ),
+        ("id",),
+        (("vhost", "vhosts"),),
+        (("vhost", "name"),),
+    ),
+    Table(
+        "bindings",
+        BindingRow,
+        (
+            ("digest", _N),
+            ("vhost", _N),
+            ("source", _N),
+            ("destination", _N),
+            ("destination_type", _N),
+            ("routing_key", Kind.KEY),
+            ("arguments", _X),
+        ),
+        ("digest",),
+        (("vhost", "vhosts"),),
+        (("vhost", "destination"), ("vhost", "source")),
+    ),
+    Table(
+        "policies",
+        PolicyRow,
+        (
+            ("vhost", _N),
+            ("name", _N),
+            ("pattern", _T),
+            ("apply_to", _N),
+            ("definition", _T),
+            ("priority", Kind.INT),
+            ("operator", _B),
+        ),
+        ("vhost", "name", "operator"),
+        (("vhost", "vhosts"),),
+    ),
+    Table(
+        "parameters",
+        ParameterRow,
+        (("vhost", _N), ("component", _N), ("name", _N), ("value", _T)),
+        ("vhost", "component", "name"),
+        (("vhost", "vhosts"),),
+    ),
+    Table("global_parameters", GlobalParameterRow, (("name", _N), ("value", _T)), ("name",)),
+)
+
+TABLE_OF: Final[dict[type[Row], Table]] = {table.row: table for table in TABLES}

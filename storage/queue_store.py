@@ -1,0 +1,653 @@
+"""The store of one queue: messages in, offsets out; a log and a memory of what was settled.
+
+`append` writes into the open batch, `settle` extends a run; neither makes an object per message nor a system call.
+`write`, once per loop turn, closes the batch, writes all of the turn's batches in one `writev` and its settlements in
+one small write. After that a kill of the process loses nothing; after the sync that `Storage` sees to, a power cut
+neither.
+
+Offsets rise by one with each append and are never used twice, also when a write fails. `record_count` and `size_bytes`
+(of bodies) are what is in the log and not settled; both are true from `recover` on, which the first use calls by
+itself.
+
+Order of a turn's writes: batches, then settlements and delivery marks, both before a byte of a delivery reaches a
+socket.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from amqpd.storage import settled
+from amqpd.storage.batch import (
+    COMMIT_RECORDS,
+    CONTROL,
+    LOG_APPEND_TIME,
+    NO_PRODUCER,
+    RECORDS_MAX,
+    RECORDS_SIZE_BYTES_MAX,
+    TRANSACTIONAL,
+    TRANSIENT,
+    BatchCursor,
+    ClosedBatch,
+    close_batch,
+)
+from amqpd.storage.committer import JobPart
+from amqpd.storage.filesystem import Clock
+from amqpd.storage.log import Log
+from amqpd.storage.readahead import ReadAhead
+from amqpd.storage.reader import LogReader
+from amqpd.storage.record import BadRecord, Record, RecordRoute, write_record, write_tombstone
+
+logger = logging.getLogger(__name__)
+
+_KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
+_POOL_MAX: Final[i64] = 64
+_NO_LIMIT: Final[i64] = 1 << 60
+
+
+class LogFailed(Exception):
+    """The log takes nothing more: a write or a sync failed for a reason that does not pass. What is older can be
+    read.
+    """
+
+
+@final
+class StoreContext:
+    """What all stores of one process share: the turn's dirty stores, spare writers, the clock, the reading ahead."""
+
+    def __init__(self, clock: Clock, ahead: ReadAhead | None) -> None:
+        self.clock: Clock = clock
+        self.ahead: ReadAhead | None = ahead
+        self.dirty: list[QueueStore] = []
+        self.writers: list[BytesWriter] = []
+        self.scratch: BytesWriter = BytesWriter()
+
+
+@final
+class QueueStore:
+    """See the module. Made by `Storage` only.
+
+    recover: fills the log from the disk; called once, before the first use. Loop thread only.
+    """
+
+    def __init__(
+        self,
+        context: StoreContext,
+        log: Log,
+        vhost_id: str,
+        queue_id: str,
+        name: str,
+        loader: Callable[[QueueStore], None] | None,
+    ) -> None:
+        self.log: Log = log
+        self.vhost_id: str = vhost_id
+        self.queue_id: str = queue_id
+        self.name: str = name
+        self.next_offset: i64 = 0
+        self.record_count: i64 = 0
+        self.size_bytes: i64 = 0
+        self.failed: bool = False
+        self.deleted: bool = False
+        self.delivered_mark: i64 = -1
+        self.returned: dict[int, int] = {}
+        self.lost: list[tuple[int, int]] = []  # offset ranges that could not be read any more, since the log began
+        self.failed_ranges: list[tuple[int, int]] = []  # appended, but could not be written; see `take_failed_ranges`
+        self.torn_bytes: i64 = 0  # cut off at recovery
+        # for Storage
+        self.gathered: bool = False
+        self.needs_commit: bool = False
+        self.write_failed: bool = False
+        self.written_bytes: i64 = 0
+        self.last_turn: i64 = 0
+        self._context: StoreContext = context
+        self._loader: Callable[[QueueStore], None] | None = loader
+        self._ready: bool = loader is None
+        self._seen_end: i64 = 0  # offsets below it may have been delivered in an earlier life
+        self._written_mark: i64 = -1
+        self._dirty: bool = False
+        self._reader: LogReader = LogReader(log, context.ahead)
+        self._cursor: BatchCursor | None = None
+        # where `read_at_hand` goes on when the disk has answered; -1: it stopped for another reason
+        self.waiting_offset: i64 = -1
+        # the open batch
+        self._writer: BytesWriter | None = None
+        self._count: i64 = 0
+        self._persistent: bool = True
+        self._timestamp_ms: i64 = 0
+        self._body_bytes: i64 = 0
+        self._batches: list[ClosedBatch] = []
+        # the open transaction
+        self._transaction_start: i64 = -1
+        self._sequence: i64 = 0
+        # settlements of this turn: the open run, and those before it
+        self._run_first: i64 = -1
+        self._run_next: i64 = -1
+        self._run_limit: i64 = 0  # a run does not leave its segment, so that its bytes are those of one segment
+        self._run_bytes: i64 = 0
+        self._runs: list[tuple[int, int, int]] = []
+        self._returns: list[int] = []
+
+    # -- opening
+
+    def recover(self) -> None:
+        """Reads what is on the disk, once; every other method does it by itself when needed.
+
+        Cost: after a clean stop some 0.2 ms and 0.3 us per settlement entry; after a kill besides 25 ms per 64 MiB
+        written since the recovery point. Raises: OSError; UnknownFormat.
+        """
+        if self._ready:
+            return
+        loader = self._loader
+        if loader is not None:
+            loader(self)
+        self._ready = True
+
+    def recovered(
+        self, delivered_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
+    ) -> None:
+        """What recovery found, besides the log itself.
+
+        delivered_mark: as it stands in the files. seen_end: offsets below may have been delivered; after a power cut
+        that is more than the mark says, and the mark follows with the first write.
+        """
+        self.delivered_mark = seen_end - 1
+        self._written_mark = self.delivered_mark
+        if seen_end - 1 > delivered_mark:  # goes with the first entry of this life, whose boot id would deny it
+            self.log.mark(settled.DELIVERED, seen_end - 1, 0)
+        self._seen_end = seen_end
+        self.returned = returned
+        self.lost = lost
+        self.next_offset = self.log.end
+        self._recount()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `record_count`, `size_bytes` and `next_offset` are known."""
+        return self._ready
+
+    @property
+    def degraded(self) -> bool:
+        """Whether offsets were lost to damage; `lost` says which."""
+        return len(self.lost) > 0
+
+    @property
+    def synced_end(self) -> int:
+        """Offsets below it are on the medium: the high watermark."""
+        return self.log.synced_end
+
+    def _recount(self) -> None:
+        count = 0
+        size = 0
+        for segment in self.log.segments:
+            live = segment.live
+            if live > 0 and not segment.gone:
+                count += live
+                size += max(0, segment.body_bytes - segment.settled_body_bytes)
+        self.record_count = count
+        self.size_bytes = size
+
+    # -- appending
+
+    def append(
+        self,
+        route: RecordRoute,
+        source: bytes,
+        properties_start: i64,
+        properties_end: i64,
+        body_start: i64,
+        body_end: i64,
+        persistent: bool,
+    ) -> i64:
+        """Appends one message; returns its offset.
+
+        Properties and body are slices of `source`, copied once. Cost: about 0.15 us for 1 KiB, CRC and header included.
+        A persistent message is safe when `Storage.on_commit` names the generation it was appended in; a transient one
+        is never waited for. Raises: LogFailed.
+        """
+        writer = self._writer
+        if writer is None:
+            writer = self._open_batch(persistent)
+        elif self._count > 0 and (
+            self._count >= RECORDS_MAX
+            or persistent != self._persistent
+            or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
+            > RECORDS_SIZE_BYTES_MAX
+        ):
+            self._close_batch()
+            writer = self._open_batch(persistent)
+        elif self._count == 0:
+            writer = self._open_batch(persistent)
+        write_record(writer, route, self._count, source, properties_start, properties_end, body_start, body_end)
+        body_size: i64 = body_end - body_start
+        self._count += 1
+        self._body_bytes += body_size
+        self.record_count += 1
+        self.size_bytes += body_size
+        offset: i64 = self.next_offset
+        self.next_offset = offset + 1
+        return offset
+
+    def append_parts(self, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> i64:
+        """As `append`, for a message whose parts are two objects. Costs one more copy of both."""
+        source = properties + body
+        return self.append(route, source, 0, len(properties), len(properties), len(source), persistent)
+
+    def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
+        """Appends a record with no value, persistent: in a compacted log its key ends here. Raises: LogFailed."""
+        if self._count > 0:
+            self._close_batch()
+        write_tombstone(self._open_batch(True), route, 0, properties)
+        self._count = 1
+        self.record_count += 1
+        self.next_offset += 1
+        return self.next_offset - 1
+
+    def recount(self) -> None:
+        """The cleaner has put other segments into the log: the totals follow."""
+        self._cursor = None
+        self._recount()
+
+    def begin_transaction(self) -> None:
+        """What is appended until `end_transaction` is there after a crash as a whole or not at all.
+
+        Both calls and the appends between them belong into one loop turn, with no read, write or other append between.
+        Raises: LogFailed.
+        """
+        if self._count > 0:
+            self._close_batch()
+        self._ensure_open()
+        self._transaction_start = self.next_offset
+        self._sequence = 0
+
+    def end_transaction(self) -> None:
+        """Ends it: one batch stands for itself, several are followed by a commit marker, which takes an offset."""
+        start: i64 = self._transaction_start
+        if start < 0:
+            raise ValueError("no transaction has begun")
+        if self._sequence == 0:  # nothing closed since: the batch's own checksum makes it whole
+            self._transaction_start = -1
+            if self._count > 0:
+                self._close_batch()
+            return
+        if self._count > 0:
+            self._close_batch()
+        self._batches.append(
+            close_batch(
+                self._context.scratch,
+                COMMIT_RECORDS,
+                self.next_offset,
+                1,
+                self.log.next_epoch(),
+                LOG_APPEND_TIME | TRANSACTIONAL | CONTROL,
+                self._timestamp_ms,
+                0,
+                start,
+                -1,
+                start,
+            )
+        )
+        self.next_offset += 1
+        self._transaction_start = -1
+
+    def _ensure_open(self) -> None:
+        if not self._ready:
+            self.recover()
+        if self.failed:
+            raise LogFailed(self.name)
+        if not self._dirty:
+            self._mark_dirty()
+
+    def _mark_dirty(self) -> None:
+        self._dirty = True
+        self._context.dirty.append(self)
+
+    def _open_batch(self, persistent: bool) -> BytesWriter:
+        self._ensure_open()
+        writer = self._writer
+        if writer is None:
+            writers = self._context.writers
+            writer = writers.pop() if writers else BytesWriter()
+            self._writer = writer
+        self._persistent = persistent
+        self._timestamp_ms = self._context.clock.time_ms()
+        return writer
+
+    def _close_batch(self) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        attributes: i64 = LOG_APPEND_TIME
+        if not self._persistent:
+            attributes |= TRANSIENT
+        producer: i64 = NO_PRODUCER
+        sequence: i64 = -1
+        if self._transaction_start >= 0:
+            attributes |= TRANSACTIONAL
+            producer = self._transaction_start
+            sequence = self._sequence
+            self._sequence += self._count
+        self._batches.append(
+            close_batch(
+                self._context.scratch,
+                writer.getvalue(),
+                self.next_offset - self._count,
+                self._count,
+                self.log.next_epoch(),
+                attributes,
+                self._timestamp_ms,
+                self._body_bytes,
+                producer,
+                sequence,
+                self._transaction_start,
+            )
+        )
+        if self._persistent and self.log.durable:
+            self.needs_commit = True
+        if len(writer) > _KEPT_WRITER_SIZE:
+            self._writer = None
+        else:
+            writer.truncate(0)
+        self._count = 0
+        self._body_bytes = 0
+
+    # -- settling
+
+    def settle(self, offset: i64, body_size_bytes: i64 = 0) -> None:
+        """The message at `offset` is done with. Each offset once; twice does no harm but to `size_bytes`.
+
+        body_size_bytes: of its body, so that `size_bytes` follows; left out, `size_bytes` is too large until its
+        segment is drained. (After a restart it is also off where a segment mixes persistent and settled transient
+        messages.) Cost: 10 ns in order, some 0.3 us where a new run begins.
+        """
+        self.record_count -= 1
+        self.size_bytes -= body_size_bytes
+        if offset == self._run_next and offset < self._run_limit:
+            self._run_next = offset + 1
+            self._run_bytes += body_size_bytes
+            return
+        self._begin_run(offset, offset, body_size_bytes)
+
+    def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
+        """Settles all of `first`..`last`, both inclusive, whether live or not. Cost: per segment, not per message."""
+        if last < first:
+            return
+        if self._count > 0 or self._batches or self._runs or self._run_first >= 0:
+            self._write_now()  # so that the count of live ones is taken from what is there
+        if not self._ready:
+            self.recover()
+        if not self._dirty:
+            self._mark_dirty()
+        self.log.settle(first, last, body_size_bytes)
+        self._forget_returned(first, last)
+        self._recount()
+
+    def _begin_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
+        if not self._ready:
+            self.recover()
+            self.record_count -= last - first + 1
+            self.size_bytes -= body_size_bytes
+        if not self._dirty:
+            self._mark_dirty()
+        if self._run_first >= 0:
+            self._runs.append((self._run_first, self._run_next - 1, self._run_bytes))
+        self._run_first = first
+        self._run_next = last + 1
+        segment = self.log.segment_of(first)
+        self._run_limit = segment.end if segment is not None else _NO_LIMIT
+        self._run_bytes = body_size_bytes
+
+    def mark_delivered(self, offset: i64) -> None:
+        """`offset` is about to be given to a consumer; the mark reaches the file with `write`. Cost: 5 ns."""
+        if offset > self.delivered_mark:
+            self.delivered_mark = offset
+            if not self._dirty:
+                self._mark_dirty()
+
+    def mark_returned(self, offset: i64, delivery_count: i64) -> None:
+        """`offset` was given back, and has been delivered `delivery_count` times."""
+        self.returned[offset] = delivery_count
+        self._returns.append(offset)
+        if not self._dirty:
+            self._mark_dirty()
+
+    def redelivered(self, offset: i64) -> bool:
+        """Whether a consumer may have seen it: in an earlier life of the broker, or because it was given back."""
+        if offset < self._seen_end:
+            return True
+        return len(self.returned) > 0 and offset in self.returned
+
+    def _forget_returned(self, first: i64, last: i64) -> None:
+        returned = self.returned
+        if last - first < 2 * len(returned):
+            for offset in range(first, last + 1):
+                returned.pop(offset, None)
+        else:
+            for offset in [each for each in returned if first <= each <= last]:
+                del returned[offset]
+
+    def _flush_runs(self) -> None:
+        runs = self._runs
+        if self._run_first >= 0:
+            runs.append((self._run_first, self._run_next - 1, self._run_bytes))
+            self._run_first = -1
+            self._run_next = -1
+            self._run_bytes = 0
+        if not runs:
+            return
+        self._runs = []
+        if len(runs) > 1:
+            runs.sort()
+        first: i64 = 0
+        last: i64 = 0
+        size: i64 = 0
+        low, high, size = runs[0]
+        for index in range(1, len(runs)):
+            first, last, more = runs[index]
+            segment = self.log.segment_of(low)
+            if first == high + 1 and segment is not None and first < segment.end:
+                high = last
+                size += more
+            else:
+                self._settle_run(low, high, size)
+                low, high, size = first, last, more
+        self._settle_run(low, high, size)
+
+    def _settle_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
+        live: i64 = self.log.settle(first, last, body_size_bytes)
+        self.record_count += last - first + 1 - live  # those that were settled before, or never written
+        if self.returned:
+            self._forget_returned(first, last)
+
+    # -- reading
+
+    def read(self, offset: i64, size_bytes_max: i64) -> list[Record]:
+        """The live messages from `offset` on, in order: at least one if there is one, then as many as `size_bytes_max`
+        holds.
+
+        Sizes are of bodies and properties, 64 bytes more for each. Cost: about 0.3 us for 1 KiB from the page cache
+        when reading on where the last call ended; a look-up else. Raises: OSError when the disk does not answer.
+        """
+        return self._read(offset, size_bytes_max, None)
+
+    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> list[Record]:
+        """As `read`, but does not wait for the disk: what stands before a batch that is not in memory, which may be
+        nothing. `waiting_offset` then says where to go on once `arrived` was called on the loop; else it is -1.
+        """
+        return self._read(offset, size_bytes_max, arrived)
+
+    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> list[Record]:
+        self.waiting_offset = -1
+        if not self._ready:
+            self.recover()
+        if self._count > 0 or self._batches or self._runs or self._run_first >= 0:
+            self._write_now()
+        records: list[Record] = []
+        budget: i64 = max(size_bytes_max, 1)
+        end: i64 = self.next_offset
+        if self.failed:
+            end = self.log.synced_end
+        while budget > 0 and offset < end:
+            cursor = self._cursor
+            if cursor is None or cursor.remaining == 0 or offset < cursor.next_offset or offset > cursor.last_offset:
+                if arrived is not None and not self._reader.at_hand(offset, arrived):
+                    self.waiting_offset = offset
+                    break
+                cursor = self._reader.cursor(offset)
+                if self._reader.lost:
+                    self._note_lost()
+                self._cursor = cursor
+                if cursor is None or cursor.base_offset >= end:
+                    break
+            segment = self.log.segment_of(cursor.base_offset)
+            set_ = segment.settled if segment is not None else None
+            try:
+                budget = cursor.read(offset, set_, self.returned, budget, records)
+            except BadRecord:
+                self._cursor = None
+                self._lose(max(offset, cursor.next_offset), cursor.last_offset)
+                offset = cursor.last_offset + 1
+                continue
+            offset = cursor.next_offset
+        return records
+
+    def read_one(self, offset: i64) -> Record | None:
+        """The message at `offset`; None if it is settled or never was. Cost: some 10 us from the page cache."""
+        records = self.read(offset, 1)
+        if records and records[0].offset == offset:
+            return records[0]
+        return None
+
+    def read_first(self, offset: i64) -> Record | None:
+        """The first live message from `offset` on; keeps none of the bytes behind it. Raises: OSError."""
+        records = self.read(offset, 1)
+        self._cursor = None
+        self._reader.release()
+        return records[0] if records else None
+
+    def _lose(self, first: i64, last: i64) -> None:
+        """A batch with a good checksum holds no records: a defect of the program that wrote it."""
+        segment = self.log.segment_of(first)
+        if segment is not None:
+            self.record_count -= self.log.note_lost(segment, first, last)
+            self.lost = [*self.lost, (first, last)]
+            logger.error("queue %s: offsets %d to %d are no records", self.name, first, last)
+            if not self._dirty:
+                self._mark_dirty()
+
+    def _note_lost(self) -> None:
+        self.lost = self.lost + self._reader.lost
+        self._reader.lost = []
+        self.record_count -= self._reader.lost_live
+        self._reader.lost_live = 0
+        if not self._dirty:
+            self._mark_dirty()
+
+    # -- the end of a turn
+
+    def write(self) -> None:
+        """Everything since the last call reaches the files. Raises nothing: see `failed` and `take_failed_ranges`."""
+        self._write_now()
+        log = self.log
+        if self.delivered_mark > self._written_mark:
+            self._written_mark = self.delivered_mark
+            log.mark(settled.DELIVERED, self.delivered_mark, 0)
+        if self._returns:
+            for offset in self._returns:
+                count = self.returned.get(offset)
+                if count is not None:
+                    log.mark(settled.RETURNED, offset, count)
+            self._returns = []
+        log.flush()
+        if not log.cleaning:
+            log.settled_files.rewrite(self.delivered_mark, self.returned)
+        if log.failed:
+            self.failed = True
+        writer = self._writer
+        if writer is not None:
+            self._writer = None
+            if len(self._context.writers) < _POOL_MAX:
+                self._context.writers.append(writer)
+        self._dirty = False
+
+    def _write_now(self) -> None:
+        if not self._ready:
+            self.recover()
+        if self._count > 0:
+            self._close_batch()
+        batches = self._batches
+        if batches:
+            self._batches = []
+            done: i64 = self.log.append(batches)
+            total: i64 = len(batches)
+            index: i64 = 0
+            size: i64 = 0
+            while index < done:
+                size += batches[index].size
+                index += 1
+            if self.log.durable:
+                self.written_bytes += size
+            else:
+                size = self.log.spilled(size)
+                if size > 0:
+                    self.written_bytes += size
+                    self.needs_commit = True
+            if done < total:
+                self._flush_runs()
+                self._not_written(batches, done)
+        self._flush_runs()
+
+    def _not_written(self, batches: list[ClosedBatch], done: i64) -> None:
+        self.write_failed = True
+        if self.log.failed:
+            self.failed = True
+        self.failed_ranges.append((batches[done].base_offset, batches[-1].last_offset))
+        self._recount()
+
+    def flush_batches(self) -> None:
+        """Writes what is in the open batch, so that the log is all there is: for retention and the cleaner."""
+        if not self._dirty:
+            self._mark_dirty()
+        self._write_now()
+
+    def take_failed_ranges(self) -> list[tuple[int, int]]:
+        """Offset ranges (inclusive) that `append` gave out and that could not be written, since the last call.
+
+        They are not in the log, not counted, and never given out again: nack them and forget them.
+        """
+        ranges, self.failed_ranges = self.failed_ranges, []
+        return ranges
+
+    # -- for Storage
+
+    def collect(self, part: JobPart, settled_too: bool = True) -> None:
+        """Moves what needs a sync into `part`; settlements alone only when `settled_too`."""
+        self.log.collect(part, settled_too)
+
+    def synced(self, part: JobPart) -> None:
+        """A job is done."""
+        self.log.synced(part, self._context.clock.time_ms())
+        if self.log.failed:
+            self.failed = True
+
+    def finish(self) -> None:
+        """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""
+        self.write()
+        self.log.finish()
+
+    def drop_reading(self) -> None:
+        """The queue is deleted: nobody waits for what was to be read."""
+        self._cursor = None
+        self._reader.release()
+
+    def release(self) -> bool:
+        """Gives up descriptors and buffers; False if something is unsynced."""
+        if self._dirty or not self.log.release():
+            return False
+        self._cursor = None
+        self._reader.release()
+        return True

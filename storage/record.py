@@ -1,0 +1,305 @@
+"""One AMQP message as one record of a Kafka record batch (magic 2), and back.
+
+A record is a length (zigzag varint) and then: attributes (one byte, 0), timestamp delta (0: the batch has one time,
+that of the append), offset delta, key (the routing key), value (the body), and two headers, `exchange` and
+`properties` (flags and fields of the AMQP content header, byte for byte as they arrived).
+
+The bytes around the body that every message of one route shares are made once (`RecordRoute`). The decoder takes any
+header order and skips names it does not know, since other programs may write this format; header names are compared as
+8-byte integers.
+
+Nothing here keeps state; nothing here is trusted to be well formed: `decode` raises BadRecord, and IndexError never
+leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from librt.strings import BytesWriter, read_i64_be
+from mypy_extensions import i64
+
+# Read, not written as numbers: a literal over 62 bits is an object to mypyc, and unpacked each time it is used.
+_EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
+_PROPERTIES_WORD: Final[i64] = read_i64_be(b"properties", 0)
+_NO_BYTES: Final = b""
+_BYTEWISE_MAX: Final[i64] = 16
+
+
+class BadRecord(ValueError):
+    """Bytes that pass for a record by their checksum are none: written by something else, or a defect."""
+
+
+def varint(value: int) -> bytes:
+    """`value` (signed, 64 bits) as a zigzag varint, 1 to 10 bytes."""
+    writer = BytesWriter()
+    write_varint(writer, value)
+    return writer.getvalue()
+
+
+def write_varint(writer: BytesWriter, value: i64) -> None:
+    """Appends `value` as a zigzag varint. Cost: one append per 7 bits."""
+    bits: i64 = (value << 1) ^ (value >> 63)
+    byte: int = 0  # not i64: only an int goes into a writer without a method call
+    while bits > 0x7F or bits < 0:
+        byte = (bits & 0x7F) | 0x80
+        writer.append(byte)
+        bits = (bits >> 7) & 0x01FF_FFFF_FFFF_FFFF
+    byte = bits
+    writer.append(byte)
+
+
+def varint_size(value: i64) -> i64:
+    """Bytes that `value` (not negative) takes as a zigzag varint."""
+    bits: i64 = value << 1
+    size: i64 = 1
+    while bits > 0x7F:
+        bits >>= 7
+        size += 1
+    return size
+
+
+def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
+    """(value, next position) of the zigzag varint at `position`. Raises: BadRecord past the end or over 10 bytes."""
+    size: i64 = len(data)
+    if 0 <= position < size and data[position] < 0x80:
+        small: i64 = data[position]
+        return (small >> 1) ^ -(small & 1), position + 1
+    shift: i64 = 0
+    bits: i64 = 0
+    while True:
+        if position >= size or position < 0 or shift > 63:
+            raise BadRecord("a number runs past the end of its record")
+        byte: i64 = data[position]
+        position += 1
+        bits |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    number: i64 = bits >> 1
+    if number < 0:  # the shift has copied the sign
+        number &= 0x7FFF_FFFF_FFFF_FFFF
+    return number ^ -(bits & 1), position
+
+
+@final
+class RecordRoute:
+    """The constant bytes of every record with one exchange and one routing key; make it once per route.
+
+    exchange, routing_key: as they stand in the AMQP method, without the length byte.
+    """
+
+    def __init__(self, exchange: bytes, routing_key: bytes) -> None:
+        self.exchange: bytes = exchange
+        self.routing_key: bytes = routing_key
+        # attributes, timestamp delta; the offset delta comes between this and the key
+        self.key_part: bytes = varint(len(routing_key)) + routing_key
+        self.middle: bytes = (
+            varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
+        )
+        self.fixed_size: i64 = 2 + len(self.key_part) + len(self.middle)
+        # What surrounds the offset delta, the body and the properties, for messages of the sizes that came last twice.
+        self.sizes: i64 = -1
+        self.sizes_before: i64 = -1
+        self.before_delta: bytes = _NO_BYTES
+        self.before_body: bytes = _NO_BYTES
+        self.before_properties: bytes = _NO_BYTES
+
+    def fit(self, sizes: i64, body_size: i64, properties_size: i64) -> None:
+        """From here on records of these sizes are written from ready parts. sizes: both in one number."""
+        length: i64 = self.fixed_size + 1 + varint_size(body_size) + body_size
+        length += varint_size(properties_size) + properties_size
+        self.sizes = sizes
+        self.before_delta = varint(length) + b"\0\0"
+        self.before_body = self.key_part + varint(body_size)
+        self.before_properties = self.middle + varint(properties_size)
+
+
+def write_record(
+    writer: BytesWriter,
+    route: RecordRoute,
+    delta: i64,
+    source: bytes,
+    properties_start: i64,
+    properties_end: i64,
+    body_start: i64,
+    body_end: i64,
+) -> None:
+    """Appends one record to the open batch in `writer`.
+
+    delta: offset within the batch. Properties and body are slices of `source`.
+    Cost: about 50 ns and one copy of the body, 80 where it has another size than the one before.
+    """
+    body_size: i64 = body_end - body_start
+    properties_size: i64 = properties_end - properties_start
+    sizes: i64 = (properties_size << 32) | body_size
+    if delta < 64:  # one byte
+        if sizes != route.sizes and sizes == route.sizes_before:
+            route.fit(sizes, body_size, properties_size)
+        route.sizes_before = sizes
+        if sizes == route.sizes:
+            writer.write(route.before_delta)
+            delta_byte: int = delta << 1
+            writer.append(delta_byte)
+            writer.write(route.before_body)
+            _write_slice(writer, source, body_start, body_end)
+            writer.write(route.before_properties)
+            _write_slice(writer, source, properties_start, properties_end)
+            return
+    write_varint(
+        writer,
+        route.fixed_size
+        + varint_size(delta)
+        + varint_size(body_size)
+        + body_size
+        + varint_size(properties_size)
+        + properties_size,
+    )
+    writer.append(0)
+    writer.append(0)
+    write_varint(writer, delta)
+    writer.write(route.key_part)
+    write_varint(writer, body_size)
+    _write_slice(writer, source, body_start, body_end)
+    writer.write(route.middle)
+    write_varint(writer, properties_size)
+    _write_slice(writer, source, properties_start, properties_end)
+
+
+def write_tombstone(writer: BytesWriter, route: RecordRoute, delta: i64, properties: bytes) -> None:
+    """Appends a record whose value is null: it takes earlier ones of its key away when the log is compacted."""
+    size: i64 = len(properties)
+    write_varint(writer, route.fixed_size + varint_size(delta) + 1 + varint_size(size) + size)
+    writer.append(0)
+    writer.append(0)
+    write_varint(writer, delta)
+    writer.write(route.key_part)
+    write_varint(writer, -1)
+    writer.write(route.middle)
+    write_varint(writer, size)
+    writer.write(properties)
+
+
+def _write_slice(writer: BytesWriter, source: bytes, start: i64, end: i64) -> None:
+    if end - start > _BYTEWISE_MAX:
+        writer.write(source[start:end])
+        return
+    while start < end:  # a few bytes one by one are cheaper than an object that holds them
+        writer.append(source[start])
+        start += 1
+
+
+@final
+class Record:
+    """A message read back from a log. `delivery_count`: how often it was given back, 0 for never or not known."""
+
+    def __init__(
+        self,
+        offset: i64,
+        timestamp_ms: i64,
+        exchange: bytes,
+        routing_key: bytes,
+        properties: bytes,
+        body: bytes,
+        persistent: bool,
+    ) -> None:
+        self.offset: i64 = offset
+        self.timestamp_ms: i64 = timestamp_ms
+        self.exchange: bytes = exchange
+        self.routing_key: bytes = routing_key
+        self.properties: bytes = properties
+        self.body: bytes = body
+        self.persistent: bool = persistent
+        self.delivery_count: i64 = 0
+        self.tombstone: bool = False  # its value is null: see cleaner.py
+
+
+def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
+    """(first byte after the length, first byte after the record) of the record at `position`.
+
+    Raises: BadRecord when it does not fit before `end`.
+    """
+    length: i64 = 0
+    if position < end and data[position] < 0x80:  # the usual sizes have one or two bytes; the first is tried in place
+        length = data[position]
+        length = (length >> 1) ^ -(length & 1)
+        position += 1
+    else:
+        length, position = read_varint(data, position)
+    if length < 0 or position + length > end:
+        raise BadRecord("a record runs past the end of its batch")
+    return position, position + length
+
+
+def read_offset_delta(data: bytes, position: i64) -> tuple[i64, i64]:
+    """(offset delta, position of the key) of the record whose attributes stand at `position`."""
+    position += 1
+    size: i64 = len(data)
+    if position + 1 < size and data[position] == 0 and data[position + 1] < 0x80:
+        delta: i64 = data[position + 1]
+        return (delta >> 1) ^ -(delta & 1), position + 2
+    _, position = read_varint(data, position)
+    return read_varint(data, position)
+
+
+def value_size(data: bytes, position: i64, end: i64) -> i64:
+    """Bytes of the value (the message's body) of the record whose attributes stand at `position`; 0 for a null
+    value.
+    """
+    _, position = read_offset_delta(data, position)
+    size: i64 = 0
+    size, position = read_varint(data, position)
+    if size > 0:
+        position += size
+    size, position = read_varint(data, position)
+    if position + size > end:
+        raise BadRecord("a value runs past the end of its record")
+    return size if size > 0 else 0
+
+
+def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
+    """The record whose key starts at `position` and which ends at `end`. Cost: about 150 ns, copies of its parts."""
+    size: i64 = 0
+    key: bytes = _NO_BYTES
+    size, position = read_varint(data, position)
+    if size > 0:
+        key = data[position : position + size]
+        position += size
+    value: bytes = _NO_BYTES
+    value_bytes: i64 = 0
+    value_bytes, position = read_varint(data, position)
+    if value_bytes > 0:
+        value = data[position : position + value_bytes]
+        position += value_bytes
+    exchange: bytes = _NO_BYTES
+    properties: bytes = _NO_BYTES
+    count: i64 = 0
+    count, position = read_varint(data, position)
+    while count > 0:
+        count -= 1
+        name_size: i64 = 0
+        name_size, position = read_varint(data, position)
+        if name_size < 0 or position + name_size > end:
+            raise BadRecord("a header's name runs past the end of its record")
+        name_position: i64 = position
+        position += name_size
+        size, position = read_varint(data, position)
+        if size > 0:
+            if position + size > end:
+                raise BadRecord("a header runs past the end of its record")
+            if name_size == 8 and read_i64_be(data, name_position) == _EXCHANGE_WORD:
+                exchange = data[position : position + size]
+            elif (
+                name_size == 10
+                and read_i64_be(data, name_position) == _PROPERTIES_WORD
+                and data[name_position + 8] == 0x65
+                and data[name_position + 9] == 0x73
+            ):
+                properties = data[position : position + size]
+            position += size
+    if position > end:
+        raise BadRecord("a record's parts are longer than the record")
+    record = Record(offset, timestamp_ms, exchange, key, properties, value, persistent)
+    if value_bytes < 0:
+        record.tombstone = True
+    return record

@@ -1,0 +1,584 @@
+"""All the logs of one data directory, and the group commit they share.
+
+    <data_dir>/format                                     version of all that is below: see `check_format`
+    <data_dir>/.lock                                      held while the process lives: one process per directory
+    <data_dir>/boot-id                                    the machine's boot id while a broker runs; a clean stop
+    removes it <data_dir>/reserve                                    room that is given up so that a full disk can be
+    drained <data_dir>/vhosts/<vhost id>/queues/<queue id>/       a log each (log.py); ids are random, never used twice
+    <data_dir>/spill/<id>/                                logs of transient queues that did not fit in memory;
+                                                          emptied at start
+    <data_dir>/lost+found/                                directories that no metadata knows
+
+**Groups.** What a turn appends is safe when `on_commit(g, ...)` has been called on the loop, g being `generation` just
+before the `end_of_turn` that writes it. `end_of_turn` writes every dirty store and, if the committer is idle, hands it
+the group and begins the next; while it is at work the next turns' writes gather in one group. Turns in which nothing
+was appended but something settled wait for the next append's sync, 50 ms at the latest, since a settlement that is
+lost costs a redelivery and never a message.
+
+Everything here runs on the loop's thread, except the committer, which is given immutable work and posts its answer
+back.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from amqpd.storage import checkpoint, recovery
+from amqpd.storage.committer import Committer, InlineCommitter, JobPart, Removal, SyncJob, run_job
+from amqpd.storage.filesystem import Clock, FileSystem, Reserve
+from amqpd.storage.hold import Hold, Losses, find_hold
+from amqpd.storage.log import Log
+from amqpd.storage.queue_store import QueueStore, StoreContext
+from amqpd.storage.readahead import ReadAhead
+from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.upkeep import Upkeep
+from amqpd.storage.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_SIZE_BYTES = 64 << 20
+SETTLE_DELAY_S = 0.05
+RESERVE_RETRY_S = 1.0
+OPEN_FILE_COUNT_MAX = 600
+SPILL = "spill"
+BOOT_ID = "boot-id"
+RESERVE = "reserve"
+
+
+class DataDirectoryInUse(Exception):
+    """Another process holds the data directory."""
+
+
+class Storage:
+    """See the module.
+
+    post: calls a function with arguments on the loop, from any thread (`loop.call_soon_threadsafe`).
+    on_commit: set by the broker; called on the loop with a generation and the stores that failed in it.
+    segment_age_ms: `maintain` rolls an active segment whose first message is older; -1: none.
+    inline: no thread: each group is synced inside `end_of_turn`, for simulations.
+    boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
+    Raises: DataDirectoryInUse, OSError; UnknownFormat when a newer version made the directory: it is not touched.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        post: Callable[..., object],
+        clock: Clock | None = None,
+        filesystem: FileSystem | None = None,
+        segment_size_bytes: int = SEGMENT_SIZE_BYTES,
+        segment_age_ms: int = -1,
+        open_file_count_max: int = OPEN_FILE_COUNT_MAX,
+        strict: bool = False,
+        boot_id: str | None = None,
+        inline: bool = False,
+    ) -> None:
+        self.filesystem = filesystem if filesystem is not None else FileSystem()
+        self.data_dir = os.path.abspath(data_dir)
+        self.segment_size_bytes = segment_size_bytes
+        self.strict = strict
+        self.generation = 1
+        self.unsynced_bytes = 0
+        self.on_commit: Callable[[int, list[QueueStore]], None] = _nobody
+        self.export_losses = Losses()
+        self._open_file_count_max = open_file_count_max
+        self._ahead = ReadAhead(self.filesystem, post)
+        self._context = StoreContext(clock if clock is not None else Clock(), None if inline else self._ahead)
+        self._dirty = self._context.dirty
+        self._stores: set[QueueStore] = set()
+        self._removals = 0
+        self._turn = 0
+        self._gathered: list[QueueStore] = []
+        self._gathered_bytes = 0
+        self._gathered_commit = False
+        self._job: SyncJob | None = None
+        self._settle_armed = False
+        # When a job last took settlements along, and whether the next one has to.
+        self._settled_handed_s = -SETTLE_DELAY_S
+        self._settled_wanted = False
+        self._closed = False
+        filesystem = self.filesystem
+        new = not checkpoint.check_format(filesystem, f"{self.data_dir}/{checkpoint.FORMAT}")
+        made = filesystem.mkdir(self.data_dir)
+        if made or not filesystem.exists(f"{self.data_dir}/{BOOT_ID}"):
+            try:
+                filesystem.fsync_dir(os.path.dirname(self.data_dir))
+            except PermissionError:  # then it was not this user that made the directory
+                if made:
+                    raise
+        self._lock_fd = self._lock()
+        if new:
+            self._write_format()
+        self.boot_id = (boot_id if boot_id is not None else _machine_boot_id(filesystem)).replace("-", "")
+        self._boot = _words(self.boot_id)
+        self.power_cut = self._began_after_power_cut()
+        self._cut_noted = not self.power_cut
+        filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
+        self._reserve = Reserve(filesystem, f"{self.data_dir}/{RESERVE}")
+        self._reserve_tried_s = self._context.clock.monotonic()
+        try:
+            self._reserve.take()
+        except OSError as error:
+            logger.warning("no room for the settlement reserve: %s", error)
+        kind = InlineCommitter if inline else Committer
+        self._chores = Worker("amqpd-removal")
+        if not inline:
+            filesystem.closer = self._close_later
+        self._committer = kind(filesystem, self._lock_fd, post, self._committed, self._settle_due, self._chores.call)
+        clock = self._context.clock
+        self._upkeep = Upkeep(
+            filesystem, clock, self._committer, post, self._gather, self._boot, segment_age_ms, inline
+        )
+
+    # -- queues
+
+    def create_queue(
+        self, vhost_id: str, name: str, vhost_name: str = "", policy: RetentionPolicy | None = None
+    ) -> tuple[str, QueueStore]:
+        """(random 128-bit id in hexadecimal, an empty store). Nothing is on the disk before the first append.
+
+        policy: for a log that keeps what is read; see `set_policy`.
+        """
+        queue_id = secrets.token_hex(16)
+        log = self._log(vhost_id, queue_id, name, vhost_name)
+        self._keep(log, policy)
+        store = QueueStore(self._context, log, vhost_id, queue_id, name, None)
+        self._stores.add(store)
+        return queue_id, store
+
+    def open_queue(
+        self,
+        vhost_id: str,
+        queue_id: str,
+        name: str = "",
+        vhost_name: str = "",
+        policy: RetentionPolicy | None = None,
+    ) -> QueueStore:
+        """The store of an existing queue. Reads nothing: the log is recovered by its first use or by
+        `store.recover()`.
+        """
+        log = self._log(vhost_id, queue_id, name, vhost_name)
+        self._keep(log, policy)
+        store = QueueStore(self._context, log, vhost_id, queue_id, name, self._recover)
+        self._stores.add(store)
+        return store
+
+    def recover_all(self) -> None:
+        """Recovers every log that is open, now rather than at its first use. Raises: OSError; UnknownFormat;
+        DamagedLog (strict only).
+        """
+        for store in list(self._stores):
+            store.recover()
+
+    def temporary_queue(self, name: str = "", first_offset: int = 0) -> QueueStore:
+        """A store that is never synced and gone at the next start. `delete_queue` removes its files.
+
+        first_offset: of its first record; the queue kept what is below in memory.
+        """
+        queue_id = secrets.token_hex(16)
+        root = f"{self.data_dir}/{SPILL}"
+        log = Log(
+            self.filesystem,
+            [root, f"{root}/{queue_id}"],
+            _describe(name, "", queue_id),
+            self.segment_size_bytes,
+            self._boot,
+            self._reserve,
+            False,
+        )
+        store = QueueStore(self._context, log, "", queue_id, name, None)
+        store.next_offset = first_offset
+        self._stores.add(store)
+        return store
+
+    def set_policy(self, store: QueueStore, policy: RetentionPolicy | None) -> None:
+        """What the store's log keeps from now on; the next `maintain` acts on it. None: what is settled goes."""
+        self._keep(store.log, policy)
+
+    def _keep(self, log: Log, policy: RetentionPolicy | None) -> None:
+        log.policy = policy
+        log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
+
+    def hold(self, store: QueueStore) -> Hold:
+        """What the store's log keeps for exports; a new hold keeps nothing before it has exporters."""
+        removals = store.log.removals
+        if removals.hold is None:
+            removals.hold = Hold(self.filesystem, store.log.directory, store.name, self.export_losses)
+        return removals.hold
+
+    def hold_changed(self, store: QueueStore) -> None:
+        """Somebody has set, cleared or moved a hold: what it lets go is removed soon, on the next commit's way."""
+        if store.ready and not store.failed:
+            store.log.removals.wanted = True
+            self._gather(store)
+
+    def maintain(self) -> None:
+        """A round of the background work: see upkeep.py. The owner calls it from a timer. Raises nothing.
+
+        Cost: 1 us per log and a step per segment of those that keep, in slices of 5 ms.
+        """
+        self._upkeep.maintain(list(self._stores))
+
+    def delete_queue(self, store: QueueStore, done: Callable[[], None] | None = None) -> None:
+        """The store is not used any more; its files are removed behind the syncs at work.
+
+        done: called on the loop when they are gone. A commit that waits for this store counts as done for it.
+        """
+        store.deleted = True
+        store.failed = True
+        self._stores.discard(store)
+        if store in self._dirty:
+            self._dirty.remove(store)
+        if store in self._gathered:
+            self._gathered.remove(store)
+        store.drop_reading()
+        store.log.abandon()
+        self._removals += 1
+        removal = Removal(store.log.directory, lambda: self._removed(done))
+        self._upkeep.when_free(store, lambda: self._committer.submit(removal))
+
+    def delete_queue_files(self, vhost_id: str, queue_id: str, done: Callable[[], None] | None = None) -> None:
+        """Removes the files of a queue that is not open: for tombstones found at the start."""
+        self._removals += 1
+        self._committer.submit(Removal(self._queue_dir(vhost_id, queue_id), lambda: self._removed(done)))
+
+    def delete_vhost_files(self, vhost_id: str) -> None:
+        """Removes the directory of a vhost whose queues are all deleted."""
+        self._removals += 1
+        self._committer.submit(Removal(f"{self.data_dir}/vhosts/{vhost_id}", lambda: self._removed(None)))
+
+    def set_aside_unknown(self, known: Collection[tuple[str, str]]) -> list[str]:
+        """Moves queue directories that are not `known` (vhost id, queue id) to lost+found/. Returns their new paths.
+
+        At the start, before any queue is created. Cost: one listing per vhost.
+        """
+        moved: list[str] = []
+        filesystem = self.filesystem
+        shelf = f"{self.data_dir}/lost+found"
+        for vhost_id, queue_id in list(self._queue_directories()):
+            if (vhost_id, queue_id) in known:
+                continue
+            filesystem.mkdir(shelf)
+            target = f"{shelf}/{vhost_id}.{queue_id}"
+            number = 0
+            while filesystem.exists(target):
+                number += 1
+                target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
+            filesystem.rename(self._queue_dir(vhost_id, queue_id), target)
+            logger.warning("queue directory %s of vhost %s is unknown, moved to lost+found", queue_id, vhost_id)
+            moved.append(target)
+        return moved
+
+    def _queue_directories(self) -> Iterator[tuple[str, str]]:
+        root = f"{self.data_dir}/vhosts"
+        for vhost_id in self.filesystem.listdir(root):
+            for queue_id in self.filesystem.listdir(f"{root}/{vhost_id}/queues"):
+                yield vhost_id, queue_id
+
+    def _queue_dir(self, vhost_id: str, queue_id: str) -> str:
+        return f"{self.data_dir}/vhosts/{vhost_id}/queues/{queue_id}"
+
+    def _log(self, vhost_id: str, queue_id: str, name: str, vhost_name: str) -> Log:
+        vhosts = f"{self.data_dir}/vhosts"
+        chain = [self.data_dir, vhosts, f"{vhosts}/{vhost_id}", f"{vhosts}/{vhost_id}/queues"]
+        chain.append(self._queue_dir(vhost_id, queue_id))
+        return Log(
+            self.filesystem,
+            chain,
+            _describe(name, vhost_name, queue_id),
+            self.segment_size_bytes,
+            self._boot,
+            self._reserve,
+            True,
+        )
+
+    def _recover(self, store: QueueStore) -> None:
+        recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+        if not self._cut_noted and all(each.ready or each is store for each in self._stores):
+            self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
+            self._note_boot()
+        if find_hold(store.log):
+            self.hold(store).load()
+        if store.log.dirty:  # what was found is synced, and what was settled removed, soon
+            self._gather(store)
+
+    def _close_later(self, fd: int) -> None:
+        self._chores.call(partial(self.filesystem.close, fd))
+
+    def _gather(self, store: QueueStore) -> None:
+        if not store.gathered:
+            store.gathered = True
+            self._gathered.append(store)
+            self._arm()
+
+    def _removed(self, done: Callable[[], None] | None) -> None:
+        self._removals -= 1
+        if done is not None:
+            done()
+
+    # -- groups
+
+    @property
+    def commit_waiting(self) -> bool:
+        """Whether appends of the current generation are written and wait for the committer."""
+        return self._gathered_commit
+
+    def end_of_turn(self) -> None:
+        """Writes what the turn left, hands the group over if the committer is idle. Raises nothing.
+
+        Before any byte of a delivery of this turn goes to a socket. Cost: 50 ns when there is nothing to do.
+        """
+        if not self._dirty:
+            return
+        self._write_dirty()
+        if (self._gathered or self._gathered_commit) and self._job is None:
+            if self._gathered_commit:
+                self._hand_over()
+            else:
+                self._arm()
+
+    def _write_dirty(self) -> None:
+        self._turn += 1
+        dirty = self._dirty
+        for store in dirty:
+            store.write()
+            store.last_turn = self._turn
+            # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
+            # mid-turn); if that group's sync fails, this one must say so too.
+            if not store.gathered and (store.log.dirty or store.write_failed or store.needs_commit):
+                store.gathered = True
+                self._gathered.append(store)
+            self._gathered_bytes += store.written_bytes
+            self.unsynced_bytes += store.written_bytes
+            store.written_bytes = 0
+            if store.needs_commit or store.write_failed:
+                store.needs_commit = False
+                self._gathered_commit = True
+        dirty.clear()
+
+    def _hand_over(self) -> None:
+        job = SyncJob(self.generation)
+        self.generation += 1
+        now = self._context.clock.monotonic()
+        settled_too = self._settled_wanted or now >= self._settled_handed_s + SETTLE_DELAY_S
+        if settled_too:
+            self._settled_wanted = False
+            self._settled_handed_s = now
+        for store in self._gathered:
+            part = JobPart(store)
+            store.gathered = False
+            part.write_failed = store.write_failed
+            store.write_failed = False
+            store.collect(part, settled_too)
+            job.parts.append(part)
+        self._gathered = []
+        job.size_bytes = self._gathered_bytes
+        self._gathered_bytes = 0
+        self._gathered_commit = False
+        self._job = job
+        self._committer.submit(job)
+
+    def _arm(self) -> None:
+        if not self._settle_armed and self._job is None:
+            self._settle_armed = True
+            left = self._settled_handed_s + SETTLE_DELAY_S - self._context.clock.monotonic()
+            self._committer.wake(left if 0 < left < SETTLE_DELAY_S else SETTLE_DELAY_S)
+
+    def _settle_due(self) -> None:
+        self._settle_armed = False
+        if (self._gathered or self._gathered_commit) and self._job is None and not self._closed:
+            self._settled_wanted = True
+            self._hand_over()
+
+    def _committed(self, job: SyncJob) -> None:
+        if job is not self._job:
+            return  # `close` did not wait for the loop
+        self._job = None
+        self._settle_armed = False
+        self.unsynced_bytes -= job.size_bytes
+        failed: list[QueueStore] = []
+        for part in job.parts:
+            part.store.synced(part)
+            if part.store.deleted:
+                continue
+            if part.failed or part.write_failed or part.store.failed:
+                failed.append(part.store)
+            if part.store.log.dirty and not part.store.gathered:
+                part.store.gathered = True  # files of removed segments are left to go
+                self._gathered.append(part.store)
+        if not self._reserve.held:
+            self._take_reserve()
+        self.on_commit(job.generation, failed)
+        if self._closed:
+            return
+        # What the running turn has appended is left alone: its end of turn writes it, into the generation read then.
+        if (self._gathered or self._gathered_commit) and self._job is None:
+            overdue = self._context.clock.monotonic() >= self._settled_handed_s + SETTLE_DELAY_S
+            if self._gathered_commit or overdue:
+                self._hand_over()
+            else:
+                self._arm()
+        self._close_some_files()
+
+    def _take_reserve(self) -> None:
+        now = self._context.clock.monotonic()
+        if now < self._reserve_tried_s + RESERVE_RETRY_S:
+            return
+        self._reserve_tried_s = now
+        try:
+            self._reserve.take()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                logger.warning("the settlement reserve: %s", error)
+
+    def _close_some_files(self) -> None:
+        """Keeps the number of open files in bounds: those of the stores that were not written to for longest go."""
+        total = self.filesystem.open_file_count
+        if total <= self._open_file_count_max:
+            return
+        counts = [(store.last_turn, store.log.open_file_count(), store) for store in self._stores if store.log.segments]
+        counts.sort(key=_turn_of)
+        for _, count, store in counts:
+            if count and store.release():
+                total -= count
+                if total <= self._open_file_count_max * 3 // 4:
+                    return
+
+    # -- start and stop
+
+    def flush(self) -> None:
+        """Writes and hands over everything now, also settlements alone; behind the sync at work if there is one."""
+        if self._dirty:
+            self._write_dirty()
+        if self._gathered:
+            self._gathered_commit = True
+            self._settled_wanted = True
+        if (self._gathered or self._gathered_commit) and self._job is None:
+            self._hand_over()
+
+    def close(self, *, clean: bool) -> None:
+        """Ends the committer. clean: everything is written and synced first, and each log gets its clean-shutdown mark.
+
+        Blocks for the syncs; `on_commit` is called for what they covered, on the loop or, at the end, in here.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._upkeep.stop()
+        self._committer.close()
+        self.filesystem.closer = None
+        self._chores.close()
+        self._ahead.worker.close()
+        if self._job is not None:
+            self._committed(self._job)
+        if clean:
+            self._close_clean()
+        for store in self._stores:
+            store.log.close_files()
+        self.filesystem.close(self._lock_fd)
+
+    def _close_clean(self) -> None:
+        for store in self._stores:
+            if store.ready:
+                store.finish()
+        self._dirty.clear()
+        job = SyncJob(self.generation)
+        self.generation += 1
+        for store in self._stores:
+            if store.log.dirty or store.write_failed:
+                part = JobPart(store)
+                part.write_failed = store.write_failed
+                store.collect(part)
+                job.parts.append(part)
+        self._gathered.clear()
+        job.size_bytes = self.unsynced_bytes
+        self._job = job
+        run_job(self.filesystem, job, self._lock_fd)
+        self._committed(job)
+        for store in self._stores:
+            try:
+                store.log.mark_clean()
+            except OSError as error:  # the next start then checks more
+                logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
+        if self._cut_noted:
+            self.filesystem.unlink(f"{self.data_dir}/{BOOT_ID}")
+
+    def _write_format(self) -> None:
+        """A full disk must not keep a broker from starting: then the next start writes it."""
+        path = f"{self.data_dir}/{checkpoint.FORMAT}"
+        try:
+            self.filesystem.replace_file(path, checkpoint.encode_format(), sync=True)
+            self.filesystem.fsync_dir(self.data_dir)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            logger.warning("%s: %s", path, error)
+
+    def _began_after_power_cut(self) -> bool:
+        """Whether the process before this one ended with the machine; notes that this one runs.
+
+        Each log tells by itself whether it was stopped cleanly. But a log that was woken within the last sync before
+        a power cut may still have its clean mark, and have lost what was written since; hence a mark for all of them.
+        It keeps the old boot id until every log that is open has been recovered.
+        """
+        path = f"{self.data_dir}/{BOOT_ID}"
+        before = ""
+        if self.filesystem.exists(path):
+            before = self.filesystem.read_file(path).decode("ascii", "replace").strip()
+        if before == "":
+            self._note_boot()
+        return before not in {"", self.boot_id}
+
+    def _note_boot(self) -> None:
+        path = f"{self.data_dir}/{BOOT_ID}"
+        data = f"{self.boot_id}\n".encode()
+        try:
+            self.filesystem.replace_file(path, data, sync=True)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            self.filesystem.unlink(f"{self.data_dir}/{RESERVE}")  # a full disk must not keep a broker from starting
+            self.filesystem.replace_file(path, data, sync=True)
+        self.filesystem.fsync_dir(self.data_dir)
+
+    def _lock(self) -> int:
+        fd = self.filesystem.open(f"{self.data_dir}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            self.filesystem.lock(fd)
+        except BlockingIOError:
+            self.filesystem.close(fd)
+            raise DataDirectoryInUse(self.data_dir) from None
+        return fd
+
+
+def _nobody(generation: int, failed: list[QueueStore]) -> None:
+    """Until the broker sets `on_commit`."""
+
+
+def _turn_of(entry: tuple[int, int, QueueStore]) -> int:
+    return entry[0]
+
+
+def _describe(name: str, vhost_name: str, queue_id: str) -> bytes:
+    text = json.dumps({"queue": name, "vhost": vhost_name, "id": queue_id}, indent=1)
+    return text.encode() + b"\n"
+
+
+def _machine_boot_id(filesystem: FileSystem) -> str:
+    try:
+        return filesystem.read_file("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
+    except OSError:
+        return secrets.token_hex(16)  # cannot be told: every start counts as one after a power cut
+
+
+def _words(boot_id: str) -> tuple[int, int]:
+    data = bytes.fromhex(boot_id.rjust(32, "0"))
+    return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:16], "big", signed=True)

@@ -1,0 +1,167 @@
+"""Permissions: RabbitMQ's reading of patterns, hostile patterns, topic variables, and a cache that forgets in time."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.auth.permissions import InvalidPattern, Kind, Permissions, compile_pattern, compile_topic_pattern
+from amqpd.storage.metadata import PermissionRow, TopicPermissionRow
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "answer"),
+    [
+        ("", "", True),
+        ("", "q", False),
+        ("^$", "", True),
+        (".*", "", True),
+        (".*", "anything", True),
+        ("b", "abc", True),  # unanchored
+        ("^b", "abc", False),
+        ("^(amq\\.gen.*|amq\\.default)$", "amq.default", True),
+        ("^(amq\\.gen.*|amq\\.default)$", "amqxdefault", False),
+        ("^é$", "é", True),
+        ("^.$", "é", False),  # rabbit: bytes, and this name has two
+        ("^..$", "é", True),
+        ("^.$", "\udcff", True),  # a byte that is no UTF-8
+        ("(?i)^ABC$", "abc", True),
+        ("^a$", "a\n", False),  # PCRE would say yes
+        ("^a$", "x\na", False),
+        ("a\x00b", "a\x00b", True),
+    ],
+)
+def test_patterns(pattern: str, name: str, answer: bool) -> None:
+    assert compile_pattern(pattern).matches(name) is answer
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "*", "a{2000}", "(?=a)", "(?<!a)b", "(a)\\1", "[", "a" * 4097, "\udcff", "\\"]
+)
+def test_bad_patterns(pattern: str) -> None:
+    with pytest.raises(InvalidPattern):
+        compile_pattern(pattern)
+    with pytest.raises(InvalidPattern):
+        Permissions.check(PermissionRow("u", "/", ".*", ".*", pattern))
+    with pytest.raises(InvalidPattern):
+        Permissions.check(TopicPermissionRow("u", "/", "x", ".*", pattern))
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
+def test_no_pattern_can_hang_the_broker(pattern: str) -> None:
+    compiled = compile_pattern(pattern)
+    before = time.perf_counter()
+    assert not compiled.matches("a" * 254 + "!")
+    assert time.perf_counter() - before < 0.1
+
+
+@given(pattern=st.text(max_size=12))
+def test_any_text_compiles_or_is_refused(pattern: str) -> None:
+    with suppress(InvalidPattern):  # and nothing else
+        compile_pattern(pattern).matches("amq.default")
+
+
+def test_kinds_users_and_vhosts_are_apart() -> None:
+    permissions = Permissions([PermissionRow("u", "/", "^c", "^w", "^r"), PermissionRow("v", "shop", ".*", ".*", ".*")])
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    assert [kind for kind in kinds if permissions.may("u", "/", kind, "cq")] == ["configure"]
+    assert [kind for kind in kinds if permissions.may("u", "/", kind, "wq")] == ["write"]
+    assert [kind for kind in kinds if permissions.may("u", "/", kind, "rq")] == ["read"]
+    assert not any(permissions.may("u", "shop", kind, "cwr") for kind in kinds)
+    assert not any(permissions.may("nobody", "/", kind, "cwr") for kind in kinds)
+    assert permissions.may_access_vhost("u", "/")
+    assert not permissions.may_access_vhost("u", "shop")
+    assert permissions.rows("u") == [PermissionRow("u", "/", "^c", "^w", "^r")]
+    assert [row.user for row in permissions.rows(vhost="shop")] == ["v"]
+    assert len(permissions.rows()) == 2
+
+
+def test_topic_permissions() -> None:
+    row = TopicPermissionRow("bob", "/", "t", "^{username}\\.", "^{vhost}/")
+    permissions = Permissions((), [row])
+    assert permissions.may_topic("bob", "/", "t", "write", "bob.x")
+    assert not permissions.may_topic("bob", "/", "t", "write", "alice.x")
+    assert permissions.may_topic("bob", "/", "t", "read", "//x")
+    assert not permissions.may_topic("bob", "/", "t", "read", "bob.x")
+    assert permissions.may_topic("bob", "/", "other exchange", "write", "alice.x")
+    assert permissions.may_topic("bob", "/", "t", "write", "bob.\udcff")
+    permissions.put(row._replace(write=""))
+    assert not permissions.may_topic("bob", "/", "t", "write", "bob.x")
+    permissions.remove([row])
+    assert permissions.may_topic("bob", "/", "t", "write", "alice.x")
+    assert permissions.topic_rows() == []
+
+
+@given(user=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), other=st.text(max_size=6))
+def test_a_users_name_is_no_pattern(user: str, other: str) -> None:
+    compiled = compile_topic_pattern("^{username}$", user, "/")
+    assert compiled.matches(user)
+    try:
+        expected = other.encode() == user.encode()
+    except UnicodeEncodeError:
+        return
+    assert compiled.matches(other) is expected
+
+
+def test_variables_are_not_expanded_twice() -> None:
+    assert compile_topic_pattern("^{username}$", "{vhost}", "/").matches("{vhost}")
+    assert not compile_topic_pattern("^{username}$", "{vhost}", "/").matches("/")
+
+
+def test_a_pattern_nobody_checked_matches_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    permissions = Permissions([PermissionRow("u", "/", "(", ".*", "")], [TopicPermissionRow("u", "/", "t", "(", ".*")])
+    assert not permissions.may("u", "/", "configure", "q")
+    assert permissions.may("u", "/", "write", "q")
+    assert not permissions.may_topic("u", "/", "t", "write", "k")
+    assert not permissions.may_topic("u", "/", "t", "read", "k")
+    assert caplog.text.count("missing )") == 2
+
+
+def test_the_cache_is_bounded() -> None:
+    permissions = Permissions([PermissionRow("u", "/", "^q1", "", "")], cache_max=10)
+    for number in range(50):
+        permissions.may("u", "/", "configure", f"q{number}")
+    assert len(permissions._cache) == 10
+    assert permissions.may("u", "/", "configure", "q1")
+
+
+words = st.text("ab.", max_size=3)
+patterns = st.sampled_from(["", "a", "^a", "b$", ".*", "^a.b$", "a|b", "^$"])
+users, vhosts = st.sampled_from("uv"), st.sampled_from(["/", "w"])
+steps = st.lists(
+    st.one_of(
+        st.builds(PermissionRow, users, vhosts, patterns, patterns, patterns),
+        st.tuples(st.just("remove"), users, vhosts),
+        st.tuples(st.just("ask"), users, vhosts, st.sampled_from(get_args(Kind)), words),
+    ),
+    max_size=60,
+)
+
+
+@given(steps=steps)
+def test_the_cache_against_a_naive_twin(steps: list[object]) -> None:
+    permissions = Permissions(cache_max=4)
+    twin: dict[tuple[str, str], dict[str, str]] = {}
+    epoch = 0
+    for step in steps:
+        match step:
+            case PermissionRow():
+                permissions.put(step)
+                twin[step.user, step.vhost] = step._asdict()
+                assert permissions.epoch > epoch
+            case ("remove", str(user), str(vhost)):
+                permissions.remove([PermissionRow(user, vhost, "", "", "")])
+                twin.pop((user, vhost), None)
+                assert permissions.epoch > epoch
+            case ("ask", str(user), str(vhost), kind, str(name)):
+                row = twin.get((user, vhost))
+                expected = row is not None and re.search(row[kind] or r"\A\Z", name) is not None
+                assert permissions.may(user, vhost, kind, name) is expected
+                assert permissions.epoch == epoch
+        epoch = permissions.epoch

@@ -1,0 +1,186 @@
+"""A vhost with queues, without sockets: time stands still until a test moves it, syncs happen when the turn ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from amqpd.broker.deadletter import DeadLetters
+from amqpd.broker.flow import Turn
+from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.queue import Queue
+from amqpd.broker.queue_kinds import make_queue
+from amqpd.broker.timers import Timers
+from amqpd.broker.vhost import VHost
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.storage.filesystem import Clock
+from amqpd.storage.storage import Storage
+
+
+class FakeClock(Clock):
+    """Starts at some moment of both clocks; moved by `Room.advance`."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.wall_base_ms = 1_700_000_000_000
+
+    def time_ms(self) -> int:
+        return self.wall_base_ms + self.now_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+
+class Got:
+    """A message taken by `Room.get`."""
+
+    def __init__(self, message: Message, redelivered: bool) -> None:
+        self.body = message.body()
+        self.properties: Properties = decode_properties(message.properties())
+        self.headers = dict(self.properties.headers or {})
+        self.exchange = message.envelope.exchange
+        self.routing_key = message.envelope.routing_key
+        self.redelivered = redelivered
+
+
+class Room:
+    """The broker's part of a broker: storage, turn, timers, dead letters, one vhost."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.clock = FakeClock()
+        self.expired: list[str] = []
+        self._soon: list[Callable[[], None]] = []
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self.open()
+
+    def open(self) -> None:
+        self.reply_consumers: dict[str, object] = {}
+        self.queue_deleted_count = 0
+        self.ended_queues = SimpleNamespace(add=lambda counts: None)
+        self.storage = Storage(
+            self.data_dir, post=self._post, clock=self.clock, inline=True, segment_size_bytes=1 << 20
+        )
+        self.turn = Turn(self.storage, self._soon.append)
+        self.storage.on_commit = self.turn.committed
+        self.timers = Timers(self._call_later, self.clock)
+        self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append)
+        self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
+
+    def commit_in_background(self, changes: object, queues: list[Queue]) -> None:
+        """What the broker does for x-expires."""
+        self.expired += [queue.name for queue in queues]
+
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._later.append((self.clock.monotonic() + delay_s, call))
+
+    def _post(self, call: Callable[..., None], *args: object) -> None:
+        self._soon.append(partial(call, *args))
+
+    # -- time
+
+    def turns(self) -> None:
+        """Runs what the loop was asked for, until it is idle."""
+        for _ in range(1000):
+            if not self._soon:
+                return
+            soon = self._soon[:]
+            self._soon.clear()
+            for call in soon:
+                call()
+        raise AssertionError("the loop never comes to rest")
+
+    def advance(self, ms: int) -> None:
+        """Moves both clocks on by `ms`, a millisecond at a time, firing what comes due."""
+        self.turns()
+        for _ in range(ms):
+            self.clock.now_ms += 1
+            for _ in range(1000):
+                due = [entry for entry in self._later if entry[0] <= self.clock.monotonic()]
+                if not due:
+                    break
+                self._later = [entry for entry in self._later if entry not in due]
+                for _, call in due:
+                    call()
+            self.turns()
+
+    # -- queues
+
+    def queue(self, name: str, *, durable: bool = True, **arguments: object) -> Queue:
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        queue, _ = self.vhost.declare_queue(name, durable, False, False, table, None)
+        return queue
+
+    def restart(self, *, down_ms: int = 0) -> None:
+        """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""
+        old = list(self.vhost.queues.values())
+        self.storage.close(clean=False)
+        self._soon.clear()
+        self._later.clear()
+        self.clock.wall_base_ms += down_ms + self.clock.now_ms - 5000
+        self.clock.now_ms = 5000
+        self.open()
+        for queue in old:
+            if queue.durable:
+                store = self.storage.open_queue("v1", queue.id, queue.name)
+                again = make_queue(self.vhost, queue.name, True, False, None, queue.arguments, store)
+                again.id = queue.id
+                self.vhost.add_queue(again)
+
+    def publish(
+        self,
+        name: str,
+        body: bytes = b"",
+        *,
+        exchange: str = "",
+        persistent: bool = True,
+        turn: bool = True,
+        **properties: object,
+    ) -> bool:
+        """To every destination; False if one refused it. turn: the loop then runs until it is idle."""
+        encoded = encode_properties(Properties(delivery_mode=2 if persistent else 1, **properties))  # type: ignore[arg-type]
+        message = make_message(Envelope(exchange, name), encoded, body, persistent, scan(encoded, 0, len(encoded)))
+        headers = dict(properties.get("headers") or {})  # type: ignore[call-overload]
+        accepted = True
+        for destination in self.vhost.route(self.vhost.exchanges[exchange], [name], lambda: headers):
+            destination.prepare()
+            accepted = destination.offer(message) and accepted
+        if turn:
+            self.turn.want()
+            self.turns()
+        return accepted
+
+    def get(self, queue: Queue) -> Got | None:
+        """basic.get without an answer to wait for."""
+        entry = queue.get(True)
+        self.turn.want()
+        self.turns()
+        if entry is None:
+            return None
+        message = queue.outgoing(entry)
+        assert message is not None
+        return Got(message, entry.redelivered)
+
+    def bodies(self, queue: Queue) -> list[bytes]:
+        """Takes everything that is ready."""
+        found = []
+        while (got := self.get(queue)) is not None:
+            found.append(got.body)
+        return found
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    room = Room(tmp_path)
+    yield room
+    room.storage.close(clean=False)
+
+
+@pytest.fixture(scope="session")
+def make_room() -> Callable[[Path], Room]:
+    """For tests that need many rooms: hypothesis runs one test function again and again."""
+    return Room

@@ -1,0 +1,86 @@
+"""The table of x-arguments: every row is documented, obeyed by a file that exists, and asks for the right queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amqpd.broker import arguments
+from amqpd.broker.arguments import IGNORED, ROWS, TTL_MS_MAX, compare, compared_names, validate
+from amqpd.broker.queue_kinds import LIMITS
+from amqpd.errors import NotImplementedByBroker, PreconditionFailed
+
+SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
+
+
+class TestDocumentation:
+    def test_the_readme_has_every_row(self) -> None:
+        """After a change of ROWS: put this text between the two marks of amqpd/broker/README.md."""
+        table = ["| argument | meaning | obeyed by |", "|---|---|---|"]
+        table += [f"| `{row.name}` | {row.meaning} | `{row.obeyed_by}.py` |" for row in ROWS.values()]
+        text = (SOURCES / "README.md").read_text("utf-8")
+        documented = text.partition("<!-- arguments -->\n")[2].partition("<!-- end of arguments -->")[0]
+        assert documented.splitlines() == table
+
+    @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+    def test_the_file_that_obeys_it_speaks_of_it(self, row) -> None:
+        text = (SOURCES / f"{row.obeyed_by}.py").read_text("utf-8")
+        if row.obeyed_by == IGNORED:
+            assert row.meaning.startswith("ignored: ")
+        else:
+            assert row.name in text
+
+    def test_what_asks_for_limits_is_a_row(self) -> None:
+        assert set(ROWS) >= LIMITS
+
+
+class TestValidation:
+    @pytest.mark.parametrize("name", ["x-message-ttl", "x-expires"])
+    def test_ten_years_are_the_limit(self, name) -> None:
+        validate("q", "/", {name: TTL_MS_MAX})
+        with pytest.raises(PreconditionFailed, match="value_too_large,315360000001"):
+            validate("q", "/", {name: TTL_MS_MAX + 1})
+
+    @pytest.mark.parametrize("name", ["x-delivery-limit", "x-dead-letter-strategy", "x-quorum-initial-group-size"])
+    def test_a_classic_queue_does_not_know_it(self, name) -> None:
+        with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_classic_queue"):
+            validate("q", "/", {name: 1})
+
+    @pytest.mark.parametrize("name", ["x-max-priority", "x-queue-version"])
+    def test_a_quorum_queue_does_not_know_it(self, name) -> None:
+        with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_quorum_queue"):
+            validate("q", "/", {name: 1, "x-queue-type": "quorum"})
+
+    def test_a_stream_is_not_there_yet(self) -> None:
+        with pytest.raises(NotImplementedByBroker):
+            validate("q", "/", {"x-queue-type": "stream"})
+
+    def test_unknown_arguments_pass(self) -> None:
+        validate("q", "/", {"x-mine": {"any": ["thing"]}})
+
+    def test_what_is_ignored_is_said_once(self, caplog, monkeypatch) -> None:
+        monkeypatch.setattr(arguments, "_ignored_seen", set())
+        caplog.set_level("INFO")
+        for _ in range(3):
+            validate("q", "/", {"x-queue-mode": "lazy", "x-max-length": 1})
+        assert [record.getMessage() for record in caplog.records] == [
+            "queue 'q' in vhost '/': argument x-queue-mode is ignored: every queue pages to disk"
+        ]
+
+
+class TestEquivalence:
+    def test_the_width_of_an_integer_does_not_matter(self) -> None:
+        compare("queue 'q'", "/", compared_names(), {"x-max-length": 5}, {"x-max-length": 5})
+
+    @pytest.mark.parametrize("name", ["x-max-length", "x-message-ttl", "x-expires", "x-max-priority"])
+    def test_values_must_agree(self, name) -> None:
+        with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{name}' .* received '2' but current is '1'"):
+            compare("queue 'q'", "/", compared_names(), {name: 2}, {name: 1})
+
+    def test_true_is_not_one(self) -> None:
+        with pytest.raises(PreconditionFailed):
+            compare("queue 'q'", "/", compared_names(), {"x-max-length": True}, {"x-max-length": 1})
+
+    def test_unknown_ones_may_differ(self) -> None:
+        compare("queue 'q'", "/", compared_names(), {"x-mine": 1}, {"x-mine": 2})

@@ -1,0 +1,270 @@
+"""Dead letters: the story in the headers, where they go, when they end, and that a crash loses none."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.broker.deadletter import is_cycle, with_death
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+
+
+def death(properties: Properties, reason: str = "rejected", queue: str = "q", *, keep_keys: bool = True) -> Properties:
+    encoded = encode_properties(properties)
+    return decode_properties(with_death(encoded, reason, queue, "x", "key", 1_700_000_000, keep_keys=keep_keys))
+
+
+class TestStory:
+    def test_the_first_death(self) -> None:
+        told = death(Properties(headers={"mine": 1, "CC": ["a", "b"]}, expiration="700", priority=4), "expired")
+        assert told.headers == {
+            "mine": 1,
+            "CC": ["a", "b"],
+            "x-first-death-reason": "expired",
+            "x-first-death-queue": "q",
+            "x-first-death-exchange": "x",
+            "x-death": [
+                {
+                    "count": 1,
+                    "reason": "expired",
+                    "queue": "q",
+                    "time": 1_700_000_000,
+                    "exchange": "x",
+                    "routing-keys": ["key", "a", "b"],
+                    "original-expiration": "700",
+                }
+            ],
+        }
+        assert told.expiration is None
+        assert told.priority == 4
+
+    def test_counts_are_longs(self) -> None:
+        """Clients compare types: RabbitMQ's count is an l, a number as small as 1 else an I."""
+        once = with_death(encode_properties(Properties()), "rejected", "q", "x", "k", 1, keep_keys=True)
+        assert b"\x05countl\x00\x00\x00\x00\x00\x00\x00\x01" in once
+        other = with_death(once, "rejected", "p", "x", "k", 1, keep_keys=True)
+        assert other.count(b"\x05countl\x00\x00\x00\x00\x00\x00\x00\x01") == 2
+        twice = with_death(once, "rejected", "q", "x", "k", 1, keep_keys=True)
+        assert b"\x05countl\x00\x00\x00\x00\x00\x00\x00\x02" in twice
+
+    def test_newest_first_merged_by_queue_and_reason(self) -> None:
+        told = death(Properties(), "rejected", "a")
+        told = death(told, "expired", "b")
+        told = death(told, "expired", "a")
+        told = death(told, "rejected", "a")
+        assert [(each["queue"], each["reason"], each["count"]) for each in told.headers["x-death"]] == [
+            ("a", "rejected", 2),
+            ("a", "expired", 1),
+            ("b", "expired", 1),
+        ]
+        assert told.headers["x-first-death-queue"] == "a"
+        assert told.headers["x-first-death-reason"] == "rejected"
+
+    def test_repeated_deaths_of_one_queue_become_one(self) -> None:
+        """As old versions wrote them, and a client may still. Sums as measured on RabbitMQ 3.10.8."""
+        old = [("a", None), ("b", 4), ("a", None), ("q", None), ("b", 9), ("q", None), ("a", None), ("c", None)]
+        past = [{"queue": queue, "reason": "rejected"} | ({"count": n} if n else {}) for queue, n in old]
+        told = death(Properties(headers={"x-death": past}))
+        told = death(told, "expired", "a")
+        assert [(each["queue"], each["reason"], each["count"]) for each in told.headers["x-death"]] == [
+            ("a", "expired", 1),
+            ("q", "rejected", 3),
+            ("a", "rejected", 3),
+            ("b", "rejected", 4),
+            ("c", "rejected", 1),
+        ]
+
+    def test_a_fixed_key_takes_the_copies_away(self) -> None:
+        told = death(Properties(headers={"CC": ["a"]}), keep_keys=False)
+        assert "CC" not in told.headers
+        assert told.headers["x-death"][0]["routing-keys"] == ["key", "a"]
+
+    @pytest.mark.parametrize("forged", ["text", {"a": 1}, None, 5])
+    def test_what_is_no_array_is_replaced(self, forged) -> None:
+        told = death(Properties(headers={"x-death": forged}))
+        assert [each["queue"] for each in told.headers["x-death"]] == ["q"]
+        assert "x-first-death-queue" not in told.headers
+
+    @pytest.mark.parametrize("forged", [[1, "a"], [{"queue": 5}], [{"queue": "q", "reason": "rejected", "count": "x"}]])
+    def test_forged_entries_do_no_harm(self, forged) -> None:
+        told = death(Properties(headers={"x-death": forged}))
+        assert told.headers["x-death"][0]["queue"] == "q"
+
+    def test_headers_as_deep_as_they_may_be(self) -> None:
+        deep: object = 1
+        for _ in range(125):
+            deep = [deep]
+        told = death(Properties(headers={"x-death": [deep]}))
+        assert told.headers["x-death"][0]["queue"] == "q"
+
+    def test_headers_that_fill_a_frame_stay_as_they_are(self) -> None:
+        told = death(Properties(headers={"mine": "x" * (FRAME_PAYLOAD_BYTES - 40)}, expiration="5"))
+        assert list(told.headers) == ["mine"]
+        assert told.expiration is None
+
+
+class TestCycle:
+    def test_a_cycle_by_itself_ends(self) -> None:
+        deaths = [{"queue": "b", "reason": "expired"}, {"queue": "a", "reason": "maxlen"}]
+        assert is_cycle("a", deaths)
+        assert is_cycle("b", deaths)
+        assert not is_cycle("c", deaths)
+
+    def test_somebody_who_rejects_keeps_it_going(self) -> None:
+        deaths = [{"queue": "b", "reason": "expired"}, {"queue": "a", "reason": "rejected"}]
+        assert not is_cycle("a", deaths)
+        assert is_cycle("b", deaths)
+
+    def test_what_a_client_put_there_is_no_cycle(self) -> None:
+        assert not is_cycle("a", [7, {"queue": "a", "reason": "expired"}])
+
+
+class TestRoad:
+    def test_from_queue_to_queue(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        queue.reject(queue.get(False))
+        room.turns()
+        got = room.get(dead)
+        assert (got.body, got.exchange, got.routing_key, got.redelivered) == (b"1", "", "dead", False)
+        assert (queue.unacked_count, queue.store.record_count, dead.store.record_count) == (0, 0, 0)
+
+    def test_under_its_own_keys(self, room) -> None:
+        room.vhost.declare_exchange("dlx", "direct", True, False, False, {})
+        by_key, by_copy = room.queue("by_key"), room.queue("by_copy")
+        exchange = room.vhost.exchange("dlx")
+        room.vhost.bind(exchange, by_key, "q", {})
+        room.vhost.bind(exchange, by_copy, "copy", {})
+        queue = room.queue("q", x_dead_letter_exchange="dlx")
+        room.publish("q", b"1", headers={"CC": ["copy"]})
+        queue.reject(queue.get(False))
+        room.turns()
+        for target in (by_key, by_copy):
+            got = room.get(target)
+            assert (got.exchange, got.routing_key) == ("dlx", "q")
+            assert got.headers["CC"] == ["copy"]
+
+    def test_a_missing_exchange_drops_it_and_a_later_one_is_found(self, room) -> None:
+        queue = room.queue("q", x_dead_letter_exchange="dlx")
+        room.publish("q", b"1")
+        queue.reject(queue.get(False))
+        room.turns()
+        assert queue.store.record_count == 0
+        room.vhost.declare_exchange("dlx", "fanout", True, False, False, {})
+        dead = room.queue("dead")
+        room.vhost.bind(room.vhost.exchange("dlx"), dead, "", {})
+        room.publish("q", b"2")
+        queue.reject(queue.get(False))
+        room.turns()
+        assert room.bodies(dead) == [b"2"]
+
+    def test_a_ring_of_queues_ends(self, room) -> None:
+        names = ["a", "b", "c"]
+        for name, following in zip(names, names[1:] + names[:1], strict=True):
+            room.queue(name, x_message_ttl=0, x_dead_letter_exchange="", x_dead_letter_routing_key=following)
+        room.publish("a", b"1")
+        room.advance(20)
+        assert [room.vhost.queue(name).ready_count for name in names] == [0, 0, 0]
+        assert [room.vhost.queue(name).store.record_count for name in names] == [0, 0, 0]
+
+    def test_a_long_chain_of_queues(self, room) -> None:
+        """One drops into the next from within its own offer: no stack grows with the chain."""
+        for number in range(200):
+            room.queue(
+                f"q{number}",
+                durable=False,
+                x_message_ttl=0,
+                x_dead_letter_exchange="",
+                x_dead_letter_routing_key=f"q{number + 1}",
+            )
+        last = room.queue("q200", durable=False)
+        room.publish("q0", b"1")
+        room.advance(5)
+        got = room.get(last)
+        assert len(got.headers["x-death"]) == 200
+
+    def test_a_full_target_drops_it(self, room) -> None:
+        room.queue("dead", x_max_length=0, x_overflow="reject-publish")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        queue.reject(queue.get(False))
+        room.turns()
+        assert queue.store.record_count == 0
+
+    def test_a_message_not_held_in_memory_is_read_back(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        entry = queue.get(False)
+        entry.message = None
+        queue.reject(entry)
+        room.turns()
+        assert room.bodies(dead) == [b"1"]
+
+
+class TestSafety:
+    def test_the_source_keeps_it_until_the_target_is_synced(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        committed = []
+        on_commit = room.storage.on_commit
+
+        def watch(generation, failed):
+            committed.append((queue.store.record_count, dead.store.record_count))
+            on_commit(generation, failed)
+
+        room.storage.on_commit = watch
+        queue.reject(queue.get(False))
+        room.dead_letters.run()
+        assert (queue.store.record_count, dead.store.record_count) == (1, 1)
+        room.turns()
+        assert committed[0] == (1, 1)
+        assert (queue.store.record_count, dead.store.record_count) == (0, 1)
+
+    def test_a_kill_before_the_letter_is_written_repeats_it(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        entry = queue.get(False)
+        room.turn.want()
+        room.turns()
+        queue.reject(entry)
+        room.restart()
+        got = room.get(room.vhost.queue("q"))
+        assert (got.body, got.redelivered) == (b"1", True)
+
+    def test_a_target_whose_log_failed_gets_it_later(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        dead.store.failed = True
+        queue.reject(queue.get(False))
+        room.turns()
+        assert (queue.store.record_count, dead.store.record_count) == (1, 0)
+        dead.store.failed = False
+        room.advance(2010)
+        assert queue.store.record_count == 0
+        assert room.bodies(dead) == [b"1"]
+
+    def test_a_stop_leaves_what_is_not_published_at_its_source(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        queue.reject(queue.get(False))
+        room.dead_letters.stop()
+        room.turns()
+        room.restart()
+        assert room.bodies(room.vhost.queue("dead")) == []
+        assert room.bodies(room.vhost.queue("q")) == [b"1"]
+
+    def test_a_deleted_source_ends_it(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        entry = queue.get(False)
+        room.vhost.delete_queue(queue)
+        queue.reject(entry)
+        room.turns()
+        assert dead.ready_count == 0

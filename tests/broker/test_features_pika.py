@@ -1,0 +1,279 @@
+"""Queue arguments as a stock client sees them, over the wire, and over a kill -9."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from amqpd.testing import BrokerProcess
+
+PERSISTENT = 2
+
+
+class Client:
+    """One channel in confirm mode, and short words for what the tests do."""
+
+    def __init__(self, url: str, prefix: str = "") -> None:
+        self.connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel: BlockingChannel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.prefix = prefix
+
+    def queue(self, name: str, **arguments: object) -> str:
+        name = self.prefix + name
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self.channel.queue_declare(name, durable=True, arguments=table)
+        return name
+
+    def dying(self, name: str, dead: str, **arguments: object) -> str:
+        """A queue that dead-letters to the queue `dead`."""
+        return self.queue(name, x_dead_letter_exchange="", x_dead_letter_routing_key=dead, **arguments)
+
+    def publish(self, queue: str, body: bytes = b"", **properties: object) -> bool:
+        properties.setdefault("delivery_mode", PERSISTENT)
+        try:
+            self.channel.basic_publish("", queue, body, pika.BasicProperties(**properties))
+        except pika.exceptions.NackError:
+            return False
+        return True
+
+    def count(self, queue: str) -> int:
+        return self.channel.queue_declare(queue, passive=True).method.message_count
+
+    def get(self, queue: str, within_s: float = 5.0) -> tuple:
+        """(method, properties, body) of the next message, unacked; waits for one."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            method, properties, body = self.channel.basic_get(queue)
+            if method is not None:
+                return method, properties, body
+            time.sleep(0.01)
+        raise AssertionError(f"no message in {queue} within {within_s} s")
+
+    def lost(self) -> None:
+        """The broker was killed: pika notices, and closes what it holds."""
+        lose(self.connection)
+
+    def drain(self, queue: str) -> list[bytes]:
+        found = []
+        while True:
+            method, _, body = self.channel.basic_get(queue, auto_ack=True)
+            if method is None:
+                return found
+            found.append(body)
+
+
+def lose(connection: pika.BlockingConnection) -> None:
+    with pytest.raises(pika.exceptions.AMQPError):
+        connection.sleep(5)
+
+
+def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {within_s} s"
+        time.sleep(0.01)
+
+
+_prefixes = count()
+
+
+@pytest.fixture
+def client(amqpd_broker: BrokerProcess) -> Iterator[Client]:
+    client = Client(amqpd_broker.url, f"features-{next(_prefixes)}-")
+    yield client
+    if client.connection.is_open:
+        client.connection.close()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
+def deaths(properties: pika.BasicProperties) -> list[tuple]:
+    return [(death["queue"], death["reason"], death["count"]) for death in properties.headers["x-death"]]
+
+
+class TestOverTheWire:
+    def test_expired_messages_are_dead_lettered(self, client) -> None:
+        dead = client.queue("dead")
+        queue = client.dying("q", dead, x_message_ttl=500)
+        client.publish(queue, b"1", headers={"mine": 1})
+        assert client.count(queue) == 1
+        _, properties, body = client.get(dead)
+        assert body == b"1"
+        assert deaths(properties) == [(queue, "expired", 1)]
+        assert properties.headers["mine"] == 1
+        assert client.count(queue) == 0
+
+    def test_expiration_zero_reaches_a_waiting_consumer_only(self, client) -> None:
+        queue = client.queue("q")
+        client.publish(queue, b"nobody", expiration="0")
+        assert client.count(queue) == 0
+        got = []
+        client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
+        client.publish(queue, b"somebody", expiration="0")
+        client.connection.sleep(0.2)
+        assert got == [b"somebody"]
+
+    def test_a_consumer_is_not_given_what_expired_while_its_window_was_full(self, client) -> None:
+        queue = client.queue("q", x_message_ttl=80)
+        client.channel.basic_qos(prefetch_count=1)
+        got = []
+        client.channel.basic_consume(queue, lambda _c, method, _p, body: got.append((method.delivery_tag, body)))
+        client.publish(queue, b"1")
+        client.publish(queue, b"2")
+        client.connection.sleep(0.2)
+        client.channel.basic_ack(got[0][0])
+        client.publish(queue, b"3")
+        client.connection.sleep(0.1)
+        assert [body for _, body in got] == [b"1", b"3"]
+
+    def test_rejected_messages_are_dead_lettered(self, client) -> None:
+        dead = client.queue("dead")
+        queue = client.dying("q", dead)
+        for number in range(3):
+            client.publish(queue, b"%d" % number)
+        tags = [client.get(queue)[0].delivery_tag for _ in range(3)]
+        client.channel.basic_nack(tags[-1], multiple=True, requeue=False)
+        got = [client.get(dead) for _ in range(3)]
+        assert [body for _, _, body in got] == [b"0", b"1", b"2"]
+        assert {deaths(properties)[0] for _, properties, _ in got} == {(queue, "rejected", 1)}
+
+    def test_a_retry_by_dead_lettering_goes_round_and_counts(self, client) -> None:
+        """The pattern of every delayed retry: reject, wait in a queue with a TTL, come back."""
+        waiting = client.prefix + "waiting"
+        queue = client.dying("q", waiting)
+        client.dying("waiting", queue, x_message_ttl=20)
+        client.publish(queue, b"1")
+        for turn in range(1, 4):
+            method, properties, _ = client.get(queue)
+            if turn > 1:
+                assert deaths(properties) == [(waiting, "expired", turn - 1), (queue, "rejected", turn - 1)]
+            client.channel.basic_reject(method.delivery_tag, requeue=False)
+
+    def test_reject_publish_is_a_nack(self, client) -> None:
+        queue = client.queue("q", x_max_length=1, x_overflow="reject-publish")
+        assert [client.publish(queue) for _ in range(3)] == [True, False, False]
+        client.drain(queue)
+        assert client.publish(queue)
+
+    def test_delivery_limit_counts_every_way_back(self, client, amqpd_broker) -> None:
+        dead = client.queue("dead")
+        queue = client.dying("q", dead, x_queue_type="quorum", x_delivery_limit=2)
+        client.publish(queue, b"1")
+        method, properties, _ = client.get(queue)
+        assert properties.headers == {"x-delivery-count": 0}
+        client.channel.basic_nack(method.delivery_tag)
+        other = Client(amqpd_broker.url)
+        method, properties, _ = other.get(queue)
+        assert (method.redelivered, properties.headers) == (True, {"x-delivery-count": 1})
+        other.connection.close()
+        method, properties, _ = client.get(queue)
+        assert properties.headers == {"x-delivery-count": 2}
+        client.channel.basic_reject(method.delivery_tag, requeue=True)
+        _, properties, _ = client.get(dead)
+        assert deaths(properties) == [(queue, "delivery_limit", 1)]
+
+    def test_priorities_with_a_consumer(self, client) -> None:
+        queue = client.queue("q", x_max_priority=9)
+        for number in range(20):
+            client.publish(queue, b"%d" % number, priority=number % 10)
+        got = []
+        client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(int(body)), auto_ack=True)
+        client.connection.sleep(0.2)
+        assert got == sorted(range(20), key=lambda number: (-(number % 10), number))
+
+    def test_a_lease_is_kept_by_a_consumer(self, client) -> None:
+        queue = client.queue("q", x_expires=120)
+        tag = client.channel.basic_consume(queue, lambda *_: None)
+        time.sleep(0.3)
+        client.channel.basic_cancel(tag)
+        assert client.count(queue) == 0
+        time.sleep(0.3)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+            client.count(queue)
+        assert closed.value.reply_code == 404
+
+
+class TestAfterAKill:
+    def test_everything_is_as_it_was(self, own_broker) -> None:
+        client = Client(own_broker.url)
+        for name, arguments in {
+            "short": {"x_message_ttl": 300},
+            "long": {"x_message_ttl": 600_000},
+            "full": {"x_max_length": 3},
+            "levels": {"x_max_priority": 5},
+        }.items():
+            client.queue(name, **arguments)
+        dead = client.queue("dead")
+        client.queue("plain")
+        client.dying("dying", dead, x_message_ttl=300)
+        counted = client.dying("counted", dead, x_queue_type="quorum", x_delivery_limit=1)
+        for queue in ("short", "long", "dying", counted):
+            client.publish(queue, queue.encode())
+        client.publish("plain", b"mortal", expiration="300")
+        client.publish("plain", b"immortal")
+        for number in range(10):
+            client.publish("full", b"%d" % number)
+            client.publish("levels", b"%d" % number, priority=number % 3)
+        client.channel.basic_nack(client.get(counted)[0].delivery_tag)
+        client.count(counted)
+        time.sleep(0.06)  # settlements and returns may wait so long for the disk
+        own_broker.kill()
+        client.lost()
+        time.sleep(0.4)
+        own_broker.start()
+        client = Client(own_broker.url)
+        until(lambda: client.count(dead) == 1)
+        assert client.drain(dead) == [b"dying"]
+        assert client.count("short") == 0
+        assert client.count("dying") == 0
+        assert client.drain("long") == [b"long"]
+        assert client.drain("plain") == [b"immortal"]
+        assert client.drain("full") == [b"7", b"8", b"9"]
+        assert client.drain("levels") == [b"2", b"5", b"8", b"1", b"4", b"7", b"0", b"3", b"6", b"9"]
+        method, properties, _ = client.get(counted)
+        assert (method.redelivered, properties.headers) == (True, {"x-delivery-count": 1})
+        client.channel.basic_nack(method.delivery_tag)
+        _, properties, _ = client.get(dead)
+        assert deaths(properties) == [(counted, "delivery_limit", 1)]
+        client.connection.close()
+
+    @pytest.mark.parametrize("kill_after_s", [0.05, 0.12, 0.25])
+    def test_no_letter_is_lost(self, own_broker, kill_after_s) -> None:
+        """Killed while dead letters are under way: each is at its source, at its target, or both, never nowhere."""
+        client = Client(own_broker.url)
+        dead = client.queue("dead")
+        queue = client.dying("q", dead)
+        connection = pika.BlockingConnection(pika.URLParameters(own_broker.url))
+        channel = connection.channel()
+        channel.tx_select()
+        for number in range(2000):
+            channel.basic_publish("", queue, b"%d" % number, pika.BasicProperties(delivery_mode=PERSISTENT))
+        channel.tx_commit()
+        method = None
+        for _ in range(2000):
+            method, _, _ = client.channel.basic_get(queue)
+        assert method is not None
+        client.channel.basic_nack(method.delivery_tag, multiple=True, requeue=False)
+        client.connection.process_data_events(0)
+        time.sleep(kill_after_s)
+        own_broker.kill()
+        client.lost()
+        lose(connection)
+        own_broker.start()
+        client = Client(own_broker.url)
+        at_target, at_source = client.drain(dead), client.drain(queue)
+        assert sorted({*at_target, *at_source}, key=int) == [b"%d" % number for number in range(2000)]
+        assert len(at_target) == len(set(at_target))
+        client.connection.close()

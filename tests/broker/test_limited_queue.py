@@ -1,0 +1,224 @@
+"""Limits of a queue: length, bytes, overflow, leases, delivery counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.broker.limited_queue import LimitedQueue
+from amqpd.broker.queue import Queue
+
+
+def deaths(got) -> list[tuple]:
+    return [(death["queue"], death["reason"], death["count"]) for death in got.headers["x-death"]]
+
+
+class TestKinds:
+    def test_a_plain_declaration_gets_the_plain_queue(self, room) -> None:
+        assert type(room.queue("q")) is Queue
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"x_message_ttl": 1},
+            {"x_expires": 1},
+            {"x_max_length": 0},
+            {"x_max_length_bytes": 0},
+            {"x_dead_letter_exchange": ""},
+            {"x_queue_type": "quorum"},
+        ],
+    )
+    def test_a_limit_gets_the_other(self, room, arguments) -> None:
+        assert isinstance(room.queue("q", **arguments), LimitedQueue)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+class TestLength:
+    def test_the_head_is_dropped(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length=3)
+        for number in range(5):
+            assert room.publish("q", b"%d" % number)
+        assert queue.ready_count == 3
+        assert room.bodies(queue) == [b"2", b"3", b"4"]
+
+    def test_zero_keeps_nothing(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length=0)
+        assert room.publish("q", b"1")
+        assert queue.ready_count == 0
+
+    def test_bytes(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length_bytes=10)
+        for size in (4, 4, 4):
+            room.publish("q", b"x" * size)
+        assert (queue.ready_count, queue.ready_bytes) == (2, 8)
+        room.publish("q", b"x" * 11)
+        assert (queue.ready_count, queue.ready_bytes) == (0, 0)
+
+    def test_unacked_messages_do_not_count_and_fill_it_when_they_return(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length=2)
+        for number in range(2):
+            room.publish("q", b"%d" % number)
+        taken = [queue.get(False), queue.get(False)]
+        for number in range(2, 4):
+            room.publish("q", b"%d" % number)
+        assert queue.ready_count == 2
+        for entry in taken:
+            queue.requeue(entry, True)
+        assert room.bodies(queue) == [b"2", b"3"]
+
+    def test_purge_begins_anew(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length_bytes=10)
+        room.publish("q", b"12345678")
+        assert queue.purge() == 1
+        room.publish("q", b"123456789")
+        assert room.bodies(queue) == [b"123456789"]
+
+    def test_reject_publish_refuses_the_newcomer(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length=1, x_overflow="reject-publish")
+        assert [room.publish("q", b"1"), room.publish("q", b"2")] == [True, False]
+        assert room.bodies(queue) == [b"1"]
+        assert room.publish("q", b"3")
+
+    def test_reject_publish_by_bytes(self, room, durable) -> None:
+        room.queue("q", durable=durable, x_max_length_bytes=5, x_overflow="reject-publish")
+        assert [room.publish("q", b"x" * size) for size in (3, 3, 2, 1)] == [True, False, True, False]
+
+    def test_reject_publish_dlx_keeps_it_elsewhere(self, room, durable) -> None:
+        dead = room.queue("dead")
+        room.queue(
+            "q",
+            durable=durable,
+            x_max_length=1,
+            x_overflow="reject-publish-dlx",
+            x_dead_letter_exchange="",
+            x_dead_letter_routing_key="dead",
+        )
+        assert [room.publish("q", b"1"), room.publish("q", b"2")] == [True, False]
+        got = room.get(dead)
+        assert got.body == b"2"
+        assert deaths(got) == [("q", "maxlen", 1)]
+
+
+class TestFullDisk:
+    def test_bytes_that_the_log_could_not_write_do_not_count(self, room) -> None:
+        queue = room.queue("q", x_max_length_bytes=1000)
+        for number in range(5):
+            room.publish("q", b"%d..." % number)
+        queue.unwritten([(3, 4)])
+        assert (queue.ready_count, queue.ready_bytes) == (3, 12)
+        assert room.bodies(queue) == [b"0...", b"1...", b"2..."]
+
+
+class TestAfterAKill:
+    def test_the_bound_holds(self, room) -> None:
+        room.queue("q", x_max_length_bytes=10)
+        for number in range(4):
+            room.publish("q", b"%d..." % number)
+        room.restart()
+        queue = room.vhost.queue("q")
+        assert (queue.ready_count, queue.ready_bytes) == (2, 8)
+        room.publish("q", b"4...")
+        assert room.bodies(queue) == [b"3...", b"4..."]
+
+    def test_deliveries_stay_counted(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue(
+            "q", x_queue_type="quorum", x_delivery_limit=2, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
+        )
+        room.publish("q", b"1")
+        for _ in range(2):
+            queue.requeue(queue.get(False), True)
+        room.turn.want()
+        room.turns()
+        room.restart()
+        queue = room.vhost.queue("q")
+        entry = queue.get(False)
+        assert entry.delivery_count == 2
+        assert entry.redelivered
+        queue.requeue(entry, True)
+        room.turns()
+        assert queue.ready_count == 0
+        got = room.get(room.vhost.queue("dead"))
+        assert deaths(got) == [("q", "delivery_limit", 1)]
+
+
+class TestDeliveryCount:
+    def test_the_header_counts_returns(self, room) -> None:
+        queue = room.queue("q", x_queue_type="quorum")
+        room.publish("q", b"1", headers={"x-delivery-count": 77, "mine": "stays"})
+        seen = []
+        for _ in range(3):
+            entry = queue.get(False)
+            message = queue.outgoing(entry)
+            seen.append(b"x-delivery-count" in message.properties())
+            queue.requeue(entry, True)
+            assert entry.delivery_count == len(seen)
+        got = room.get(queue)
+        assert got.headers == {"x-delivery-count": 3, "mine": "stays"}
+        assert seen == [True, True, True]
+
+    def test_limit_zero_allows_one_delivery(self, room) -> None:
+        queue = room.queue("q", x_queue_type="quorum", x_delivery_limit=0)
+        room.publish("q", b"1")
+        queue.requeue(queue.get(False), True)
+        assert queue.ready_count == 0
+
+    def test_the_dead_letter_is_the_message_as_published(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue(
+            "q", x_queue_type="quorum", x_delivery_limit=0, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
+        )
+        room.publish("q", b"1")
+        queue.requeue(queue.get(False), True)
+        room.turns()
+        assert "x-delivery-count" not in room.get(dead).headers
+
+
+class TestLease:
+    def test_an_unused_queue_goes(self, room) -> None:
+        queue = room.queue("q", x_expires=100)
+        room.advance(99)
+        assert room.expired == []
+        room.advance(6)
+        assert room.expired == ["q"]
+        assert queue.deleted
+        assert "q" not in room.vhost.queues
+
+    def test_use_renews_it(self, room) -> None:
+        queue = room.queue("q", x_expires=100)
+        for _ in range(5):
+            room.advance(60)
+            queue.used()
+        assert room.expired == []
+        room.advance(105)
+        assert room.expired == ["q"]
+
+    def test_publishing_is_no_use(self, room) -> None:
+        room.queue("q", x_expires=100)
+        room.advance(60)
+        room.publish("q", b"1")
+        room.advance(45)
+        assert room.expired == ["q"]
+
+    def test_a_deleted_queue_leaves_no_timer(self, room) -> None:
+        queue = room.queue("q", x_expires=100_000, x_message_ttl=50_000)
+        room.publish("q", b"1")
+        assert room.timers.armed_count() >= 2
+        room.vhost.delete_queue(queue)
+        assert room.timers.armed_count() == 0
+
+    def test_it_begins_anew_with_the_broker(self, room) -> None:
+        room.queue("q", x_expires=100)
+        room.advance(80)
+        room.restart()
+        room.advance(80)
+        assert room.expired == []
+        room.advance(30)
+        assert room.expired == ["q"]
+
+    def test_its_messages_are_not_dead_lettered(self, room) -> None:
+        dead = room.queue("dead")
+        room.queue("q", x_expires=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        room.advance(80)
+        assert room.expired == ["q"]
+        assert dead.ready_count == 0

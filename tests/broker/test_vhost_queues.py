@@ -1,0 +1,77 @@
+"""Declarations of queues: the vhost's default type; how they end."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amqpd.broker.broker import Broker
+from amqpd.errors import PreconditionFailed
+
+
+class TestDefaultQueueType:
+    @pytest.fixture(autouse=True)
+    def quorum_by_default(self, room) -> None:
+        room.queue("before")
+        room.vhost.default_queue_type = "quorum"
+
+    def test_a_durable_queue_gets_it_and_shows_it(self, room) -> None:
+        queue = room.queue("q")
+        assert queue.kind == "quorum"
+        assert queue.arguments == {"x-queue-type": "quorum"}
+
+    def test_declaring_again_with_or_without_it_is_equivalent(self, room) -> None:
+        queue = room.queue("q")
+        assert room.queue("q") is queue
+        assert room.queue("q", x_queue_type="quorum") is queue
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-queue-type'"):
+            room.queue("q", x_queue_type="classic")
+
+    def test_an_explicit_type_wins(self, room) -> None:
+        assert room.queue("q", x_queue_type="classic").kind == "classic"
+
+    @pytest.mark.parametrize(
+        ("durable", "exclusive", "auto_delete"), [(False, False, False), (True, True, False), (True, False, True)]
+    )
+    def test_what_cannot_be_quorum_stays_classic(self, room, durable, exclusive, auto_delete) -> None:
+        queue, _ = room.vhost.declare_queue("q", durable, exclusive, auto_delete, {}, None)
+        assert queue.kind == "classic"
+        assert queue.arguments == {}
+
+    def test_an_older_queue_stays_what_it_is(self, room) -> None:
+        assert room.queue("before").kind == "classic"
+
+
+def test_exclusive_queues_are_known_by_their_connection(room) -> None:
+    """The end of a connection costs its own queues, however many others there are; and nothing of it is kept."""
+    vhost = room.vhost
+    mine, theirs = object(), object()
+    for number in range(3):
+        vhost.declare_queue(f"mine{number}", False, True, False, {}, mine)
+    vhost.declare_queue("theirs", False, True, False, {}, theirs)
+    vhost.declare_queue("shared", False, False, False, {}, mine)
+    assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine1", "mine2"]
+    vhost.delete_queue(vhost.queues["mine1"])
+    assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
+    for queue in vhost.exclusive_queues(mine):
+        vhost.delete_queue(queue)
+    assert vhost.exclusive_queues(mine) == []
+    assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"
+
+
+def test_the_row_of_a_deleted_queue_goes_after_its_files() -> None:
+    """Else a crash in between would leave files that no row knows, for lost+found."""
+    steps: list[Any] = []
+    broker: Any = SimpleNamespace(
+        storage=SimpleNamespace(delete_queue=lambda store, done: steps.append(done)),
+        commit=lambda changes, done: steps.append(changes[0].row.id),
+    )
+    broker._forget_row = partial(Broker._forget_row, broker)
+    queue: Any = SimpleNamespace(store=object(), id="0a", name="q", vhost=SimpleNamespace(name="/"))
+    Broker.drop_store(broker, queue)
+    assert len(steps) == 1, "the files are to go, and the row stays"
+    steps[0]()  # they are gone
+    assert steps[1:] == ["0a"]

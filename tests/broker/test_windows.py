@@ -1,0 +1,41 @@
+"""What queues with logs hold in memory, all together."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.broker.windows import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Windows
+
+
+class Window:
+    hot_count_max = 0
+    hot_bytes_max = 0
+
+
+def queues(count: int) -> list[Window]:
+    return [Window() for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, QUEUES_FULL, QUEUES_FULL + 1, 200, 1000, 10_000])
+def test_all_windows_together_stay_within_bounds(count: int) -> None:
+    windows = Windows()
+    made = queues(count)
+    for queue in made:
+        windows.add(queue)
+    assert {(queue.hot_count_max, queue.hot_bytes_max) for queue in made} == {(windows.count_max, windows.bytes_max)}
+    if count <= QUEUES_FULL:
+        assert (windows.count_max, windows.bytes_max) == (COUNT_MAX, BYTES_MAX)
+    assert windows.count_max == COUNT_MIN or count * windows.count_max <= QUEUES_FULL * COUNT_MAX
+    assert windows.bytes_max == BYTES_MIN or count * windows.bytes_max <= QUEUES_FULL * BYTES_MAX
+
+
+def test_they_grow_again_when_queues_go() -> None:
+    windows = Windows()
+    made = queues(1000)
+    for queue in made:
+        windows.add(queue)
+    small = windows.count_max
+    for queue in made[5:]:
+        windows.remove(queue)
+    assert windows.count_max == COUNT_MAX > small
+    assert {queue.hot_count_max for queue in made[:5]} == {COUNT_MAX}

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from amqpd.cli.arguments import FORMATTERS, check_options, parse, where
+from amqpd.cli.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-q -p shop list_queues name messages --formatter json",
+        "list_queues -q name -p shop messages --formatter=json",
+        "list_queues name messages --vhost=shop --formatter json --quiet",
+        "--vhost shop list_queues --quiet name --formatter json messages",
+    ],
+)
+def test_options_stand_anywhere(line: str) -> None:
+    parsed = parse(line.split())
+    assert parsed.command == "list_queues"
+    assert parsed.operands == ["name", "messages"]
+    assert (parsed.vhost, parsed.formatter, parsed.quiet) == ("shop", "json", True)
+    assert parsed.wrong == []
+
+
+def test_defaults() -> None:
+    parsed = parse(["list_queues"])
+    assert (parsed.vhost, parsed.formatter, parsed.quiet, parsed.headers, parsed.timeout_s) == (
+        "/", "table", False, True, None,
+    )  # fmt: skip
+
+
+def test_silent_is_quiet_without_headers() -> None:
+    assert parse(["-s", "list_queues"]).quiet
+    assert not parse(["-s", "list_queues"]).headers
+    assert not parse(["list_queues", "--no-table-headers"]).headers
+    assert not parse(["list_queues", "--no-table-headers"]).quiet
+
+
+def test_behind_two_dashes_nothing_is_an_option() -> None:
+    parsed = parse(["add_user", "--", "-u", "-p8"])
+    assert parsed.operands == ["-u", "-p8"]
+    assert parsed.given == {}
+
+
+def test_empty_operands_count() -> None:
+    assert parse(["set_permissions", "u", "", ".*", ""]).operands == ["u", "", ".*", ""]
+
+
+def test_short_options_of_delete_queue() -> None:
+    assert set(parse(["delete_queue", "q", "-u", "-e"]).given) == {"if-unused", "if-empty"}
+
+
+@pytest.mark.parametrize("asks", ["-?", "-h", "--help"])
+def test_help_in_three_spellings(asks: str) -> None:
+    assert "help" in parse(["list_queues", asks]).given
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "wrong"),
+    [
+        ("list_queues --bogus", "list_queues", "--bogus : "),
+        ("-n a@b -q set_policy --priority 1 a b c", "set_policy", "--priority : "),
+        ("--vhost v list_queues -x", "list_queues", "-x : "),
+        ("--vhost=v list_queues -x", "list_queues", "-x : "),
+        ("list_queues -t x", "list_queues", "-t : x"),
+        ("list_queues -t -1", "list_queues", "-t : -1"),
+        ("list_queues --formatter nope", "list_queues", f"--formatter : nope (known: {', '.join(FORMATTERS)})"),
+    ],
+)
+def test_what_is_wrong_is_noted_and_the_command_still_found(line: str, command: str, wrong: str) -> None:
+    parsed = parse(line.split())
+    assert parsed.command == command
+    assert parsed.wrong == [wrong]
+    with pytest.raises(UsageError, match="Invalid options for this command"):
+        check_options(parsed, ())
+
+
+def test_an_option_of_another_command_is_refused() -> None:
+    parsed = parse(["list_users", "--if-empty"])
+    with pytest.raises(UsageError, match="--if-empty"):
+        check_options(parsed, ("no-table-headers",))
+    check_options(parsed, ("if-empty",))
+
+
+def test_only_a_table_has_headers_to_leave_out() -> None:
+    with pytest.raises(UsageError, match="--no-table-headers"):
+        check_options(parse(["list_users", "--no-table-headers", "--formatter", "json"]), ("no-table-headers",))
+    check_options(parse(["list_users", "--no-table-headers"]), ("no-table-headers",))
+
+
+def test_text_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(UsageError, match="UTF-8"):
+        parse(["add_vhost", "\udcff"])
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "expected"),
+    [
+        ([], {}, ("", "./amqpd-data")),
+        ([], {"AMQPD_DATA_DIR": "/d"}, ("", "/d")),
+        ([], {"AMQPD_DATA_DIR": ""}, ("", "./amqpd-data")),
+        ([], {"AMQPD_DATA_DIR": "/d", "AMQPCTL_URI": "http://h"}, ("http://h", "")),
+        (["--data-dir", "/e"], {"AMQPD_DATA_DIR": "/d", "AMQPCTL_URI": "http://h"}, ("", "/e")),
+        (["--uri", "http://i"], {"AMQPD_DATA_DIR": "/d", "AMQPCTL_URI": "http://h"}, ("http://i", "")),
+    ],
+)
+def test_where_the_broker_is(line: list[str], environment: dict[str, str], expected: tuple[str, str]) -> None:
+    assert where(parse(["ping", *line]), environment) == expected
+
+
+def test_two_addresses_are_one_too_many() -> None:
+    with pytest.raises(UsageError, match="not through both"):
+        check_options(parse(["ping", "--uri", "http://h", "--data-dir", "d"]), ())
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "", "1.5", "²"])
+def test_numbers_are_whole(text: str) -> None:
+    parsed = parse(["close_all_connections", f"--limit={text}", "why"])
+    with pytest.raises(UsageError, match="--limit"):
+        parsed.number("limit")

@@ -1,0 +1,162 @@
+"""The way to the broker: unix socket, TCP, and everything that can be wrong with either."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_broker import Ctl, FakeBroker
+
+PING = ("GET", "/api/amqpd/ping")
+
+
+def test_over_the_socket_without_credentials(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[PING] = (200, {"status": "ok"})
+    assert ctl("ping", "-q") == (0, "Ping succeeded\n", "")
+    assert "Authorization" not in broker.asked[0].headers
+
+
+def test_the_data_directory_may_be_named_on_the_command_line(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[PING] = (200, {"status": "ok"})
+    assert ctl("--data-dir", str(broker.data_dir), "ping", environment={}).code == 0
+
+
+def test_a_path_too_long_for_a_socket_address(broker: FakeBroker, ctl: Ctl) -> None:
+    deep = broker.data_dir / ("d" * 200)
+    deep.mkdir()
+    (deep / "amqpctl.sock").symlink_to(broker.data_dir / "amqpctl.sock")
+    broker.answers[PING] = (200, {"status": "ok"})
+    assert ctl("ping", "--data-dir", str(deep)).code == 0
+    (deep / "amqpctl.sock").unlink()
+    missing = ctl("ping", "--data-dir", str(deep))
+    assert (missing.code, "No such file or directory" in missing.err) == (69, True)
+
+
+def test_over_tcp_with_credentials(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/prefix/api/amqpd/ping"] = (200, {"status": "ok"})
+    uri = f"http://al%40ice:p%3Aw@127.0.0.1:{broker.tcp_port}/prefix/"
+    assert ctl("ping", "--uri", uri).code == 0
+    assert ctl("ping", environment={"AMQPCTL_URI": uri}).code == 0
+    expected = "Basic " + base64.b64encode(b"al@ice:p:w").decode()
+    assert [asked.headers["Authorization"] for asked in broker.asked] == [expected] * 2
+
+
+@pytest.mark.parametrize("uri", ["amqp://h", "127.0.0.1:15672", "http://", "http://h:port", "http://[::1"])
+def test_a_uri_that_is_none(ctl: Ctl, uri: str) -> None:
+    result = ctl("ping", "-q", "--uri", uri)
+    assert result.code == 64
+    assert result.err.startswith("Error (argument validation): --uri ")
+
+
+def test_a_broker_that_is_not_there(ctl: Ctl, tmp_path: Path) -> None:
+    result = ctl("list_users")
+    assert (result.code, result.out) == (69, "Listing users ...\n")
+    assert result.err.startswith(f"Error: unable to reach node 'n@h' at {tmp_path}/amqpctl.sock: No such file")
+    for advice in (f"amqpd --data-dir {tmp_path}", "AMQPD_DATA_DIR", "--uri http://USER:PASSWORD@HOST:15672"):
+        assert advice in result.err
+
+
+def test_a_socket_that_was_left_behind(ctl: Ctl, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "amqpctl.sock"))
+    result = ctl("list_users")
+    assert (result.code, "Connection refused" in result.err) == (69, True)
+
+
+def test_a_port_where_nothing_listens(ctl: Ctl) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        result = ctl("list_users", "--uri", f"http://bob:secret@127.0.0.1:{port}")
+    assert result.code == 69
+    assert f"at http://127.0.0.1:{port}: Connection refused" in result.err
+    assert "secret" not in result.err
+
+
+def test_a_broker_of_another_user(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", refuse)  # root, who may run this, is refused nowhere
+    result = ctl("list_users")
+    assert (result.code, "Permission denied" in result.err, "runs as another user" in result.err) == (69, True, True)
+
+
+def test_a_silent_broker(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.silent = True
+    result = ctl("list_queues", "-q", "-t", "1")
+    assert result.code == 75
+    assert "timed out" in result.err
+    assert "Timeout value used: 1000" in result.err
+
+
+def test_no_time_at_all(broker: FakeBroker, ctl: Ctl) -> None:
+    result = ctl("list_queues", "-t", "0")
+    assert (result.code, broker.asked) == (75, [])
+    assert "Timeout value used: 0" in result.err
+
+
+@contextmanager
+def saying(path: Path, answer: bytes) -> Iterator[None]:
+    """A listener that answers whatever is sent to it with these bytes, once."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.recv(65536)
+            peer.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n[]"],
+    ids=["nothing", "not http", "half an answer"],
+)
+def test_something_else_listens_there(ctl: Ctl, tmp_path: Path, answer: bytes) -> None:
+    with saying(tmp_path / "amqpctl.sock", answer):
+        result = ctl("list_users", "-q")
+    assert result.code == 69
+    assert result.err.startswith("Error: unable to reach node")
+
+
+def test_an_app_that_is_stopped(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/api/users"] = (503, {"error": "service_unavailable"})
+    result = ctl("list_users")
+    assert result.code == 64
+    assert "Start it with 'amqpctl start_app'" in result.err
+    assert "list_users [--no-table-headers]" in result.err
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_not_allowed(broker: FakeBroker, ctl: Ctl, status: int) -> None:
+    broker.answers["GET", "/api/users"] = (status, {"error": "not_authorised", "reason": "Not administrator user"})
+    with_credentials = ctl("list_users", "--uri", f"http://u:secret@127.0.0.1:{broker.tcp_port}")
+    without = ctl("list_users", "--uri", f"http://127.0.0.1:{broker.tcp_port}")
+    local = ctl("list_users")
+    assert [with_credentials.code, without.code, local.code] == [77, 77, 77]
+    assert "Not administrator user" in with_credentials.err
+    assert "set_user_tags" in with_credentials.err
+    assert "put credentials into the URI" in without.err
+    assert "as the user the broker runs as" in local.err
+    assert "secret" not in with_credentials.err
+
+
+def test_a_broken_broker(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/api/users"] = (500, b"<h1>oops</h1>")
+    assert ctl("list_users", "-q") == (70, "", "Error:\n<h1>oops</h1>\n")
+    broker.answers["GET", "/api/users"] = (418, None)
+    assert ctl("list_users", "-q") == (69, "", "Error:\nthe broker answered HTTP 418\n")

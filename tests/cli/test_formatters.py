@@ -1,0 +1,103 @@
+"""Shapes measured with rabbitmqctl 3.10.8."""
+
+from __future__ import annotations
+
+import csv as library
+import io
+import json
+
+import pytest
+
+from amqpd.cli import formatters
+
+COLUMNS = ("name", "arguments", "messages", "durable", "tags")
+ROWS = [
+    ["q1", {"x-max-length": 10, "x-dead-letter-exchange": "dlx é"}, 3, True, ["administrator", "monitoring"]],
+    ['a"b\\', {}, 0, False, []],
+]
+
+
+def test_a_table_is_separated_by_tabs() -> None:
+    assert formatters.table(COLUMNS, ROWS, True) == (
+        "name\targuments\tmessages\tdurable\ttags\n"
+        'q1\t[{"x-max-length",10},{"x-dead-letter-exchange","dlx é"}]\t3\ttrue\t[administrator, monitoring]\n'
+        'a"b\\\t[]\t0\tfalse\t[]\n'
+    )
+
+
+def test_headers_can_be_left_out_of_a_table() -> None:
+    assert formatters.table(("name",), [["q"]], False) == "q\n"
+
+
+@pytest.mark.parametrize("name", ["table", "pretty_table", "csv"])
+def test_nothing_to_list_has_no_header_either(name: str) -> None:
+    assert formatters.BY_NAME[name](COLUMNS, [], True) == ""
+
+
+def test_json_is_an_object_per_line() -> None:
+    text = formatters.json_rows(
+        ("name", "owner_pid", "arguments"), [["q", None, {"n": 1}], ["é\t", "<a.1.0>", {}]], True
+    )
+    assert text == (
+        '[\n{"name":"q","owner_pid":"","arguments":{"n":1}}\n,{"name":"é\\t","owner_pid":"<a.1.0>","arguments":{}}\n]\n'
+    )
+    assert json.loads(text)[1]["name"] == "é\t"
+    assert formatters.json_rows(("name",), [], True) == "[\n]\n"
+
+
+def test_csv_quotes_everything_and_keeps_its_header() -> None:
+    text = formatters.csv(COLUMNS, ROWS, False)
+    assert text.splitlines()[0] == '"name","arguments","messages","durable","tags"'
+    assert '"[{""x-max-length"",10},' in text
+    rows = list(library.reader(io.StringIO(text)))
+    assert rows[2] == ['a"b\\', "[]", "0", "false", "[]"]
+
+
+def test_a_pretty_table_is_a_box() -> None:
+    assert formatters.pretty_table(("user", "tags"), [["u1", []], ["guest", ["administrator"]]], True) == (
+        "┌───────┬─────────────────┐\n"
+        "│ user  │ tags            │\n"
+        "├───────┼─────────────────┤\n"
+        "│ u1    │ []              │\n"
+        "├───────┼─────────────────┤\n"
+        "│ guest │ [administrator] │\n"
+        "└───────┴─────────────────┘\n"
+    )
+
+
+def test_wide_and_combining_characters_do_not_bend_the_box() -> None:
+    text = formatters.pretty_table(("name",), [["注文"], ["e\u0301"], ["plain"]], True)
+    assert {formatters.width(line) for line in text.splitlines()} == {9}
+    assert formatters.width("注文") == 4
+    assert formatters.width("e\u0301") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "term"),
+    [
+        ({"connection_name": 'my"conn'}, '[{"connection_name","my\\"conn"}]'),
+        ({"a": {"b": True, "c": [1, "x", None]}}, '[{"a",[{"b",true},{"c",[1,"x",undefined]}]}]'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("line\nbreak", '"line\\nbreak"'),
+        (1.5, "1.5"),
+        (False, "false"),
+    ],
+)
+def test_erlang_terms(value: object, term: str) -> None:
+    assert formatters.erlang(value) == term
+
+
+def test_control_characters_neither_break_columns_nor_reach_the_terminal() -> None:
+    nasty = "q\tx\n\x1b[2J\x9b"
+    for name in ("table", "pretty_table"):
+        text = formatters.BY_NAME[name](("name",), [[nasty]], False)
+        assert "q\\tx\\n\\x1b[2J\\x9b" in text
+        assert not set(text) & {"\t", "\x1b", "\x9b"}
+    assert json.loads(formatters.json_rows(("name",), [[nasty]], True)) == [{"name": nasty}]
+
+
+def test_a_table_value_that_is_missing_is_an_empty_table() -> None:
+    assert formatters.cell("arguments", None) == ""
+    assert formatters.cell("arguments", []) == "[]"
+    assert formatters.cell("policy", None) == ""
+    assert formatters.cell("cluster_state", {"n@h": "running"}) == "[{n@h, running}]"

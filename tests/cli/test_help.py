@@ -1,0 +1,140 @@
+"""Help that teaches, and the table of commands against the README and itself."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from fake_broker import Ctl
+
+from amqpd.cli.arguments import BY_LONG, GENERAL, SPECIFIC, check_options, parse
+from amqpd.cli.command import GROUPS
+from amqpd.cli.commands import COMMANDS
+from amqpd.cli.help import ELSEWHERE
+
+README = Path(__file__).parents[2] / "cli" / "README.md"
+ASKED_FOR = (
+    "status ping version add_vhost delete_vhost list_vhosts dump_log verify_log export set_export clear_export "
+    "add_user delete_user change_password clear_password authenticate_user "
+    "list_users set_user_tags set_permissions clear_permissions list_permissions "
+    "list_user_permissions set_topic_permissions clear_topic_permissions list_topic_permissions list_queues "
+    "list_exchanges list_bindings list_connections list_channels list_consumers purge_queue delete_queue "
+    "close_connection close_all_connections set_vm_memory_high_watermark stop_app start_app stop help"
+)
+
+
+def test_all_commands_are_there() -> None:
+    assert set(COMMANDS) == set(ASKED_FOR.split())
+    assert all(name == command.name and command.group in GROUPS for name, command in COMMANDS.items())
+    assert not ELSEWHERE & set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_documented(ctl: Ctl, name: str) -> None:
+    assert f"`{name}`" in README.read_text("utf-8")
+    line = f"   {name.ljust(max(map(len, COMMANDS)))}  {COMMANDS[name].summary}"
+    assert line in ctl("help").out.splitlines()
+    assert line in ctl("help", "--list-commands").out.splitlines()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_a_help_page_with_examples(ctl: Ctl, name: str) -> None:
+    page = ctl("help", name)
+    assert page.code == 0
+    assert page == ctl(name, "--help") == ctl("-?", name) == ctl(name, "-h", "--bogus-x")
+    command = COMMANDS[name]
+    assert command.usage_line in page.out
+    assert command.examples
+    for option in command.options:
+        assert f"--{option}" in page.out
+    for column in command.columns:
+        assert column in page.out
+    for option in GENERAL:
+        assert f"--{option.long}" in page.out
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_examples_are_right(name: str) -> None:
+    """Each example is a command line that is accepted, of the command it stands under."""
+    command = COMMANDS[name]
+    for example, _ in command.examples:
+        line = parse(
+            shlex.split(example.partition(" <")[0]) if example.startswith("add_user") else shlex.split(example)
+        )
+        assert line.command == name
+        check_options(line, command.options)
+        command.check(line.operands)
+        if command.columns:
+            assert set(line.operands) <= set(command.columns)
+
+
+def test_options_are_known_and_distinct() -> None:
+    used = {option for command in COMMANDS.values() for option in command.options}
+    assert used == {option.long for option in SPECIFIC}
+    assert len(BY_LONG) == len(GENERAL) + len(SPECIFIC)
+    letters = [option.short for option in (*GENERAL, *SPECIFIC) if option.short]
+    assert len(letters) == len(set(letters))
+    readme = README.read_text("utf-8")
+    assert all(f"--{option.long}" in readme for option in GENERAL)
+
+
+def test_nothing_is_a_question_too(ctl: Ctl) -> None:
+    result = ctl()
+    assert (result.code, result.out) == (64, "")
+    assert result.err == ctl("help").out == ctl("--help").out
+    assert ctl("--bogus").code == 64
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("list_queue", "Command 'list_queue' not found.\nDid you mean 'list_queues'?"),
+        ("listqueues --bogus", "Command 'listqueues' not found.\nDid you mean 'list_queues'?"),
+        ("xyzzy", "Command 'xyzzy' not found.\n'amqpctl help' shows all commands."),
+        ("set_policy --priority 1 n p {}", "Command 'set_policy' of rabbitmqctl is not part of this version"),
+        ("eval node().", "Command 'eval' of rabbitmqctl is not part of this version"),
+        ("set_disk_free_limit 1GB", "is not part of this version"),
+        ("trace_on", "is not part of this version"),
+    ],
+)
+def test_unknown_commands(ctl: Ctl, line: str, text: str) -> None:
+    result = ctl(*line.split())
+    assert (result.code, result.out) == (64, "")
+    assert text in result.err
+
+
+def test_help_about_nothing(ctl: Ctl) -> None:
+    result = ctl("help", "list_queue")
+    assert result.code == 64
+    assert "Did you mean 'list_queues'?" in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("delete_vhost", "not enough arguments."),
+        ("add_vhost a b", "too many arguments."),
+        ("set_permissions u . .", "not enough arguments."),
+        ("list_users x", "too many arguments."),
+        ("close_connection <n@h.1.0>", "not enough arguments."),
+    ],
+)
+def test_numbers_of_operands(ctl: Ctl, line: str, text: str) -> None:
+    result = ctl(*line.split())
+    assert result.code == 64
+    name = line.split(maxsplit=1)[0]
+    assert result.err == (
+        f"Error (argument validation): {text}\nArguments given:\n\t-n n@h {line}\n\nUsage\n\n"
+        f"{COMMANDS[name].usage_line}\n"
+    )
+
+
+def test_credentials_are_not_repeated(ctl: Ctl) -> None:
+    result = ctl("--uri", "http://bob:s3cret@host", "list_users", "x")
+    assert result.code == 64
+    assert "s3cret" not in result.err
+    assert "http://***@host" in result.err
+    for command in ("add_user", "change_password", "authenticate_user"):
+        result = ctl(command, "alice", "s3cret", "x")
+        assert (result.code, "s3cret" in result.err) == (64, False)

@@ -1,0 +1,297 @@
+"""dump_log and verify_log on real data directories: what they say beside what kafka-python reads, and on damage."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_broker import Ctl
+
+from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.storage import Storage
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.memory_records import MemoryRecords
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+NOTHING = dict.fromkeys(Properties._fields)
+
+
+class Data:
+    """A data directory with one queue, several segments, settlements, a transaction, a binary body."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.storage = Storage(path, post=self.post, segment_size_bytes=20_000, inline=True)
+        self.queue_id, self.store = self.storage.create_queue("v1", "tasks", "/")
+        self.directory = path / "vhosts" / "v1" / "queues" / self.queue_id
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.posted.append((function, arguments))
+
+    def turn(self) -> None:
+        self.storage.end_of_turn()
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+
+    def fill(self) -> None:
+        properties = encode_properties(
+            Properties(
+                **{**NOTHING, "content_type": "text/plain", "delivery_mode": 2, "headers": {"n": 7, "é": b"\xff"}}
+            )
+        )
+        for turn in range(20):
+            for number in range(5):
+                self.store.append_parts(ROUTE, properties, b"%d.%d " % (turn, number) + b"." * 500, turn % 4 != 3)
+            self.turn()
+        self.store.begin_transaction()
+        for number in range(80):
+            self.store.append_parts(ROUTE, properties, b"tx %d" % number, True)
+        self.store.end_transaction()
+        self.store.append_parts(ROUTE, b"\x00\x00", b"\xff\x00\n", True)
+        self.turn()
+        for offset in (0, 1, 2, 50):
+            self.store.settle(offset)
+        self.store.mark_delivered(60)
+        self.turn()
+        self.storage.flush()
+        self.turn()
+
+    def file(self, suffix: str, number: int = 0) -> Path:
+        return sorted(self.directory.glob("*" + suffix))[number]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Any:
+    data = Data(tmp_path / "data")
+    data.fill()
+    yield data
+    data.storage.close(clean=False)
+
+
+def elements(ctl: Ctl, *arguments: str) -> list[dict[str, Any]]:
+    result = ctl("dump_log", *arguments, "--formatter", "json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert len(result.out.splitlines()) == len(found) + 2, "an object a line"
+    return found
+
+
+def by_kafka(path: Path) -> list[tuple[int, bytes, bytes, list[tuple[str, bytes]], int]]:
+    found = []
+    records = MemoryRecords(path.read_bytes())
+    while (batch := records.next_batch()) is not None:
+        assert batch.validate_crc()
+        if not batch.is_control_batch:
+            found += [(one.offset, one.key, one.value, list(one.headers), one.timestamp) for one in batch]
+    return found
+
+
+def test_dump_beside_kafka(ctl: Ctl, data: Data) -> None:
+    """A queue's directory, record by record, as kafka-python reads the same files: a live directory, at that."""
+    found = elements(ctl, str(data.directory), "--deep")
+    ours = [each for each in found if each["type"] == "record"]
+    theirs = [each for path in sorted(data.directory.glob("*.log")) for each in by_kafka(path)]
+    assert len(ours) == len(theirs) == 181
+    for mine, (offset, key, value, headers, timestamp_ms) in zip(ours, theirs, strict=True):
+        assert mine["offset"] == offset
+        assert mine["routing_key"].encode() == key
+        assert mine["exchange"].encode() == dict(headers)["exchange"]
+        assert mine["timestamp_ms"] == timestamp_ms
+        assert mine["body_size_bytes"] == len(value)
+        if mine["body_encoding"] == "string":
+            assert mine["body"].encode() == value
+    assert ours[0]["properties"] == {
+        "content_type": "text/plain",
+        "delivery_mode": 2,
+        "headers": {"n": 7, "é": "\\xff"},
+    }
+    assert (ours[-1]["body"], ours[-1]["body_encoding"], ours[-1]["properties"]) == ("/wAK", "base64", {})
+    batches = [each for each in found if each["type"] == "batch"]
+    assert sum(each["record_count"] for each in batches if "marker" not in each["flags"]) == 181
+    assert [each["flags"] for each in batches if "marker" in each["flags"]] == [["transaction", "marker"]]
+    assert any(each["flags"] == ["transient"] for each in batches)
+    assert {each["type"] for each in found} == {"file", "batch", "record", "index", "timeindex", "settled", "text"}
+    assert [each["file"] for each in found if each["type"] == "file"] == [
+        str(path) for path in sorted(data.directory.iterdir())
+    ]
+
+
+def test_dump_as_text(ctl: Ctl, data: Data) -> None:
+    path = str(data.file(".log"))
+    plain = ctl("dump_log", path)
+    assert plain.code == 0
+    assert plain.out.splitlines()[0] == f"Dumping {path}"
+    assert plain.out.splitlines()[1].startswith("offsets 0-4  records 5  position 0  size ")
+    deep = ctl("dump_log", "--deep", path).out
+    assert len(deep.splitlines()) > len(plain.out.splitlines())
+    assert '  offset 0  exchange "orders"  key "eu.new"  properties {"content_type":"text/plain",' in deep
+    assert 'body 504 "0.0 ....' in deep
+    last = ctl("dump_log", "--deep", str(data.file(".log", -1))).out.splitlines()[-1]
+    assert last.endswith('properties {}  body 3 "\\xff\\x00\\n"')
+
+
+@pytest.mark.parametrize(
+    ("offsets", "wanted"),
+    [
+        ("7-12", range(7, 13)),
+        ("99", range(99, 100)),
+        ("170-", range(170, 182)),
+        ("-3", range(4)),
+        ("500-600", range(0)),
+    ],
+)
+def test_offsets(ctl: Ctl, data: Data, offsets: str, wanted: range) -> None:
+    found = elements(ctl, str(data.directory), "--deep", "--offsets", offsets)
+    marker = {180}
+    assert [each["offset"] for each in found if each["type"] == "record"] == sorted(set(wanted) - marker)
+    assert all(each["base_offset"] <= wanted[-1] for each in found if each["type"] == "batch")
+
+
+def test_indexes_and_small_files(ctl: Ctl, data: Data) -> None:
+    index = elements(ctl, str(data.file(".index")))[1:]
+    assert len(index) == 2
+    positions = {
+        each["position"]: each["last_offset"]
+        for each in elements(ctl, str(data.file(".log")))
+        if each["type"] == "batch"
+    }
+    assert all(positions[each["position"]] == each["offset"] for each in index)
+    times = elements(ctl, str(data.file(".timeindex")))[1:]
+    assert {each["offset"] for each in times} <= set(positions.values())
+    kinds = [each["kind"] for each in elements(ctl, str(data.file(".settled")))[1:]]
+    assert kinds[0] == "header"
+    assert {"boot", "totals", "times", "settled", "transient"} <= set(kinds)
+    assert "offsets below 182 are synced" in ctl("dump_log", str(data.directory / "high-watermark")).out
+    assert '"queue": "tasks"' in ctl("dump_log", str(data.directory / "queue.json")).out
+
+
+def test_a_whole_data_directory(ctl: Ctl, data: Data) -> None:
+    other = Data(data.path.parent / "other")
+    other.fill()
+    other.storage.close(clean=True)
+    files = [each["file"] for each in elements(ctl, str(other.path)) if each["type"] == "file"]
+    assert files == [str(path) for path in sorted(other.directory.iterdir())]
+    assert str(other.directory / "clean-shutdown") in files
+
+
+def test_all_is_well(ctl: Ctl, data: Data) -> None:
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in data.directory.iterdir()}
+    result = ctl("verify_log", str(data.path))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"queue 'tasks' of vhost '/' in {data.directory}: offsets 0 to 182, ")
+    assert "181 records" in result.out
+    assert result.out.endswith("1 queues: no damage\n")
+    assert ctl("-q", "verify_log", str(data.path)).out == ""
+    assert ctl("dump_log", str(data.path), "--deep").code == 0
+    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in data.directory.iterdir()}
+    assert after == before, "nothing was touched"
+    (report,) = json.loads(ctl("verify_log", str(data.path), "--formatter", "json").out)
+    assert (report["queue"], report["record_count"], report["next_offset"]) == ("tasks", 181, 182)
+    assert report["settled_count"] >= 4
+
+
+def test_every_flipped_bit_of_a_log_is_named(ctl: Ctl, data: Data) -> None:
+    """Sampled: file and position of the batch it is in, and exit code 65."""
+    path = data.file(".log")
+    whole = path.read_bytes()
+    starts = [each["position"] for each in elements(ctl, str(path)) if each["type"] == "batch"]
+    for position in range(0, len(whole), 997):
+        wrong = bytearray(whole)
+        wrong[position] ^= 1 << position % 8
+        path.write_bytes(wrong)
+        start = max(each for each in starts if each <= position)
+        if position - start in range(12, 16):
+            continue  # the epoch is not covered by the checksum
+        for command in ("verify_log", "dump_log"):
+            result = ctl(command, str(data.path))
+            if result.code == 0:
+                assert position - start in range(16), "only base offset and epoch have no checksum"
+                continue
+            assert result.code == 65
+            assert f"DAMAGED {path} at {start}" in result.out or position - start < 8
+            assert "damaged place" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "text"),
+    [
+        (".index", 1, "no batch at position"),
+        (".index", 15, "no batch at position"),
+        (".timeindex", 0, "no batch of"),
+        (".timeindex", 11, "no batch of"),
+        (".settled", 40, "wrong checksum"),
+        ("clean-shutdown", 3, "wrong checksum"),
+        ("recovery-point-checkpoint", 0, "no checkpoint"),
+        ("queue.json", 0, "no JSON"),
+    ],
+)
+def test_damage_in_the_other_files(ctl: Ctl, data: Data, name: str, position: int, text: str) -> None:
+    data.storage.close(clean=True)
+    path = data.file(name)
+    wrong = bytearray(path.read_bytes())
+    wrong[position] ^= 0x40
+    path.write_bytes(wrong)
+    result = ctl("verify_log", str(data.path))
+    assert result.code == 65
+    (line,) = [line for line in result.out.splitlines() if "DAMAGED" in line]
+    assert line.startswith(f"  DAMAGED {path} at ")
+    assert text in line
+
+
+def test_a_torn_tail_is_no_damage_above_the_high_watermark(ctl: Ctl, data: Data) -> None:
+    path = data.file(".log", -1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:100])
+    result = ctl("verify_log", str(data.path))
+    assert result.code == 0
+    assert f"torn, cut off by the next start: {path} at {len(whole)}" in result.out
+    path.write_bytes(whole[:-3])
+    assert ctl("verify_log", str(data.path)).code == 65, "what is missing was synced, and perhaps confirmed"
+    first = data.file(".log")
+    path.write_bytes(whole)
+    first.write_bytes(first.read_bytes()[:-3])
+    assert ctl("verify_log", str(data.path)).code == 65, "a sealed segment has no torn tail"
+
+
+def test_a_newer_format_is_named(ctl: Ctl, data: Data) -> None:
+    from amqpd.storage.settled import HEADER, encode_entry
+
+    path = data.file(".settled")
+    path.write_bytes(encode_entry(HEADER, 0, 9, 0) + path.read_bytes()[32:])
+    result = ctl("verify_log", str(data.path))
+    assert result.code == 65
+    assert "format 9 of a newer version" in result.out
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("dump_log /nowhere/at/all", 65, "there is no /nowhere/at/all"),
+        ("verify_log /nowhere/at/all", 65, "there is no directory"),
+        ("dump_log --offsets 9-3 x", 64, "--offsets : 9-3"),
+        ("dump_log --offsets a x", 64, "--offsets : a"),
+        ("dump_log --formatter csv x", 64, "--formatter : csv"),
+        ("verify_log", 64, "not enough arguments"),
+    ],
+)
+def test_wrong_lines(ctl: Ctl, line: str, code: int, text: str) -> None:
+    result = ctl(*line.split())
+    assert result.code == code
+    assert text in result.err
+
+
+def test_foreign_files(ctl: Ctl, data: Data, tmp_path: Path) -> None:
+    (data.directory / "notes.txt").write_text("mine")
+    result = ctl("verify_log", str(data.path))
+    assert (result.code, "notes.txt: no file of amqpd's" in result.out) == (0, True)
+    assert ctl("dump_log", str(data.directory / "notes.txt")).code == 65
+    assert ctl("dump_log", str(tmp_path)).code == 65

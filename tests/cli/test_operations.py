@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from fake_broker import Ctl, FakeBroker
+
+DELETE = ("POST", "/api/amqpd/delete_queue")
+CLOSE = ("POST", "/api/amqpd/close_connection")
+CLOSE_ALL = ("POST", "/api/amqpd/close_all_connections")
+
+
+@pytest.mark.parametrize(
+    ("options", "if_empty", "if_unused", "said"),
+    [
+        ([], False, False, ""),
+        (["-e"], True, False, "if queue is empty "),
+        (["--if-unused"], False, True, "if queue is unused "),
+        (["-u", "--if-empty"], True, True, "if queue is empty and if queue is unused "),
+    ],
+)
+def test_delete_queue(
+    broker: FakeBroker, ctl: Ctl, options: list[str], if_empty: bool, if_unused: bool, said: str
+) -> None:
+    broker.answers[DELETE] = (200, {"message_count": 7})
+    assert ctl("delete_queue", "q", "-p", "v", *options) == (
+        0,
+        f"Deleting queue 'q' on vhost 'v' {said}...\nQueue was successfully deleted with 7 ready messages\n",
+        "",
+    )
+    assert broker.asked[0].body == {"vhost": "v", "queue": "q", "if_empty": if_empty, "if_unused": if_unused}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "text"),
+    [
+        (404, "no queue 'q' in vhost '/'", "Queue not found"),
+        (400, "queue 'q' in vhost '/' in use", "Queue is in use"),
+        (400, "queue 'q' in vhost '/' not empty", "Queue is not empty"),
+    ],
+)
+def test_a_queue_that_stays(broker: FakeBroker, ctl: Ctl, status: int, reason: str, text: str) -> None:
+    broker.answers[DELETE] = (status, {"error": "bad_request", "reason": reason})
+    assert ctl("-q", "delete_queue", "q") == (64, "", f"Error:\n{text}\n")
+
+
+def test_purge_queue(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["POST", "/api/amqpd/purge_queue"] = (200, {"message_count": 7})
+    assert ctl("purge_queue", "q") == (0, "Purging queue 'q' in vhost '/' ...\n", "")
+    assert broker.asked[0].body == {"vhost": "/", "queue": "q"}
+    broker.answers.clear()
+    assert ctl("-q", "purge_queue", "q") == (69, "", "Error:\nQueue not found\n")
+
+
+def test_close_connection(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[CLOSE] = (204, None)
+    assert ctl("close_connection", "<n@h.3.0>", "Closed via rabbitmqctl") == (
+        0,
+        "Closing connection <n@h.3.0>, reason: Closed via rabbitmqctl...\n",
+        "",
+    )
+    assert broker.asked[0].body == {"pid": "<n@h.3.0>", "reason": "Closed via rabbitmqctl"}
+    broker.answers.clear()
+    gone = ctl("close_connection", "<n@h.3.0>", "why")
+    assert (gone.code, gone.err) == (0, "There is no connection <n@h.3.0>. Was it already closed?\n")
+
+
+def test_a_pid_that_is_none(broker: FakeBroker, ctl: Ctl) -> None:
+    result = ctl("close_connection", "rubbish", "why")
+    assert (result.code, broker.asked) == (69, [])
+    assert 'invalid pid "rubbish"' in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "said"),
+    [
+        ([], {"vhost": "/", "limit": 0, "per_connection_delay_ms": 0}, "all connections in vhost /"),
+        (
+            ["-p", "v", "--limit", "2"],
+            {"vhost": "v", "limit": 2, "per_connection_delay_ms": 0},
+            "2 connections in vhost v",
+        ),
+        (
+            ["--global", "--per-connection-delay", "5"],
+            {"limit": 0, "per_connection_delay_ms": 5},
+            "all connections to node n@h (across all vhosts)",
+        ),
+    ],
+)
+def test_close_all_connections(
+    broker: FakeBroker, ctl: Ctl, options: list[str], body: dict[str, object], said: str
+) -> None:
+    broker.answers[CLOSE_ALL] = (200, {"closed": 3})
+    assert ctl("close_all_connections", *options, "bye") == (
+        0,
+        f"Closing {said}, reason: bye...\nClosed 3 connections\n",
+        "",
+    )
+    assert broker.asked[0].body == {"reason": "bye", **body}
+
+
+def test_one_vhost_or_all(broker: FakeBroker, ctl: Ctl) -> None:
+    result = ctl("close_all_connections", "--global", "-p", "v", "bye")
+    assert (result.code, broker.asked) == (64, [])

@@ -1,0 +1,127 @@
+"""A clause as data: what is said on an open channel, and how it must end.
+
+A table of cases becomes tests through `both(...)`: every case whole, and the cheap ones a second time one byte at a
+time. `ours` says in words what RabbitMQ 3.10.8 does instead; such a case is skipped there and asserted for us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from peer import Peer
+
+Say = bytes | Callable[[Peer], bytes]
+CHUNKINGS = ("whole", "bytewise")
+
+
+@dataclass(frozen=True)
+class ConnectionClose:
+    """connection.close with code, (class, method) and text; `None` leaves a value open."""
+
+    code: int
+    class_id: int | None = None
+    method_id: int | None = None
+    text: Any = None
+    replies: tuple[str, ...] = ()
+
+    def check(self, peer: Peer) -> None:
+        for name in self.replies:
+            peer.expect(name, None)
+        peer.expect_connection_close(self.code, self.class_id, self.method_id, self.text)
+
+
+@dataclass(frozen=True)
+class ChannelClose:
+    """channel.close, after these replies; the channel can be opened again, and the connection goes on."""
+
+    code: int
+    class_id: int | None = None
+    method_id: int | None = None
+    text: Any = None
+    replies: tuple[str, ...] = ()
+
+    def check(self, peer: Peer) -> None:
+        for name in self.replies:
+            peer.expect(name, None)
+        peer.expect_channel_close(self.code, self.class_id, self.method_id, self.text)
+        peer.fence()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Exactly these frames come (`<header>` and `<body>` for content), and the channel goes on."""
+
+    names: tuple[str, ...] = ()
+    arguments: dict[str, Any] | None = None
+
+    def check(self, peer: Peer) -> None:
+        for place, name in enumerate(self.names):
+            got = peer.expect(name, None)
+            if place == len(self.names) - 1 and self.arguments:
+                found = {key: got[key] for key in self.arguments}
+                due = {
+                    key: value.replace("{q}", peer.q).replace("{x}", peer.x) if isinstance(value, str) else value
+                    for key, value in self.arguments.items()
+                }
+                assert found == due
+        peer.fence()
+
+
+def answers(*names: str, **arguments: Any) -> Answers:
+    """`arguments` are those of the last frame."""
+    return Answers(names, arguments or None)
+
+
+End = ConnectionClose | ChannelClose | Answers
+
+
+@dataclass(frozen=True)
+class Case:
+    """id: of RELIABILITY's list where it has one. ours: what RabbitMQ does instead, empty when it does the same."""
+
+    id: str
+    say: Say
+    end: End
+    before: Callable[[Peer], None] | None = None
+    ours: str = ""
+    cheap: bool = True
+
+
+@dataclass(frozen=True)
+class Chunked:
+    case: Case
+    chunking: str
+
+
+def both(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Parametrises `chunked` with every case in every chunking it is cheap in."""
+    assert len({case.id for case in cases}) == len(cases), "two cases share an id"
+    chosen = [
+        pytest.param(Chunked(case, chunking), id=f"{case.id}-{chunking}")
+        for case in cases
+        for chunking in (CHUNKINGS if case.cheap else CHUNKINGS[:1])
+    ]
+    return pytest.mark.parametrize("chunked", chosen)
+
+
+def run(peer: Peer, chunked: Chunked) -> None:
+    """Prepares, says, and checks the end."""
+    case = chunked.case
+    if case.before is not None:
+        case.before(peer)
+    peer.bytewise_now()
+    peer.send(case.say(peer) if callable(case.say) else case.say)
+    case.end.check(peer)
+
+
+def own_queue(peer: Peer) -> None:
+    peer.queue()
+
+
+def filled_queue(peer: Peer) -> None:
+    """The peer's queue with one message in it."""
+    peer.queue()
+    peer.publish()

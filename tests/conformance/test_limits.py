@@ -1,0 +1,282 @@
+"""Group F of the attack list and BEHAVIOURS 3's channel limit: many channels, broken sockets, peers that read late."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from parties import Broker, Witness
+from peer import Peer
+from wire import body, frame, header, method, method_payload, properties, publish
+
+CHANNEL_MAX = 2047
+REACHED = "number of channels opened ({0}) has reached the negotiated channel_max ({0})"
+
+
+def test_f1_2047_channels(peer: Peer) -> None:
+    """Every channel answers; one more ends the connection with RabbitMQ's words."""
+    numbers = range(2, CHANNEL_MAX + 1)
+    peer.send(b"".join(method("channel.open", number) for number in numbers))
+    assert {peer.expect("channel.open-ok", None).channel for _ in numbers} == set(numbers)
+    peer.send(b"".join(method("basic.qos", number, prefetch_count=1) for number in numbers))
+    assert {peer.expect("basic.qos-ok", None).channel for _ in numbers} == set(numbers)
+    peer.method("channel.open", CHANNEL_MAX + 1)
+    peer.expect_connection_close(530, 0, 0, REACHED.format(CHANNEL_MAX))
+
+
+def test_the_negotiated_channel_max_counts(broker: Broker) -> None:
+    """BEHAVIOURS 3 [S]: measured with channel_max 3."""
+    with broker.peer() as peer:
+        peer.handshake(channel_max=3)
+        for number in (1, 2, 3):
+            peer.channel(number)
+        peer.method("channel.open", 4)
+        peer.expect_connection_close(530, 0, 0, REACHED.format(3))
+
+
+def test_a_closed_channel_no_longer_counts(broker: Broker) -> None:
+    with broker.peer() as peer:
+        peer.handshake(channel_max=3)
+        for number in range(1, 12):
+            peer.channel(number)
+            if number > 2:
+                peer.call("channel.close", number - 2, reply_code=200)
+        peer.fence(11)
+
+
+def test_f2_the_count_is_limited_not_the_number(peer: Peer) -> None:
+    """BEHAVIOURS 3 [P]."""
+    peer.channel(65535)
+    peer.fence(65535)
+
+
+def test_channels_churn(peer: Peer) -> None:
+    """Open and close 1,000 times on one number, each pair in one segment."""
+    for _ in range(1000):
+        peer.send(method("channel.open", 2) + method("channel.close", 2, reply_code=200))
+        peer.expect("channel.open-ok", 2)
+        peer.expect("channel.close-ok", 2)
+    peer.fence()
+
+
+def test_each_channel_has_its_own_life(peer: Peer) -> None:
+    """A soft error on one of three leaves the consumers and unacked messages of the others alone."""
+    peer.channel(2)
+    peer.channel(3)
+    peer.queue()
+    peer.call("basic.consume", 2, queue=peer.q, consumer_tag="two")
+    peer.publish()
+    tag = peer.content("basic.deliver", 2).method["delivery_tag"]
+    peer.method("queue.purge", 3, queue="nosuch")
+    peer.expect_channel_close(404, 50, 30, channel=3)
+    peer.method("basic.ack", 2, delivery_tag=tag)
+    peer.publish(payload=b"again")
+    assert peer.content("basic.deliver", 2).body == b"again"
+
+
+def test_f4_half_a_frame_and_silence(broker: Broker, witness: Witness) -> None:
+    """Heartbeat off. The broker waits, and nobody else does; when the rest comes the conversation goes on."""
+    with broker.peer() as peer:
+        peer.handshake(heartbeat=0)
+        peer.channel()
+        whole = method("queue.declare", queue=peer.q, exclusive=True)
+        peer.send(whole[:9])
+        time.sleep(0.3)
+        witness.testify()
+        peer.send(whole[9:])
+        peer.expect("queue.declare-ok")
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(120)
+def test_f4_half_a_frame_is_not_kept_for_ever(broker: Broker, broker_is_ours: bool) -> None:
+    """RELIABILITY F4: a mid-frame timer of 60 s where heartbeats are off."""
+    if not broker_is_ours:
+        pytest.skip("RabbitMQ 3.10.8: keeps it")
+    with broker.peer() as peer:
+        peer.handshake(heartbeat=0)
+        peer.send(method("channel.open")[:9])
+        peer.expect_silent_close(75.0, not_before=50.0)
+
+
+def test_f6_declare_and_reset(broker: Broker) -> None:
+    """A reset right after a declare: the queue is there or it is not, and it can be declared and deleted either way."""
+    for _ in range(5):
+        with broker.peer("F6") as peer:
+            peer.handshake()
+            peer.channel()
+            peer.method("queue.declare", queue=peer.q, durable=True)
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with broker.peer() as after:
+            after.handshake()
+            after.channel()
+            after.queue(peer.q, exclusive=False, durable=True)
+            after.call("queue.delete", queue=peer.q)
+
+
+def test_a_reset_in_the_middle_of_everything(broker: Broker) -> None:
+    """Deliveries on the way, confirms due, a frame half sent: the broker's log stays clean."""
+    with broker.peer("reset") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.queue()
+        peer.call("confirm.select")
+        peer.call("basic.consume", queue=peer.q)
+        peer.send(publish(peer.q, bytes(1000)) * 500, publish(peer.q)[:-5])
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_f7_a_peer_that_never_reads(broker: Broker, witness: Witness) -> None:
+    """300 gets of 100 kB and nobody at the other end: others are served, and what was asked for is there in the end."""
+    with broker.peer("F7") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.queue()
+        for _ in range(300):
+            peer.publish(payload=bytes(100_000))
+        peer.fence()
+        peer.send(method("basic.get", queue=peer.q, no_ack=True) * 300)
+        for _ in range(5):
+            time.sleep(0.05)
+            witness.testify()
+        for _ in range(300):
+            assert len(peer.content("basic.get-ok").body) == 100_000
+
+
+def test_a_peer_that_reads_late_gets_every_delivery(broker: Broker, witness: Witness) -> None:
+    """The same with deliveries: 20 MB are pushed at a socket that is not read for a while, in order."""
+    with broker.peer("late") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.queue()
+        peer.call("basic.consume", queue=peer.q, no_ack=True)
+        writer = threading.Thread(
+            target=lambda: [peer.publish(payload=struct.pack(">I", n) * 25_000) for n in range(200)]
+        )
+        writer.start()
+        time.sleep(0.2)
+        witness.testify()
+        for n in range(200):
+            assert peer.content("basic.deliver").body[:4] == struct.pack(">I", n)
+        writer.join()
+
+
+def test_silent_sockets_are_no_burden(broker: Broker, witness: Witness) -> None:
+    """200 connections that say nothing: the witness is answered as ever."""
+    peers = [broker.peer() for _ in range(200)]
+    try:
+        witness.testify()
+    finally:
+        for peer in peers:
+            peer.socket.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 11])
+def test_a_socket_closed_in_a_frame(broker: Broker, size: int) -> None:
+    with broker.peer() as peer:
+        peer.handshake()
+        peer.send(frame(1, 1, method_payload("channel.open"))[:size])
+
+
+# -- memory: RELIABILITY 3, rule e, allows 16 MiB ----------------------------------------------------------------------
+
+MIB = 1 << 20
+GROWTH_MAX_BYTES = 16 * MIB
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+
+
+def settled_rss(broker: Broker) -> int:
+    """Memory once the broker has been given a moment."""
+    time.sleep(0.2)
+    return broker.rss_bytes()
+
+
+@pytest.fixture
+def rss_before(broker: Broker) -> int:
+    if broker.process is None:
+        pytest.skip("the memory of a broker that runs elsewhere is not known")
+    return settled_rss(broker)
+
+
+@needs_proc
+@pytest.mark.parametrize("how", ["consume", "get"])
+def test_f7_memory(broker: Broker, witness: Witness, rss_before: int, how: str) -> None:
+    """60 MB in a durable queue, asked for by a peer that does not read: they stay on the disk."""
+    with broker.peer("F7m") as writer, broker.peer("F7m") as peer:
+        for each in (writer, peer):
+            each.handshake()
+            each.channel()
+        writer.queue(exclusive=False, durable=True)
+        writer.call("confirm.select")
+        for first in range(0, 600, 20):
+            writer.send(publish(writer.q, bytes(100_000), properties(delivery_mode=2)) * 20)
+            confirmed = first
+            while confirmed < first + 20:
+                ack = writer.expect("basic.ack")
+                confirmed = ack["delivery_tag"] if ack["multiple"] else confirmed + 1
+        if how == "consume":
+            peer.method("basic.consume", queue=writer.q)
+        else:
+            peer.send(method("basic.get", queue=writer.q) * 600)
+        time.sleep(0.3)
+        witness.testify()
+        growth = settled_rss(broker) - rss_before
+        if how == "consume":
+            peer.expect("basic.consume-ok")
+        for _ in range(600):
+            assert len(peer.content("basic.deliver" if how == "consume" else "basic.get-ok").body) == 100_000
+        peer.send(method("basic.ack", multiple=True))
+        peer.fence()
+        writer.call("queue.delete", queue=writer.q)
+    assert growth < GROWTH_MAX_BYTES, f"the broker grew by {growth / MIB:.0f} MiB"
+
+
+@needs_proc
+def test_d11_memory(broker: Broker, witness: Witness, rss_before: int) -> None:
+    """A body beyond the limit is refused at its header; 64 MiB of it that come all the same are not kept."""
+    with broker.peer("D11m") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.send(method("basic.publish", routing_key="nosuch"), header(129 * MIB))
+        peer.expect("channel.close")
+        for _ in range(512):
+            peer.send(body(bytes(131064)))
+        witness.testify()
+        growth = settled_rss(broker) - rss_before
+        peer.method("channel.close-ok")
+        peer.channel(2)
+    assert growth < GROWTH_MAX_BYTES, f"the broker grew by {growth / MIB:.0f} MiB"
+
+
+@needs_proc
+def test_d12_memory(broker: Broker, rss_before: int) -> None:
+    """100,000 empty body frames are no bytes of a body."""
+    with broker.peer("D12m") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.queue()
+        peer.send(method("basic.publish", routing_key=peer.q), header(1))
+        for _ in range(100):
+            peer.send(body(b"") * 1000)
+        peer.send(body(b"x"))
+        peer.fence()
+        growth = settled_rss(broker) - rss_before
+    assert growth < GROWTH_MAX_BYTES, f"the broker grew by {growth / MIB:.0f} MiB"
+
+
+@needs_proc
+def test_announced_sizes_are_not_allocated(broker: Broker, rss_before: int) -> None:
+    """100 channels that announce 100 MiB each and send nothing."""
+    with broker.peer("announced") as peer:
+        peer.handshake()
+        for number in range(1, 101):
+            peer.send(
+                method("channel.open", number) + method("basic.publish", number) + header(100 * MIB, channel=number)
+            )
+            peer.expect("channel.open-ok", number)
+        growth = settled_rss(broker) - rss_before
+    assert growth < GROWTH_MAX_BYTES, f"the broker grew by {growth / MIB:.0f} MiB"

@@ -1,0 +1,240 @@
+"""What takes its time: the deadline of 10 s, the penalty of 3 s, heartbeats. All rows run at once, one thread each.
+
+A row says something to a fresh socket and returns how it must end; RabbitMQ 3.10.8's times are in the table of
+RELIABILITY 3.1. Sums of a machine under load get a second of grace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from parties import Broker
+from peer import Closed, Peer
+from wire import BODY, HEARTBEAT, METHOD, PROTOCOL, frame, heartbeat, longstr, method, method_payload
+
+GRACE_S = 1.5
+DEADLINE_S = 10.0
+PENALTY_S = 3.0
+LOGIN_REFUSED = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+
+
+def deadline(peer: Peer) -> None:
+    peer.expect_silent_close(DEADLINE_S + GRACE_S, not_before=DEADLINE_S - 1)
+
+
+def penalty(peer: Peer) -> None:
+    peer.expect_silent_close(PENALTY_S + GRACE_S)
+
+
+def a9(peer: Peer) -> None:
+    peer.send(b"AMQP")
+    deadline(peer)
+
+
+def a11(peer: Peer) -> None:
+    for byte in PROTOCOL[:5]:
+        peer.send(bytes([byte]))
+        time.sleep(2.0)
+    peer.expect_silent_close(GRACE_S, not_before=DEADLINE_S - 1)
+
+
+def a12(peer: Peer) -> None:
+    peer.start()
+    peer.send(PROTOCOL)
+    silent_or_501(peer)
+
+
+def silent_or_501(peer: Peer) -> None:
+    try:
+        got = peer.read(PENALTY_S + GRACE_S)
+    except Closed:
+        return
+    assert (got.name, got["reply_code"]) == ("connection.close", 501), f"got {got}"
+
+
+def b1(peer: Peer) -> None:
+    peer.start()
+    deadline(peer)
+
+
+def b1_half(peer: Peer) -> None:
+    """Half of start-ok: the deadline is total, not per byte."""
+    peer.start()
+    peer.send(peer.start_ok()[:40])
+    deadline(peer)
+
+
+def b1_tuned(peer: Peer) -> None:
+    """Authenticated, but never opened: the deadline is for the way to open-ok."""
+    peer.start()
+    peer.send(peer.start_ok())
+    peer.expect("connection.tune", 0)
+    peer.expect_silent_close(DEADLINE_S + GRACE_S)
+
+
+def after_start(say: Callable[[Peer], bytes]) -> Callable[[Peer], None]:
+    def row(peer: Peer) -> None:
+        peer.start()
+        peer.send(say(peer))
+        penalty(peer)
+
+    return row
+
+
+def refused(**start_ok: object) -> Callable[[Peer], None]:
+    """Wrong credentials of a client that can be told: 403 (0,0), at once or after a penalty."""
+
+    def row(peer: Peer) -> None:
+        peer.start()
+        peer.send(peer.start_ok(**start_ok))
+        got = peer.expect("connection.close", 0, PENALTY_S + GRACE_S)
+        peer.check_close(got, 403, 0, 0, LOGIN_REFUSED)
+        peer.send(method("connection.close-ok", 0))
+        peer.expect_silent_close(PENALTY_S + GRACE_S)
+
+    return row
+
+
+def b21(peer: Peer) -> None:
+    """The broker's own heartbeats do not count as the client's."""
+    peer.handshake(heartbeat=1)
+    peer.expect_silent_close(5.0, not_before=1.5)
+
+
+def heartbeats(peer: Peer) -> None:
+    """Both ways, one second: the broker sends at least one every second, and ours keep the connection up."""
+    peer.handshake(heartbeat=1)
+    peer.channel()
+    peer.skip_heartbeats = False
+    last = time.monotonic()
+    until = last + 5.0
+    seen = 0
+    while time.monotonic() < until:
+        peer.send(heartbeat())
+        try:
+            got = peer.read(0.4)
+        except TimeoutError:
+            assert time.monotonic() - last < 1.0 + GRACE_S, "the broker missed its heartbeat"
+            continue
+        assert got.kind == HEARTBEAT
+        last = time.monotonic()
+        seen += 1
+    assert 4 <= seen <= 20
+    peer.skip_heartbeats = True
+    peer.fence()
+
+
+def traffic_is_a_heartbeat(peer: Peer) -> None:
+    """AMQP 0-9-1 4.2.7: any octet counts; a client that sends methods need not send heartbeats."""
+    peer.handshake(heartbeat=1)
+    peer.channel()
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        peer.fence()
+        time.sleep(0.4)
+
+
+def no_heartbeat_asked(peer: Peer) -> None:
+    """Heartbeat 0 is off: silence is no offence, and nothing is sent."""
+    peer.skip_heartbeats = False
+    peer.handshake(heartbeat=0)
+    peer.channel()
+    with pytest.raises(TimeoutError):
+        peer.read(5.0)
+    peer.fence()
+
+
+def hangs_up_after_501(peer: Peer) -> None:
+    peer.handshake()
+    peer.channel()
+    peer.send(frame(METHOD, 1, method_payload("basic.qos"), end=0))
+    peer.expect("connection.close", 0)
+    peer.send(method("connection.close-ok", 0))
+    peer.expect_silent_close(PENALTY_S + GRACE_S)
+
+
+def hangs_up_without_close_ok(peer: Peer) -> None:
+    """RELIABILITY 3, rule c: close-ok is awaited for 3 s."""
+    peer.handshake()
+    peer.send(peer.open())
+    peer.expect("connection.close", 0)
+    peer.expect_silent_close(PENALTY_S + GRACE_S)
+
+
+def hangs_up_after_a_client_that_does_not(peer: Peer) -> None:
+    """Its connection.close is answered, and the end of the stream left to it, for 3 s."""
+    peer.handshake()
+    peer.send(method("connection.close", 0, reply_code=200))
+    peer.expect("connection.close-ok", 0)
+    peer.expect_silent_close(PENALTY_S + GRACE_S, not_before=PENALTY_S - 1)
+
+
+def slow_typist(peer: Peer) -> None:
+    """A whole handshake at one byte per 10 ms is in time."""
+    whole = PROTOCOL + peer.start_ok(client_properties={}) + peer.tune_ok() + peer.open()
+    for byte in whole:
+        peer.send(bytes([byte]))
+        time.sleep(0.01)
+    for name in ("connection.start", "connection.tune", "connection.open-ok"):
+        peer.expect(name, 0)
+
+
+NO_CAPABILITY: dict[str, object] = {"client_properties": {}}
+BAD_TYPE = longstr(b"\1aZ")
+OVERRUN = b"\0\0\xff\xff"
+ROWS: dict[str, Callable[[Peer], None]] = {
+    "A9": a9,
+    "A10": deadline,
+    "A11": a11,
+    "A12": a12,
+    "B1": b1,
+    "B1-half": b1_half,
+    "B2": after_start(lambda peer: peer.tune_ok()),
+    "B3": after_start(lambda peer: peer.start_ok(mechanism="NOSUCH")),
+    "B4": refused(response="\0guest\0wrong"),
+    "B4-unknown": refused(response="\0nosuch\0wrong"),
+    "B5": after_start(lambda peer: peer.start_ok(response="\0guest\0wrong", **NO_CAPABILITY)),
+    "B6": after_start(lambda peer: peer.start_ok(response="guest guest")),
+    "B7": after_start(lambda peer: peer.start_ok(response=b"\0guest\0" + bytes(10_000))),
+    "B8": refused(response="\0\0guest"),
+    "B9": after_start(lambda peer: method("channel.open")),
+    "B10": after_start(lambda peer: frame(BODY, 0, b"xx")),
+    "B12-properties": after_start(lambda peer: peer.start_ok(client_properties={"too_long": bytes(4096)})),
+    "B11": after_start(lambda peer: frame(METHOD, 0, b"", size=0xFFFFFFFF)),
+    "B13": after_start(lambda peer: peer.start_ok(client_properties=OVERRUN)),
+    "B14": after_start(lambda peer: peer.start_ok(client_properties=BAD_TYPE)),
+    "B21": b21,
+    "heartbeats": heartbeats,
+    "traffic": traffic_is_a_heartbeat,
+    "no-heartbeat": no_heartbeat_asked,
+    "501-hangs-up": hangs_up_after_501,
+    "close-hangs-up": hangs_up_after_a_client_that_does_not,
+    "slow-typist": slow_typist,
+}
+OURS: dict[str, Callable[[Peer], None]] = {
+    "B1-tuned": b1_tuned,
+    "no-close-ok": hangs_up_without_close_ok,
+}
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker) -> Iterator[dict[str, Future[None]]]:
+    """Every row, started together."""
+
+    def drive(name: str, row: Callable[[Peer], None]) -> None:
+        with broker.peer(name) as peer:
+            row(peer)
+
+    rows = ROWS if broker.is_rabbit else ROWS | OURS
+    with ThreadPoolExecutor(len(rows)) as pool:
+        yield {name: pool.submit(drive, name, row) for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("name", [*ROWS, *OURS])
+def test_in_time(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
+    if broker.is_rabbit and name in OURS:
+        pytest.skip("RabbitMQ 3.10.8: takes longer")
+    running[name].result(timeout=30)

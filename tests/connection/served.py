@@ -1,0 +1,101 @@
+"""A connection of the broker in memory behind a real `Transport` and `Control`, past the handshake."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pamqp.frame
+from memory_broker import FRAME_MAX, Event, MemoryBroker, User
+
+from amqpd.connection.handshake import OPEN
+from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.transport import Transport
+
+
+class Socket:
+    """asyncio's transport, as far as ours asks for it."""
+
+    def __init__(self, peer: tuple[str, int] = ("127.0.0.1", 50000)) -> None:
+        self.peer = peer
+        self.data = b""
+        self.reading = True
+        self.pauses = 0
+        self.closing = False
+        self.aborted = False
+        self.ended = False
+        self.limits: tuple[int, int] = (0, 0)
+
+    def get_extra_info(self, name: str) -> object:
+        return {"peername": self.peer, "sockname": ("127.0.0.1", 5672)}.get(name)
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        self.limits = (high, low)
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing, "a write on a closing transport raises in uvloop"
+        assert not self.ended, "a write after the end of the stream raises in asyncio"
+        self.data += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def pause_reading(self) -> None:
+        assert self.reading, "a second pause raises in asyncio"
+        self.reading = False
+        self.pauses += 1
+
+    def resume_reading(self) -> None:
+        assert not self.reading, "resuming what is not paused raises in asyncio"
+        self.reading = True
+
+
+class Served:
+    """capabilities: what the client announced."""
+
+    def __init__(self, house: MemoryBroker, **capabilities: bool) -> None:
+        self.house = house
+        self.socket = Socket()
+        loop: Any = house.loop
+        self.transport = Transport(house.broker, Heartbeats(loop), False)
+        raw: Any = self.socket
+        self.transport.connection_made(raw)
+        connection = self.connection = self.transport.connection
+        connection.capabilities = {name.replace("_blocked", ".blocked"): on for name, on in capabilities.items()}
+        user: Any = User("guest")
+        connection.open(user, house.vhost)
+        connection.channel_max = 2047
+        connection.set_frame_max(FRAME_MAX)
+        connection.name = f"client {self.transport.serial}"
+        self.transport.control.step = OPEN
+        house.broker.connections[connection.name] = connection
+
+    def say(self, channel: int, *methods: Any) -> None:
+        self.transport.data_received(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
+
+    def heard(self) -> list[Event]:
+        """Methods that came since the last call; contents are left out."""
+        self.house.settle()
+        data, self.socket.data = self.socket.data, b""
+        events = []
+        while data:
+            kind, channel, size = struct.unpack_from(">BHI", data)
+            frame, data = data[: size + 8], data[size + 8 :]
+            if kind == 1:
+                events.append(Event(channel, pamqp.frame.unmarshal(frame)[2]))
+        return events
+
+    def names(self) -> list[str]:
+        return [event.method.name for event in self.heard()]

@@ -1,0 +1,216 @@
+"""Heartbeats on a clock of their own: what a test does in no time takes the peers minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.connection.connection import CLOSING, HANDSHAKE, HEARTBEAT_FRAME, RUNNING
+from amqpd.connection.heartbeat import MID_FRAME_S, Heartbeats
+
+
+class Timer:
+    def __init__(self, due: float, function: Callable[[], None]) -> None:
+        self.due = due
+        self.function = function
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """Time passes when `advance` says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
+        timer = Timer(self.now + delay_s, function)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            self.timers = [timer for timer in self.timers if not timer.cancelled]
+            due = [timer for timer in self.timers if timer.due <= end]
+            if not due:
+                break
+            timer = min(due, key=lambda each: each.due)
+            self.timers.remove(timer)
+            self.now = timer.due
+            timer.function()
+        self.now = end
+
+
+class Assembler:
+    def __init__(self) -> None:
+        self.unfinished = False
+
+    def mid_frame(self) -> bool:
+        return self.unfinished
+
+
+class Connection:
+    def __init__(self, heartbeat_s: int) -> None:
+        self.name = "test"
+        self.state = RUNNING
+        self.heartbeat_s = heartbeat_s
+        self.received = self.sent = self.held = self.blocked = False
+        self.sharing = False
+        self.assembler = Assembler()
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+        self.sent = True
+
+
+class Transport:
+    def __init__(self, heartbeat_s: int) -> None:
+        self.connection = Connection(heartbeat_s)
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Room:
+    def __init__(self, heartbeat_s: int = 10) -> None:
+        self.loop = Loop()
+        loop: Any = self.loop
+        self.heartbeats = Heartbeats(loop)
+        self.transport = self.add(heartbeat_s)
+        self.connection = self.transport.connection
+
+    def add(self, heartbeat_s: int) -> Transport:
+        transport = Transport(heartbeat_s)
+        member: Any = transport
+        self.heartbeats.add(member)
+        return transport
+
+    def pass_by(self, seconds: float, *, speaks: bool = True) -> None:
+        """Time goes by in steps of a second; the peer speaks in each or in none."""
+        while seconds > 0:
+            if speaks:
+                self.connection.received = True
+            self.loop.advance(min(1.0, seconds))
+            seconds -= 1
+
+
+def test_a_heartbeat_after_half_the_interval() -> None:
+    room = Room(10)
+    room.pass_by(4.5)
+    assert room.connection.written == []
+    room.pass_by(1)
+    assert room.connection.written == [HEARTBEAT_FRAME]
+    room.pass_by(20)
+    assert room.connection.written == [HEARTBEAT_FRAME] * 4  # a tick late each time, at most
+
+
+def test_who_speaks_needs_no_heartbeat() -> None:
+    room = Room(10)
+    for _ in range(20):
+        room.connection.sent = True
+        room.pass_by(2)
+    assert room.connection.written == []
+
+
+def test_dropped_after_two_silent_intervals_and_not_before() -> None:
+    room = Room(10)
+    room.pass_by(3)
+    room.pass_by(19, speaks=False)
+    assert not room.transport.aborted
+    room.pass_by(2, speaks=False)
+    assert room.transport.aborted
+
+
+def test_a_peer_that_speaks_stays() -> None:
+    room = Room(1)
+    room.pass_by(600)
+    assert not room.transport.aborted
+
+
+def test_no_interval_no_heartbeats() -> None:
+    room = Room(0)
+    room.pass_by(1000, speaks=False)
+    assert not room.transport.aborted
+    assert room.connection.written == []
+
+
+@pytest.mark.parametrize("reason", ["held", "blocked", "sharing"])
+def test_our_own_pause_does_not_count_against_the_peer(reason: str) -> None:
+    """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
+    room = Room(10)
+    room.connection.assembler.unfinished = True
+    setattr(room.connection, reason, True)
+    room.pass_by(500, speaks=False)
+    assert not room.transport.aborted
+    assert len(room.connection.written) >= 90, "we go on to send heartbeats"
+    setattr(room.connection, reason, False)
+    room.pass_by(19, speaks=False)
+    assert not room.transport.aborted
+    room.pass_by(3, speaks=False)
+    assert room.transport.aborted
+
+
+def test_half_a_frame_is_given_up() -> None:
+    room = Room(0)
+    room.connection.assembler.unfinished = True
+    room.pass_by(MID_FRAME_S - 2, speaks=False)
+    assert not room.transport.aborted
+    room.pass_by(4, speaks=False)
+    assert room.transport.aborted
+
+
+def test_a_frame_that_arrives_slowly_is_not() -> None:
+    room = Room(0)
+    for _ in range(20):
+        room.connection.assembler.unfinished = True
+        room.pass_by(1)
+        room.pass_by(20, speaks=False)
+    assert not room.transport.aborted
+
+
+@pytest.mark.parametrize("state", [HANDSHAKE, CLOSING])
+def test_other_states_have_deadlines_of_their_own(state: int) -> None:
+    room = Room(1)
+    room.connection.state = state
+    room.connection.assembler.unfinished = True
+    room.pass_by(500, speaks=False)
+    assert not room.transport.aborted
+    assert room.connection.written == []
+
+
+def test_one_timer_for_all_and_none_for_nobody() -> None:
+    room = Room(10)
+    others = [room.add(10) for _ in range(100)]
+    assert len(room.loop.timers) == 1
+    assert room.heartbeats.open_count() == 101
+    for transport in [room.transport, *others]:
+        member: Any = transport
+        room.heartbeats.remove(member)
+    room.loop.advance(1)
+    assert room.loop.timers == []
+    late = room.add(2)
+    room.loop.advance(1.5)
+    assert late.connection.written == [HEARTBEAT_FRAME]
+
+
+def test_stop_and_abort_all() -> None:
+    room = Room(1)
+    other = room.add(0)
+    room.heartbeats.abort_all()
+    assert room.transport.aborted
+    assert other.aborted
+    room.heartbeats.stop()
+    room.transport.aborted = False
+    room.loop.advance(100)
+    assert not room.transport.aborted

@@ -1,0 +1,109 @@
+"""Routes of keys that come for the first time, by the short way: whatever changes meanwhile is obeyed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pamqp.commands as spec
+import pamqp.frame
+import pytest
+from memory_broker import Client, MemoryBroker
+
+from amqpd.channel.channel import ROUTES_MAX
+
+PLAIN = b"\0\0"
+
+
+@pytest.fixture
+def house() -> Iterator[MemoryBroker]:
+    house = MemoryBroker()
+    yield house
+    house.end()
+
+
+@pytest.fixture
+def client(house: MemoryBroker) -> Client:
+    client = Client(house, "client")
+    client.say(1, spec.Channel.Open())
+    client.say(1, spec.Exchange.Declare(exchange="t", exchange_type="topic"))
+    for queue, pattern in (("a", "a.#"), ("b", "*.b")):
+        client.say(1, spec.Queue.Declare(queue=queue), spec.Queue.Bind(queue=queue, exchange="t", routing_key=pattern))
+    house.loop.run()
+    client.heard()
+    return client
+
+
+def counts(house: MemoryBroker) -> tuple[int, ...]:
+    return tuple(house.vhost.queues[name].ready_count for name in ("a", "b"))
+
+
+def test_each_new_key_is_matched(house: MemoryBroker, client: Client) -> None:
+    for number in range(10):
+        client.publish(1, f"a.{number}", [b"x", b"y"], PLAIN, "t")
+        client.publish(1, f"{number}.b", [b"z"], PLAIN, "t")
+        client.publish(1, f"{number}.c", [b"nobody's"], PLAIN, "t")
+    client.publish(1, "a.b", [b"both"], PLAIN, "t")
+    assert counts(house) == (21, 11)
+
+
+def test_a_delivery_names_its_own_key(house: MemoryBroker, client: Client) -> None:
+    client.say(1, spec.Basic.Consume(queue="a", no_ack=True))
+    house.loop.run()
+    client.heard()
+    keys = ["a.1", "a.22", "a.333", "a.1", "a", "a.\u00e9"]
+    for key in keys:
+        client.publish(1, key, [b"x"], PLAIN, "t")
+    house.loop.run()
+    heard = client.heard()
+    assert [event.method.routing_key for event in heard] == keys
+    assert {(event.method.exchange, event.body) for event in heard} == {("t", b"x")}
+
+
+def test_a_binding_made_between_two_keys_counts(house: MemoryBroker, client: Client) -> None:
+    client.publish(1, "x.1", [b"x"], PLAIN, "t")
+    client.publish(1, "x.2", [b"x"], PLAIN, "t")
+    client.say(1, spec.Queue.Bind(queue="a", exchange="t", routing_key="x.*"))
+    house.loop.run()
+    client.publish(1, "x.3", [b"x"], PLAIN, "t")
+    client.publish(1, "x.1", [b"x"], PLAIN, "t")
+    assert counts(house) == (2, 0)
+    client.say(1, spec.Exchange.Declare(exchange="h", exchange_type="headers"))
+    client.say(1, spec.Exchange.Bind(destination="h", source="t", routing_key="#"))
+    client.say(1, spec.Queue.Bind(queue="b", exchange="h", arguments={"x-match": "all", "k": "v"}))
+    house.loop.run()
+    client.publish(1, "y.4", [b"x"], PLAIN, "t")
+    client.publish(1, "y.5", [b"x"], b"\x20\0\0\0\0\x08\x01kS\0\0\0\x01v", "t")
+    assert counts(house) == (2, 1)
+
+
+def test_permissions_that_change_are_asked_again(
+    house: MemoryBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(1, "a.1", [b"x"], PLAIN, "t")
+    monkeypatch.setattr(house.broker.auth, "topic_limited", lambda *_: True)
+    monkeypatch.setattr(house.broker.auth, "may_topic", lambda *arguments: arguments[-1] != "a.3")
+    client.connection.forget_routes()
+    client.publish(1, "a.2", [b"x"], PLAIN, "t")
+    client.publish(1, "a.3", [b"x"], PLAIN, "t")
+    house.loop.run()
+    assert counts(house) == (2, 0)
+    assert [event.method.reply_code for event in client.heard()] == [403]
+
+
+def test_an_unroutable_new_key_comes_back(house: MemoryBroker, client: Client) -> None:
+    client.publish(1, "a.1", [b"x"], PLAIN, "t")
+    method = spec.Basic.Publish(exchange="t", routing_key="q.1", mandatory=True)
+    frames = [pamqp.frame.marshal(method, 1), b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + bytes(8) + PLAIN + b"\xce"]
+    client.connection.receive(b"".join(frames))
+    house.loop.run()
+    (event,) = client.heard()
+    assert (event.method.name, event.method.routing_key) == ("Basic.Return", "q.1")
+
+
+def test_keys_that_never_come_twice_do_not_fill_memory(house: MemoryBroker, client: Client) -> None:
+    channel = client.connection.channels[1]
+    for number in range(ROUTES_MAX + 50):
+        client.publish(1, f"n.{number}", [b""], PLAIN, "t")
+    assert len(channel._routes) < 60
+    client.publish(1, "a.b", [b"x"], PLAIN, "t")
+    assert counts(house) == (1, 1)

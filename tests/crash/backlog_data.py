@@ -1,0 +1,96 @@
+"""A data directory with many messages in it, as a broker that was killed leaves it. Run as a program: it ends itself
+with SIGKILL.
+
+    python backlog_data.py DIRECTORY QUEUES RECORDS [BODY_SIZE_BYTES]
+
+Queues `q0`, `q1` ... of the vhost `/`, RECORDS messages in all of them together; nothing of them is settled. It goes
+through `Storage` and `Metadata` as the broker does, so what it writes is what a broker writes, at millions of messages
+a second.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from amqpd.auth.backends import bootstrap
+from amqpd.storage.metadata import Metadata, Put, QueueRow
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.storage import Storage
+
+TURN = 500
+PROPERTIES = b"\x10\x00\x02"  # delivery mode 2
+
+
+class Posted:
+    """A loop of sorts: what was posted is called by `run`."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._changed = threading.Condition()
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        with self._changed:
+            self._calls.append((function, arguments))
+            self._changed.notify()
+
+    def run(self, wait_s: float = 0.0) -> None:
+        with self._changed:
+            if not self._calls and wait_s:
+                self._changed.wait(wait_s)
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+
+def body_of(queue: int, number: int, size: int) -> bytes:
+    """What message `number` of a queue says, so that it can be known again."""
+    return b"%d.%d." % (queue, number) + b"x" * (size - len(b"%d.%d." % (queue, number)))
+
+
+def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: Posted) -> list[QueueStore]:
+    metadata = Metadata("", data_dir, loop.post)
+    state = metadata.open(lambda: bootstrap("guest", "guest", "/"))
+    vhost = state.vhosts[0]
+    stores = []
+    rows = []
+    for number in range(queue_count):
+        queue_id, store = storage.create_queue(vhost.id, f"q{number}", vhost.name)
+        stores.append(store)
+        rows.append(Put(QueueRow(vhost.name, f"q{number}", queue_id, arguments=arguments)))
+    metadata.submit(rows, lambda error: None)
+    metadata.close()
+    return stores
+
+
+def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 100, arguments: bytes = b"") -> None:
+    """See the module. arguments: of every queue, an encoded field table."""
+    loop = Posted()
+    storage = Storage(data_dir, post=loop.post)
+    stores = declare(data_dir, storage, queue_count, arguments, loop)
+    each = record_count // queue_count
+    routes = [RecordRoute(b"", f"q{number}".encode()) for number in range(queue_count)]
+    for first in range(0, each, TURN):
+        for number, store in enumerate(stores):
+            for index in range(first, min(first + TURN, each)):
+                store.append_parts(routes[number], PROPERTIES, body_of(number, index, body_size), True)
+            if number % 16 == 15 or number == queue_count - 1:
+                storage.end_of_turn()
+                while storage.unsynced_bytes > 64 << 20:
+                    loop.run(0.1)
+                loop.run()
+    storage.flush()
+    while storage.unsynced_bytes:
+        loop.run(0.1)
+
+
+if __name__ == "__main__":
+    fill(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,192 @@
+"""Real disks that are cut from power, run full, or whose calls fail: what of that this machine allows.
+
+`LoopDisk`: an ext4 on a loop device, in a file. `cut` ends it as a power cut does (EXT4_IOC_SHUTDOWN without a flush of
+the journal): what was not synced is gone. The process that writes must be stopped first: an fsync in flight may return
+success while the journal is being ended. `Injector`: strace, which lets the
+n-th call of a kind fail in a running process. Each has `why_not`: a text where it cannot be had, to skip with.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, Self
+
+import pytest
+
+SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
+NO_FLUSH: Final = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
+
+
+REQUIRED: Final = "TEST_REQUIRE_FAULTS"
+"""Set where strace and ext4's tools are installed: what they could do may then not be skipped."""
+
+
+def skip_or_fail(what: str, reason: str) -> None:
+    """Skips, visibly; where faults are required only for want of root, of a loop device, or of the right to mount or
+    attach. Does nothing when there is no reason.
+    """
+    if not reason:
+        return
+    if os.environ.get(REQUIRED) and "not installed" in reason:
+        pytest.fail(f"{what}: {reason}, and {REQUIRED} is set")
+    pytest.skip(f"{what}: {reason}")
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _needs(*programs: str) -> str:
+    if os.geteuid() != 0:
+        return "needs root, to mount"
+    missing = [program for program in programs if shutil.which(program) is None]
+    return f"{', '.join(missing)} not installed" if missing else ""
+
+
+class LoopDisk:
+    """See the module. path: where it is mounted."""
+
+    def __init__(self, directory: Path, size_bytes: int = 96 << 20) -> None:
+        self._image = directory / "disk.img"
+        self.path = directory / "disk"
+        self.path.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(size_bytes)
+        # No share for root: f_bavail is then what there is.
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0", str(self._image))
+
+    @staticmethod
+    def why_not() -> str:
+        """Tries it once, with the smallest disk there is."""
+        reason = _needs("mkfs.ext4", "mount", "umount")
+        if reason:
+            return reason
+        with tempfile.TemporaryDirectory() as name:
+            try:
+                with LoopDisk(Path(name), 4 << 20) as disk:
+                    disk.cut()
+            except (OSError, subprocess.CalledProcessError) as error:
+                return f"no ext4 on a loop device here: {getattr(error, 'stderr', None) or error}"
+        return ""
+
+    def mount(self) -> None:
+        _run("mount", "-o", "loop", str(self._image), str(self.path))
+
+    def cut(self) -> None:
+        """The power goes: nothing more reaches the disk, not even the journal's commit."""
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_FLUSH))
+        finally:
+            os.close(fd)
+
+    def unmount(self) -> None:
+        deadline = time.monotonic() + 10
+        while os.path.ismount(self.path):
+            try:
+                _run("umount", str(self.path))
+            except subprocess.CalledProcessError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)  # the killed process is not quite gone
+
+    def __enter__(self) -> Self:
+        self.mount()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unmount()
+
+
+class Filler:
+    """A file that takes all the room a file system has left."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "filler"
+
+    def fill(self) -> int:
+        """Returns the bytes that are free afterwards."""
+        with self._path.open("ab", buffering=0) as file:
+            for size in (1 << 20, 4096, 512):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+        usage = os.statvfs(self._path)
+        return usage.f_bavail * usage.f_frsize
+
+    def free(self) -> None:
+        self._path.unlink()
+
+
+class Injector:
+    """strace on a running process: `what` is its -e inject= expression, such as `fdatasync:error=EIO:when=3`."""
+
+    def __init__(self, pid: int, what: str, trace: Path) -> None:
+        self.trace = trace
+        call = what.partition(":")[0]
+        command = [
+            "strace",
+            "-f",
+            "-y",
+            "-o",
+            str(trace),
+            "-e",
+            f"trace={call}",
+            "-e",
+            f"inject={what}",
+            "-p",
+            str(pid),
+        ]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        if "attached" not in line:
+            self._process.wait(10)
+            raise OSError(f"strace may not attach: {line.strip()}")
+
+    @staticmethod
+    def why_not() -> str:
+        if shutil.which("strace") is None:
+            return "strace not installed"
+        with tempfile.TemporaryDirectory() as name, subprocess.Popen(["sleep", "20"]) as sleeper:
+            try:
+                Injector(sleeper.pid, "fdatasync:error=EIO:when=1", Path(name) / "trace").end()
+            except OSError as error:
+                return str(error)
+            finally:
+                sleeper.kill()
+        return ""
+
+    def end(self) -> None:
+        """By SIGINT: strace then lets go of the process, which a killed one would leave stopped."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        self._process.communicate(timeout=10)
+
+    def hits(self) -> int:
+        """How many calls were made to fail."""
+        return self.trace.read_text(encoding="utf-8", errors="replace").count("(INJECTED)")
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP; returns when all its threads stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while True:
+        states = [(task / "stat").read_text().rpartition(") ")[2][:1] for task in Path(f"/proc/{pid}/task").iterdir()]
+        if all(state in "TtZX" for state in states):
+            return
+        assert time.monotonic() < deadline, f"threads of {pid} did not stop: {states}"
+        time.sleep(0.005)

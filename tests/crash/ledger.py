@@ -1,0 +1,231 @@
+"""What was said and heard, kept outside the broker: the judge over lost, doubled, disordered and returned messages.
+
+A message is (publisher, sequence number) and names itself in its message-id, so that a body of 0 bytes can be told as
+well; body and targets follow from the two. Per queue the ledger knows every delivery: `redelivered` or not, in which
+life of the broker (a life ends with a kill), when its ack was written. Times are `time.monotonic` seconds.
+
+States of a message: *confirmed* must be delivered; *uncertain* (sent, no confirm before the kill) may be; one whose
+ack was written more than ACK_AGE_S before a kill must not come back after it. Any delivery after the first must say
+`redelivered`. First deliveries of one publisher on a queue with one consumer come in the order of publishing, over
+kills too: what returns keeps its place.
+"""
+
+from __future__ import annotations
+
+import random
+import stat
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ACK_AGE_S: Final = 0.1
+POOL: Final = random.Random(20261120).randbytes((1 << 20) + 8192)
+PERSISTENT: Final = 2
+
+
+def body_of(publisher: int, sequence: int) -> bytes:
+    """Sizes 0 B to 1 MiB, mostly small; the same for the same message, another beginning for the next."""
+    draw = random.Random(publisher << 40 | sequence)
+    lot = draw.random()
+    if lot < 0.08:
+        return b""
+    if lot < 0.70:
+        size = draw.randrange(1, 200)
+    elif lot < 0.97:
+        size = draw.randrange(200, 4096)
+    elif lot < 0.998:
+        size = draw.randrange(4096, 131072)
+    else:
+        size = draw.randrange(131072, (1 << 20) + 1)
+    start = sequence % 8192
+    return POOL[start : start + size]
+
+
+def properties_of(publisher: int, sequence: int, mode: int = PERSISTENT) -> bytes:
+    """delivery-mode and message-id."""
+    name = b"%d.%d" % (publisher, sequence)
+    return struct.pack(">HB", 1 << 12 | 1 << 7, mode) + bytes([len(name)]) + name
+
+
+def name_of(properties: bytes) -> tuple[int, int]:
+    publisher, _, sequence = properties[4:].partition(b".")
+    return int(publisher), int(sequence)
+
+
+@dataclass
+class Publisher:
+    """next: the first sequence number not used yet. waits_since: when the oldest publish without an answer was sent."""
+
+    number: int
+    next: int = 0
+    confirmed: set[int] = field(default_factory=set)
+    nacked: set[int] = field(default_factory=set)
+    waits_since: float = 0.0
+
+
+@dataclass
+class Delivery:
+    """The last one of a message on a queue. acked_at: 0.0 while no ack was written."""
+
+    life: int
+    acked_at: float = 0.0
+    settled: bool = False  # the kill came more than ACK_AGE_S after the ack
+
+
+class Ledger:
+    """queues: their names. targets(publisher, sequence): the queues that a message goes to.
+
+    An ack counts at a kill when it is older than ACK_AGE_S, and than the slowest confirm of that life: a broker on a
+    machine that is so busy may not have read it. power: its lives end in power cuts. An ack then counts once it is
+    synced, which no client is told; it is safe with the second group of commits after it, so twice the slowest confirm
+    of the life is added to ACK_AGE_S; where a life had none, that of the lives before.
+    """
+
+    def __init__(
+        self, queues: list[str], publisher_count: int, *, judge_order: bool = True, power: bool = False
+    ) -> None:
+        self.queues = queues
+        self.publishers = [Publisher(number) for number in range(publisher_count)]
+        self.seen: dict[str, dict[tuple[int, int], Delivery]] = {queue: {} for queue in queues}
+        self.life = 0
+        self.violations: list[str] = []
+        self.deliveries = 0
+        self.redeliveries = 0
+        self.marked_unseen: dict[tuple[str, int], int] = {}  # (queue, life) -> redelivered, but never seen here
+        self.acked = 0
+        self.returned_after_ack = 0  # within ACK_AGE_S of a kill: allowed
+        self.nacks = 0
+        self._unjudged: dict[str, dict[tuple[int, int], Delivery]] = {queue: {} for queue in queues}
+        self._last_first: dict[tuple[str, int], int] = {}
+        self._judge_order = judge_order
+        self._power = power
+        self._slowest_s = 0.0
+        self._slowest_ever_s = 0.0
+
+    def violate(self, text: str) -> None:
+        if len(self.violations) < 50:
+            self.violations.append(f"life {self.life}: {text}")
+
+    def targets(self, publisher: int, sequence: int) -> list[str]:
+        """Every eighth message goes to all queues, through a fanout exchange; the others to one, in turn."""
+        return self.queues if sequence % 8 == 0 else [self.queues[(publisher + sequence) % len(self.queues)]]
+
+    def delivered(self, queue: str, redelivered: bool, properties: bytes, body: bytes) -> Delivery:
+        """Judges a delivery. Returns what `acked` wants to have."""
+        key = name_of(properties)
+        publisher, sequence = key
+        self.deliveries += 1
+        if publisher >= len(self.publishers) or sequence >= self.publishers[publisher].next:
+            self.violate(f"{queue}: {key} was never published")
+        elif queue not in self.targets(publisher, sequence):
+            self.violate(f"{queue}: {key} does not belong there")
+        if body != body_of(publisher, sequence):
+            self.violate(f"{queue}: {key} has another body ({len(body)} bytes)")
+        before = self.seen[queue].get(key)
+        if before is None:
+            if redelivered:
+                place = (queue, self.life)
+                self.marked_unseen[place] = self.marked_unseen.get(place, 0) + 1
+            last = self._last_first.get((queue, publisher), -1)
+            if sequence <= last and self._judge_order:
+                self.violate(f"{queue}: {key} came first after {last}")
+            self._last_first[queue, publisher] = max(last, sequence)
+        else:
+            self.redeliveries += 1
+            if not redelivered:
+                self.violate(f"{queue}: {key} came again without redelivered, seen in life {before.life}")
+            if before.settled:
+                self.violate(
+                    f"{queue}: {key} came back although its ack in life {before.life} was older than {ACK_AGE_S} s"
+                )
+            elif before.acked_at:
+                self.returned_after_ack += 1
+            if before.life == self.life:
+                self.violate(f"{queue}: {key} came twice in one life of the broker")
+        delivery = Delivery(self.life)
+        self.seen[queue][key] = delivery
+        self._unjudged[queue][key] = delivery
+        return delivery
+
+    def acknowledged(self, delivery: Delivery) -> None:
+        """Its ack is being written now."""
+        delivery.acked_at = time.monotonic()
+        self.acked += 1
+
+    def answered(self, publisher: Publisher, sent: float, next_sent: float) -> None:
+        """A publish of `sent` was answered just now; the oldest one left was sent at `next_sent`, 0.0 for none."""
+        self._slowest_s = max(self._slowest_s, time.monotonic() - sent)
+        publisher.waits_since = next_sent
+
+    def killed(self, at: float) -> None:
+        """The broker's life ended at `at`."""
+        waited_s = max([at - each.waits_since for each in self.publishers if each.waits_since], default=0.0)
+        slowest_s = max(self._slowest_s, waited_s)
+        self._slowest_ever_s = max(self._slowest_ever_s, slowest_s)
+        age_s = ACK_AGE_S + 2 * (slowest_s or self._slowest_ever_s) if self._power else max(ACK_AGE_S, slowest_s)
+        self._slowest_s = 0.0
+        for publisher in self.publishers:
+            publisher.waits_since = 0.0
+        for deliveries in self._unjudged.values():
+            for delivery in deliveries.values():
+                if delivery.acked_at and delivery.acked_at < at - age_s:
+                    delivery.settled = True
+            deliveries.clear()
+        self.life += 1
+
+    @property
+    def confirmed_count(self) -> int:
+        return sum(len(publisher.confirmed) for publisher in self.publishers)
+
+    @property
+    def published_count(self) -> int:
+        return sum(publisher.next for publisher in self.publishers)
+
+    def lost(self) -> list[tuple[str, int, int]]:
+        """(queue, publisher, sequence) of what was confirmed and never seen. To be asked after a drain."""
+        return [
+            (queue, publisher.number, sequence)
+            for publisher in self.publishers
+            for sequence in sorted(publisher.confirmed)
+            for queue in self.targets(publisher.number, sequence)
+            if (publisher.number, sequence) not in self.seen[queue]
+        ]
+
+    def judge(self, marked_unseen_max: int) -> None:
+        """The verdict after the drain. marked_unseen_max: how many messages that nobody has seen may come as
+        redelivered, per queue and life: those that were on their way to the consumer. Raises: AssertionError.
+        """
+        lost = self.lost()
+        if lost:
+            self.violate(f"{len(lost)} confirmed messages lost, first {lost[:5]}")
+        for (queue, life), count in self.marked_unseen.items():
+            if count > marked_unseen_max:
+                self.violate(f"{queue}: {count} messages never delivered came as redelivered in life {life}")
+        if self.nacks:
+            self.violate(f"{self.nacks} publishes nacked")
+        assert not self.violations, "\n".join(self.violations)
+
+    def totals(self) -> str:
+        marked = self.marked_unseen.values()
+        return (
+            f"{self.life} ends, {self.published_count} published, {self.confirmed_count} confirmed, "
+            f"{self.deliveries} delivered, {self.redeliveries} again, {sum(marked)} unseen but marked "
+            f"(at most {max(marked, default=0)} per queue and kill), {self.acked} acked, "
+            f"{self.returned_after_ack} back within {ACK_AGE_S} s of their ack, {len(self.lost())} lost, "
+            f"{len(self.violations)} violations"
+        )
+
+
+def log_bytes(data_dir: Path) -> int:
+    """Bytes of all files below vhosts/: what the queues hold of the disk."""
+    total = 0
+    for path in (data_dir / "vhosts").rglob("*"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue  # removed under our eyes
+        if stat.S_ISREG(status.st_mode):
+            total += status.st_size
+    return total

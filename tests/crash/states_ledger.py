@@ -1,0 +1,220 @@
+"""What is known of a life outside the disk, and the judge that holds what was found against it.
+
+A promise is written down when it has been made: *written* (a kill must not take it), *safe* (a power cut must not).
+
+The rows of the metadata are a mapping id -> "live" or "deleting" that changes in one step, as SQLite's commits do.
+While a commit is under way both rows before and after it may be what is found: `Ledger.rows` holds all that may.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from amqpd.storage.retention import RetentionPolicy
+
+KEY: Final = b"eu.new"
+Rows = dict[str, str]
+
+
+class Violation(BaseException):
+    """A promise was broken. Nothing on the way may take it for a failure of the disk."""
+
+
+class Message:
+    """What is known of one message outside the disk. Generations: of the commit group that makes it so; -1 for none."""
+
+    __slots__ = (
+        "appended_ms",
+        "body",
+        "confirmed",
+        "delivered",
+        "gone",
+        "held",
+        "key",
+        "may_go",
+        "maybe_delivered",
+        "number",
+        "offset",
+        "persistent",
+        "returned",
+        "returned_safe",
+        "returned_with",
+        "returned_written",
+        "safe_with",
+        "settle_safe",
+        "settle_with",
+        "settle_written",
+        "settled",
+        "tombstone",
+        "transaction",
+        "written",
+    )
+
+    def __init__(self, number: int, body: bytes, persistent: bool, transaction: int) -> None:
+        self.number = number
+        self.body = body
+        self.persistent = persistent
+        self.transaction = transaction
+        self.offset = -1
+        self.written = False
+        self.confirmed = False
+        self.safe_with = -1
+        self.delivered = False
+        self.maybe_delivered = False
+        self.settled = False
+        self.settle_written = False
+        self.settle_safe = False
+        self.settle_with = -1
+        self.returned = 0
+        self.returned_written = False
+        self.returned_safe = False
+        self.returned_with = -1
+        self.key = KEY
+        self.tombstone = False
+        self.appended_ms = 0
+        self.may_go = False  # a cleaning may have removed it, if a later record of its key is there
+        self.held = False  # settled, and not exported yet: its bytes stay
+        self.gone = False  # a recovery has not found it: it must not come back
+
+    def __repr__(self) -> str:
+        flags = [
+            name
+            for name in Message.__slots__
+            if getattr(self, name) is True  # numbers stand for themselves
+        ]
+        return f"message {self.number} at {self.offset}: {len(self.body)} bytes, {' '.join(flags)}"
+
+    def copy(self) -> Message:
+        other = Message(self.number, self.body, self.persistent, self.transaction)
+        for name in Message.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+
+class Ledger:
+    """rows: what the metadata may be found to hold, see the module. queues: id -> messages in the order of appending.
+
+    policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
+    version: rises with whatever may change a verdict.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = [{}]
+        self.queues: dict[str, list[Message]] = {}
+        self.version = 0
+        self.policies: dict[str, RetentionPolicy] = {}
+        self.exports: dict[str, str] = {}
+        self.holds: set[str] = set()
+        self.now_ms = 1_700_000_000_000
+
+    def copy(self) -> Ledger:
+        other = Ledger()
+        other.rows = [dict(rows) for rows in self.rows]
+        other.policies, other.exports = dict(self.policies), dict(self.exports)
+        other.holds, other.now_ms = set(self.holds), self.now_ms
+        other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
+        return other
+
+    def power_cut(self) -> None:
+        """What was written and not safe is no promise any more, and nobody can say which messages have been seen."""
+        for messages in self.queues.values():
+            for message in messages:
+                message.maybe_delivered = True
+                message.written = message.confirmed
+                message.settle_written = message.settle_safe
+                message.returned_written = message.returned_safe
+
+
+class Found(NamedTuple):
+    """What a client finds in a queue: (body, redelivered, delivery count) in order; what the store says of itself.
+
+    stored: where a hold is, the numbers of the messages whose bytes are in the logs, settled or not.
+    """
+
+    messages: list[tuple[bytes, bool, int]]
+    record_count: int
+    next_offset: int
+    last_offset: int
+    lost: list[tuple[int, int]]
+    stored: frozenset[int] = frozenset()
+
+
+Outcome = dict[str, Found]
+
+
+def judge(outcome: Outcome, ledger: Ledger, kind: str) -> None:
+    """kind: `kill` (what was written is there) or `cut` (what was safe is). Raises: Violation."""
+    for queue, found in outcome.items():
+        try:
+            _judge_queue(found, ledger.queues.get(queue, []), kind)
+        except Violation as violation:
+            known = ledger.queues.get(queue, [])
+            told = "\n".join(f"  {each}" for each in known[:12])
+            raise Violation(f"{kind}, {queue}: {violation}\n{told}\n  found: {found}") from None
+
+
+def _judge_cleaned(message: Message, messages: list[Message], there: dict[int, tuple[bool, int]]) -> None:
+    """A cleaning has removed it: only for a later one of its key, or as a tombstone that has nothing to hide."""
+    others = [each for each in messages if each.key == message.key and each.number in there]
+    if any(each.number > message.number for each in others):
+        return
+    later = [each for each in messages if each.key == message.key and each.number > message.number]
+    if not message.tombstone and not any(each.tombstone or each.settled for each in later):
+        raise Violation(f"message {message.number}, the last of its key, is lost")
+    if message.tombstone and others:
+        raise Violation(f"the tombstone {message.number} is gone, and what it took away is there")
+
+
+def _judge_queue(found: Found, messages: list[Message], kind: str) -> None:
+    known = {message.body: message for message in messages}
+    there: dict[int, tuple[bool, int]] = {}
+    last = -1
+    for body, redelivered, count in found.messages:
+        message = known.get(body)
+        if message is None:
+            raise Violation(f"a message that was never published here: {body[:40]!r}")
+        if message.number <= last:
+            raise Violation(f"message {message.number} comes after {last}")
+        last = message.number
+        there[message.number] = (redelivered, count)
+    mark = max([each.number for each in messages if each.delivered or each.maybe_delivered], default=-1)
+    cut = kind == "cut"
+    transactions: dict[int, list[Message]] = {}
+    for message in messages:
+        number = message.number
+        if message.transaction:
+            transactions.setdefault(message.transaction, []).append(message)
+        if number not in there:
+            must = message.persistent and (message.confirmed if cut else message.written)
+            if must and message.held and number not in found.stored:
+                raise Violation(f"message {number} is held for an export, and its bytes are gone")
+            if must and message.may_go and not message.settled and not message.gone:
+                _judge_cleaned(message, messages, there)
+            elif must and not message.settled and not message.gone:
+                raise Violation(f"message {number} is lost")
+            continue
+        redelivered, count = there[number]
+        if message.gone:
+            raise Violation(f"message {number} was gone and is back")
+        if not message.persistent:
+            raise Violation(f"the transient message {number} is back")
+        if message.settled and (message.settle_safe if cut else message.settle_written):
+            raise Violation(f"message {number} was settled for good")
+        if message.delivered and not redelivered:
+            raise Violation(f"message {number} was delivered and does not come as redelivered")
+        if not cut and redelivered and number > mark and not message.returned:
+            raise Violation(f"message {number} was never delivered and comes as redelivered")
+        if message.returned and (message.returned_safe if cut else message.returned_written):
+            known_count = f"message {number} was given back {message.returned} times, and {count} is known"
+            if count != message.returned:
+                raise Violation(known_count)
+    for parts in transactions.values():
+        missing = [each.number for each in parts if each.number not in there and not each.settled]
+        if missing and len(missing) < sum(not each.settled for each in parts):
+            raise Violation(f"half a transaction: {missing} are missing")
+    if found.lost:
+        raise Violation(f"offsets {found.lost} count as lost: a crash damages nothing")
+    if found.record_count != len(found.messages):
+        raise Violation(f"{found.record_count} are counted, {len(found.messages)} are there")
+    if found.next_offset <= found.last_offset:
+        raise Violation(f"offset {found.next_offset} would be used again")

@@ -1,0 +1,370 @@
+"""One life of the storage on a watched disk, and what is found when the next one begins.
+
+`Life` does what a broker does (append, settle, deliver, give back, purge, commit, delete, stop) and writes it into the
+ledger. `look` runs the real recovery on an image and tells what a client would find, for `states_ledger.judge`.
+
+A log that keeps (retention, compaction) removes by itself. `Life.maintain` says beforehand what it may remove, by a
+rule of its own, and looks afterwards what it has: never one of the newest that the policy protects, never the last
+record of a key, and a key's older records go before its tombstone. What was settled under an export's hold stays in the
+log's files until the exporter has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from states_disk import Disk, Image
+from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
+
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.retention import RetentionPolicy, trim
+from amqpd.storage.simulation import SimulatedClock
+from amqpd.storage.storage import Storage
+
+ROUTE: Final = RecordRoute(b"orders", KEY)
+NEVER: Final = 1 << 60  # no commit of this life makes it safe
+OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most
+PROPERTIES: Final = b"\x10\x00\x02"
+QUEUES: Final = "/data/vhosts/v/queues"
+
+
+class Life:
+    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted."""
+
+    def __init__(
+        self, disk: Disk, ledger: Ledger, boot: int, *, segment_size_bytes: int = 2000, prefix: bytes = b""
+    ) -> None:
+        self.disk = disk
+        self.ledger = ledger
+        self.prefix = prefix
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.clock = SimulatedClock()
+        self.clock.now_ms = ledger.now_ms
+        self.storage = Storage(
+            "/data",
+            post=lambda function, *arguments: self.posted.append((function, arguments)),
+            clock=self.clock,
+            filesystem=disk,
+            segment_size_bytes=segment_size_bytes,
+            boot_id=f"{boot:032x}",
+            inline=True,
+        )
+        self.storage.on_commit = self._committed
+        self.stores: dict[str, QueueStore] = {}
+        rows = ledger.rows[-1]
+        self.storage.set_aside_unknown([("v", queue) for queue in rows])
+        for queue, state in rows.items():
+            if state == "live":
+                self._open(queue)
+            else:
+                self.storage.delete_queue_files("v", queue)
+
+    def _open(self, queue: str) -> None:
+        store = self.storage.open_queue("v", queue, queue, "/", self.ledger.policies.get(queue))
+        self.stores[queue] = store
+        if queue in self.ledger.exports:
+            self.storage.hold(store).declare(self.ledger.exports[queue], None)
+
+    def _committed(self, generation: int, failed: list[QueueStore]) -> None:
+        self.ledger.version += 1
+        if failed:
+            why = [(store.name, store.log.error, store.write_failed) for store in failed]
+            raise Violation(f"a commit failed on a disk that does not fail: {why}")
+        for queue, messages in self.ledger.queues.items():
+            synced = self.disk.synced(f"{QUEUES}/{queue}/", ".settled")  # settlements may wait for a later commit
+            for message in messages:
+                if message.written and message.safe_with <= generation:
+                    message.confirmed = True
+                if synced and message.settle_written and message.settle_with <= generation:
+                    message.settle_safe = True
+                if synced and message.returned_written and message.returned_with <= generation:
+                    message.returned_safe = True
+
+    # -- what a broker does
+
+    def create(self, queue: str, policy: RetentionPolicy | None = None, export: str = "") -> None:
+        """The row, then the store, which makes no file yet."""
+        if policy is not None:
+            self.ledger.policies[queue] = policy
+        if export:
+            self.ledger.exports[queue] = export
+            self.ledger.holds.add(queue)
+        self._commit({**self.ledger.rows[-1], queue: "live"})
+        self.ledger.queues[queue] = []
+        self._open(queue)
+
+    def delete(self, queue: str, *, row_first: bool = False) -> None:
+        """The tombstone, then files and row; which of the two is gone first is not promised."""
+        rows = self.ledger.rows[-1]
+        self._commit({**rows, queue: "deleting"})
+        without = {name: state for name, state in rows.items() if name != queue}
+        if row_first:
+            self._commit(without)
+        self.storage.delete_queue(self.stores.pop(queue))
+        if not row_first:
+            self._commit(without)
+
+    def _commit(self, rows: Rows) -> None:
+        self.ledger.version += 1
+        self.ledger.rows.append(rows)
+        self.disk.changed()
+        self.ledger.rows = [rows]
+        self.disk.changed()
+
+    def append(
+        self,
+        queue: str,
+        count: int,
+        size: int = 20,
+        *,
+        persistent: bool = True,
+        transaction: int = 0,
+        key: bytes = KEY,
+        tombstone: bool = False,
+    ) -> None:
+        self.ledger.version += 1
+        messages = self.ledger.queues[queue]
+        for _ in range(count):
+            number = len(messages)
+            body = b"%s%s%d." % (self.prefix, queue.encode(), number)
+            message = Message(number, body.ljust(size, b"-"), persistent, transaction)
+            messages.append(message)
+            message.key, message.tombstone, message.appended_ms = key, tombstone, self.clock.now_ms
+            message.safe_with = self.storage.generation
+            store, route = self.stores[queue], ROUTE if key is KEY else RecordRoute(b"orders", key)
+            if tombstone:  # has no body: its properties tell it
+                message.offset = store.append_tombstone(route, message.body)
+            else:
+                message.offset = store.append_parts(route, PROPERTIES, message.body, persistent)
+
+    def transaction(self, queue: str, count: int, size: int = 20) -> None:
+        store = self.stores[queue]
+        store.begin_transaction()
+        self.append(queue, count, size, transaction=len(self.ledger.queues[queue]) + 1)
+        store.end_transaction()
+
+    def live(self, queue: str) -> list[Message]:
+        return [each for each in self.ledger.queues[queue] if not each.settled and not each.gone]
+
+    def settle(self, queue: str, messages: list[Message]) -> None:
+        self.ledger.version += 1
+        for message in messages:
+            message.settled = True
+            message.held = queue in self.ledger.holds
+            message.settle_with = self.storage.generation
+            self.stores[queue].settle(message.offset, len(message.body))
+
+    def purge(self, queue: str) -> None:
+        self.ledger.version += 1
+        live = self.live(queue)
+        for message in live:
+            message.settled = True
+            message.settle_with = self.storage.generation
+        if live:
+            size = sum(len(each.body) for each in live)
+            self.stores[queue].settle_range(live[0].offset, live[-1].offset, size)
+
+    def hold(self, queue: str, name: str) -> None:
+        """What is settled from now on stays until the exporter has it."""
+        self.storage.hold(self.stores[queue]).add(name)
+        self.ledger.version += 1
+        self.ledger.holds.add(queue)
+
+    def exported(self, queue: str, name: str, offset: int) -> None:
+        self.ledger.version += 1
+        for message in self.ledger.queues[queue]:
+            if message.offset < offset:
+                message.held = False
+        self.storage.hold(self.stores[queue]).commit(name, offset)
+        self.storage.hold_changed(self.stores[queue])
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.clock.now_ms += milliseconds
+        self.ledger.now_ms = self.clock.now_ms
+
+    def trim(self, queue: str, offset: int) -> None:
+        """Everything below goes, by retention's own call."""
+        self.ledger.version += 1
+        for message in self.live(queue):
+            if message.offset < offset:
+                message.settled, message.settle_with = True, self.storage.generation
+        trim(self.stores[queue], offset)
+        self.write()
+
+    def maintain(self) -> None:
+        """A round of retention and compaction: see the module. The end of a turn comes before it, as in the broker."""
+        self.turn()
+        self.ledger.version += 1
+        candidates: list[Message] = []
+        for queue in self.stores:
+            policy = self.ledger.policies.get(queue)
+            if policy is None:
+                continue
+            live = self.live(queue)
+            candidates += _removable(live, policy, self.clock.now_ms)
+            if policy.compaction is not None:
+                old_ms = self.clock.now_ms - policy.compaction.tombstone_retention_ms
+                last = {message.key: message.number for message in live}
+                for message in live:
+                    over = message.tombstone and message.appended_ms < old_ms
+                    message.may_go = message.may_go or over or last[message.key] > message.number
+        for message in candidates:
+            message.settled, message.settle_with = True, NEVER
+        self.storage.maintain()
+        self.ledger.version += 1
+        for queue, store in self.stores.items():
+            start = store.log.start_offset()
+            for message in self.ledger.queues[queue]:
+                if message in candidates and message.offset >= start:
+                    message.settled = False
+                elif message in candidates:
+                    message.settle_written, message.settle_with = True, self.storage.generation
+        self.loop()
+        self.turn()
+        self.storage.flush()
+        self.loop()
+        self.ledger.version += 1
+        for queue, store in self.stores.items():
+            left = {record.offset for record in store.read(0, 1 << 30)}
+            for message in self.ledger.queues[queue]:
+                if message.may_go and message.offset not in left:
+                    message.settled = message.settle_written = message.settle_safe = True
+
+    def deliver(self, queue: str, messages: list[Message]) -> None:
+        """The mark is written before the bytes would reach a socket: a delivery counts from then on."""
+        self.ledger.version += 1
+        for message in messages:
+            self.stores[queue].mark_delivered(message.offset)
+            message.maybe_delivered = True
+        self.turn()
+        self.ledger.version += 1
+        for message in messages:
+            message.delivered = True
+
+    def give_back(self, queue: str, messages: list[Message]) -> None:
+        self.ledger.version += 1
+        for message in messages:
+            message.returned += 1
+            message.returned_written = message.returned_safe = False
+            message.returned_with = self.storage.generation
+            self.stores[queue].mark_returned(message.offset, message.returned)
+
+    def write(self) -> None:
+        """The end of a turn, whose news the loop has not heard yet. Turns are 20 ms apart."""
+        self.pass_time(20)
+        self.storage.end_of_turn()
+        self.ledger.version += 1
+        for queue, messages in self.ledger.queues.items():
+            if queue not in self.stores:
+                continue
+            for message in messages:
+                if message.offset >= 0:
+                    message.written = True
+                message.settle_written = message.settled
+                message.returned_written = message.returned > 0
+
+    def loop(self) -> None:
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+
+    def turn(self) -> None:
+        self.write()
+        self.loop()
+
+    def stop(self) -> None:
+        """A clean stop. The watch is told, its marks included; whatever was promised is safe afterwards."""
+        self.turn()
+        self.storage.close(clean=True)
+        self.ledger.version += 1
+        for queue, messages in self.ledger.queues.items():
+            if queue in self.stores:
+                for message in messages:
+                    message.confirmed = True
+                    message.settle_safe = message.settled
+        self.disk.changed()
+
+    def adopt(self, outcome: Outcome, *, safe: bool) -> None:
+        """What this life has found at its start counts from here on. safe: the disk holds it already."""
+        self.ledger.version += 1
+        for queue, store in self.stores.items():
+            found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
+            offsets = {_body(record): record.offset for record in store.read(0, 1 << 30)}
+            for message in self.ledger.queues.setdefault(queue, []):
+                message.transaction = 0
+                if message.body not in found:
+                    # A settlement that only the page cache knows may be lost yet: the message then comes again.
+                    message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
+                    message.settle_with = NEVER
+                    continue
+                message.settled = message.settle_written = message.settle_safe = False
+                message.offset = offsets[message.body]
+                message.written = True
+                message.confirmed = message.confirmed or safe
+                message.safe_with = self.storage.generation
+                message.maybe_delivered = found[message.body][0]
+                message.returned = found[message.body][1]
+                message.returned_written = message.returned > 0
+                message.returned_safe = message.returned_written and safe
+
+
+def _removable(live: list[Message], policy: RetentionPolicy, now_ms: int) -> list[Message]:
+    """What retention may take: all but what one of its limits protects, be they read as strictly as can be."""
+    found: list[Message] = []
+    if policy.max_age_ms >= 0:
+        found += [each for each in live if each.appended_ms < now_ms - policy.max_age_ms]
+    if policy.max_records >= 0:
+        found += live[: max(0, len(live) - policy.max_records)]
+    if policy.max_bytes >= 0:
+        size = 0
+        for message in reversed(live):
+            size += len(message.body) + OVERHEAD_MAX
+            if size >= policy.max_bytes:
+                found.append(message)
+    return [each for each in live if each in found]
+
+
+def _body(record: Any) -> bytes:
+    return bytes(record.properties if record.tombstone else record.body)
+
+
+def _stored(disk: Disk, queue: str) -> frozenset[int]:
+    directory = f"{QUEUES}/{queue}"
+    names = disk.listdir(directory)
+    if not any(name.startswith("export-") for name in names):
+        return frozenset()
+    logs = b"".join(disk.read_file(f"{directory}/{name}") for name in names if name.endswith(".log"))
+    return frozenset(int(number) for number in re.findall(rb"%s(\d+)\." % queue.encode(), logs))
+
+
+def find(life: Life) -> Outcome:
+    """What clients find in this life's queues."""
+    outcome: Outcome = {}
+    for queue, store in life.stores.items():
+        store.recover()
+        records = store.read(0, 1 << 30)
+        outcome[queue] = Found(
+            [(_body(record), store.redelivered(record.offset), record.delivery_count) for record in records],
+            store.record_count,
+            store.next_offset,
+            records[-1].offset if records else -1,
+            list(store.lost),
+            _stored(life.disk, queue),
+        )
+    return outcome
+
+
+def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int) -> Outcome:
+    """The real recovery on an image. Raises: Violation when deleted queues are still there."""
+    disk = Disk(image)
+    ledger = Ledger()
+    ledger.rows = [rows]
+    life = Life(disk, ledger, boot, segment_size_bytes=segment_size_bytes)
+    outcome = find(life)
+    for queue in disk.listdir(QUEUES):
+        if rows.get(queue) != "live":
+            raise Violation(f"the directory of {queue}, which is {rows.get(queue, 'unknown')}, is still there")
+    return outcome

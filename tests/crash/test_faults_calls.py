@@ -1,0 +1,442 @@
+"""Failing system calls: nothing is confirmed that is not there, no failed sync is tried again, the others live on.
+
+Two ways. At the seam: a script is run once for each of its calls, which fails with EIO or ENOSPC, and once with all its
+writes short; then the process dies, or the machine does. For real: strace lets the n-th call of a running broker fail,
+under publishes with confirms; then kill -9, a start without faults, and a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults_disk import Injector, skip_or_fail
+from numbered import Publisher
+from quickclient import Gone, connect
+
+from amqpd.storage.queue_store import LogFailed, QueueStore
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+from amqpd.storage.storage import Storage
+from amqpd.testing import BrokerFailed, BrokerProcess
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+DURABLE = b"\x10\x00\x02"
+
+
+class HalfWrites(SimulatedFileSystem):
+    """Each write writes half of what it is given."""
+
+    def write(self, fd: int, data: bytes) -> int:
+        return super().write(fd, data[: (len(data) + 1) // 2])
+
+
+class Script:
+    """Two queues: appends, settlements, rolls, a transaction. fault: says of each call, by number, whether it fails.
+
+    turns: how long it is; 12 are some 320 calls.
+    """
+
+    def __init__(self, fault: Callable[[int, str], OSError | None], turns: int = 12, *, half: bool = False) -> None:
+        self.turns = turns
+        kind = HalfWrites if half else SimulatedFileSystem
+        self.filesystem = kind(fault=self._count)
+        self.count = 0
+        self.bad: tuple[str, str] | None = None
+        self.synced_after_failure: list[str] = []
+        self.confirmed: dict[str, set[bytes]] = {"q": set(), "r": set()}
+        self.settled: dict[str, set[bytes]] = {"q": set(), "r": set()}
+        self.failed: set[str] = set()
+        self.refused = False
+        self._fault = fault
+        self._posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._waiting: dict[str, list[tuple[int, bytes]]] = {"q": [], "r": []}
+        self._number = 0
+
+    def _count(self, name: str, path: str) -> OSError | None:
+        if path.endswith("/reserve.swap"):  # a megabyte that would only take time
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.count += 1
+        if self.bad is not None and self.bad[0] == "fdatasync" and name == "fdatasync" and path == self.bad[1]:
+            self.synced_after_failure.append(path)
+        if self.bad is not None and name == "unlink" and path == self.bad[1]:
+            self.bad = ("unlink", path)  # what is written there next is another file
+        error = self._fault(self.count, name)
+        if error is not None:
+            self.bad = (name, path)
+        return error
+
+    def run(self) -> None:
+        try:
+            storage = self.start(self.filesystem)
+        except OSError:
+            self.refused = True  # a broker that does not start promises nothing
+            return
+        storage.on_commit = self._committed
+        self.storage = storage
+        self.stores = {name: storage.open_queue("v", name, name, "/") for name in ("q", "r")}
+        for turn in range(self.turns):
+            for name, store in self.stores.items():
+                self._append(name, store, turn)
+            self._turn()
+            if turn % 3 == 2:
+                self._settle("q")
+            if turn == 7:
+                self._transaction()
+        storage.flush()
+        self._loop()
+
+    def start(self, filesystem: SimulatedFileSystem, boot: int = 1) -> Storage:
+        return Storage(
+            "/data",
+            post=lambda function, *arguments: self._posted.append((function, arguments)),
+            clock=SimulatedClock(),
+            filesystem=filesystem,
+            segment_size_bytes=1500,
+            boot_id=f"{boot:032x}",
+            inline=True,
+        )
+
+    def _append(self, name: str, store: QueueStore, turn: int) -> None:
+        for size in (20, 200 if turn % 2 else 700):
+            self._number += 1
+            body = (b"%s%d." % (name.encode(), self._number)).ljust(size, b"-")
+            try:
+                offset = store.append_parts(ROUTE, DURABLE, body, True)
+            except LogFailed:
+                self.failed.add(name)
+                continue
+            except OSError:
+                continue  # the log could not be opened for reading: nothing was taken
+            self._waiting[name].append((self.storage.generation, body))
+            assert offset >= 0
+
+    def _transaction(self) -> None:
+        store = self.stores["q"]
+        try:
+            store.begin_transaction()
+        except (LogFailed, OSError):
+            return
+        self._append("q", store, 0)
+        store.end_transaction()
+        self._turn()
+
+    def _settle(self, name: str) -> None:
+        store = self.stores[name]
+        try:
+            records = store.read(0, 1 << 20)[:3]
+        except OSError:
+            return
+        for record in records:
+            store.mark_delivered(record.offset)
+            store.settle(record.offset, len(record.body))
+            self.settled[name].add(record.body)
+        self._turn()
+
+    def _turn(self) -> None:
+        self.storage.end_of_turn()
+        self._loop()
+
+    def _loop(self) -> None:
+        for _ in range(50):  # what cannot be written is tried again for ever, here without the 50 ms in between
+            if not self._posted:
+                return
+            function, arguments = self._posted.pop(0)
+            function(*arguments)
+        self._posted.clear()
+
+    def _committed(self, generation: int, failed: list[QueueStore]) -> None:
+        for name, waiting in self._waiting.items():
+            done = [each for each in waiting if each[0] <= generation]
+            self._waiting[name] = [each for each in waiting if each[0] > generation]
+            if self.stores[name] in failed:
+                self.failed.add(name)  # all of these are nacked
+            else:
+                self.confirmed[name] |= {body for _, body in done}
+
+    def check(self, filesystem: SimulatedFileSystem, boot: int) -> None:
+        """Everything confirmed and not settled is there. Raises: AssertionError.
+
+        What was settled may count as lost: with no room even for settlements, a drained log goes without them.
+        """
+        filesystem.fault = lambda name, path: OSError(errno.ENOSPC, "") if path.endswith("/reserve.swap") else None
+        storage = self.start(filesystem, boot)
+        for name in ("q", "r"):
+            store = storage.open_queue("v", name, name, "/")
+            bodies = [record.body for record in store.read(0, 1 << 30)]
+            assert len(bodies) == len(set(bodies)), f"{name}: something is there twice"
+            lost = self.confirmed[name] - set(bodies) - self.settled[name]
+            assert not lost, f"{name}: confirmed and not there: {sorted(lost)[:3]}"
+        storage.close(clean=False)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.timeout(180)
+def test_sampled_calls_fail(number: int, again: bool) -> None:
+    sweep(number, again, 10)
+
+
+@pytest.mark.ci_long
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.timeout(900)
+def test_every_call_fails(number: int, again: bool) -> None:
+    sweep(number, again, 1)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_every_write_is_short() -> None:
+    whole, script = Script(lambda count, name: None), Script(lambda count, name: None, half=True)
+    whole.run()
+    script.run()
+    assert not script.failed and script.confirmed == whole.confirmed and script.settled == whole.settled
+    assert script.count > whole.count + 100
+    script.check(script.filesystem.killed(), 1)
+    script.check(script.filesystem.crashed(1), 2)
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.timeout(0)
+def test_every_call_of_a_long_script_fails(number: int, again: bool) -> None:
+    assert sweep(number, again, int(os.environ.get("TEST_CRASH_STEP", "1")), turns=90) >= 2000
+
+
+def sweep(number: int, again: bool, step: int, turns: int = 12) -> int:
+    """Fails every `step`-th call. Returns how many calls the script has."""
+    calm = Script(lambda count, name: None, turns)
+    calm.run()
+    assert not calm.failed and len(calm.confirmed["q"]) == 2 * turns + 2 * (turns > 7)
+    failures = confirmed = 0
+    chosen = range(1 + number % step, calm.count + 1, step)
+    for bad in chosen:
+
+        def fault(count: int, name: str, bad: int = bad) -> OSError | None:
+            if count == bad or (again and count > bad and name in {"write", "fdatasync"}):
+                return OSError(number, os.strerror(number))
+            return None
+
+        script = Script(fault, turns)
+        where = f"call {bad} of {calm.count}"
+        try:
+            script.run()
+            where += f", {script.bad}"
+            if not again:
+                assert not script.synced_after_failure, "a file whose sync failed was synced again"
+                assert len(script.failed) <= 1 or (script.bad is not None and script.bad[0] == "syncfs")
+            script.check(script.filesystem.killed(), 1)
+            script.check(script.filesystem.crashed(bad), 2)
+        except AssertionError as error:
+            raise AssertionError(f"{where}: {error}") from error
+        failures += script.bad is not None
+        confirmed += len(script.confirmed["q"]) + len(script.confirmed["r"])
+    assert failures == len(chosen)
+    print(f"\n{failures} failing calls, {confirmed} confirmed all the same, 0 false confirms")
+    return calm.count
+
+
+# -- for real
+
+
+CALLS = (
+    ("fdatasync", "EIO"),
+    ("fdatasync", "ENOSPC"),
+    ("ftruncate", "EIO"),
+    ("pwrite64", "EIO"),
+    ("pwrite64", "ENOSPC"),
+    ("rename", "ENOSPC"),
+    ("fsync", "EIO"),
+    ("openat", "EMFILE"),
+    ("writev", "EIO"),
+    ("writev", "ENOSPC"),
+)
+
+
+async def failing_calls(tmp_path: Path, count: int, seed: int) -> None:
+    """Three faults to a data directory, each in a fresh process. A link that breaks because its socket's write failed
+    is no broken promise.
+    """
+    reason = await asyncio.to_thread(Injector.why_not)
+    skip_or_fail("failing calls", reason)
+    choose = random.Random(seed)
+    hits = nacked = acked = unanswered = others = 0
+    settings = {"storage.segment_size_bytes": 1 << 16}
+    broker = BrokerProcess(tmp_path / "none", settings=settings)
+    for number in range(count):
+        call, error = CALLS[number % len(CALLS)]
+        when = choose.randint(1, 12)
+        where = f"{call} fails with {error} at its call {when}"
+        injector: Injector | None = None
+        try:
+            if number % 3 == 0:
+                await asyncio.to_thread(broker.kill)
+                broker = BrokerProcess(tmp_path / f"data{number}", settings=settings)
+                await asyncio.to_thread(broker.start)
+            link = await connect(broker.amqp_port)
+            for queue in ("q0", "q1", "q2"):
+                await link.declare_queue(queue)
+            await link.confirm_select()
+            publisher = Publisher(link)
+            trace = tmp_path / f"trace{number}"
+            injector = await asyncio.to_thread(Injector, broker.pid, f"{call}:error={error}:when={when}", trace)
+            for _ in range(20):
+                for queue in ("q0", "q1", "q2"):
+                    publisher.publish(queue)
+                if not await publisher.answered():
+                    break
+            whole = await publisher.answered()
+            left = f"{where}: {publisher.unanswered} publishes without an answer\n{broker.stderr}"
+            assert whole or link.gone.is_set() or call == "writev", left
+            unanswered += not whole
+            if whole:
+                items: Any = broker.api("GET", "/api/queues")
+                sick = {item["name"] for item in items if item["state"] == "down"}
+                last = {publisher.queue_of[each] for each in sorted(publisher.queue_of)[-3:] if each in publisher.acked}
+                assert last == {"q0", "q1", "q2"} - sick, f"{where}: {last} live, {sick} are down"
+                # strace counts per thread: the loop's call and the committer's may both have failed.
+                assert len(sick) <= 2, f"{where}: at most two calls failed, and {sick} are down"
+                others += len(last) if sick else 0
+            await asyncio.to_thread(injector.end)
+            hits += injector.hits()
+            injector = None
+            assert broker.running, f"{where}: the broker ended\n{broker.stderr}"
+            assert "Traceback" not in broker.stderr, f"{where}\n{broker.stderr}"
+            await asyncio.to_thread(broker.kill)
+            await link.gone.wait()
+            await asyncio.to_thread(broker.start)
+            there = await everything(broker.amqp_port)
+            lost = [each for each in publisher.acked if each not in there.get(publisher.queue_of[each], ())]
+            assert not lost, f"{where}: confirmed and lost: {lost[:5]} of {len(publisher.acked)}"
+            assert not publisher.doubled, f"{where}: answered twice: {publisher.doubled[:5]}"
+            nacked += len(publisher.nacked)
+            acked += len(publisher.acked)
+        except BaseException:
+            if injector is not None:
+                await asyncio.to_thread(injector.end)
+            await asyncio.to_thread(broker.kill)
+            raise
+    await asyncio.to_thread(broker.kill)
+    assert hits >= count // 2, f"only {hits} of {count} faults were met"
+    print(
+        f"\n{count} runs, {hits} failing calls, seed {seed}: {acked} acked, {nacked} nacked, 0 false confirms; "
+        f"{unanswered} links broken; other queues lived on {others} times"
+    )
+
+
+async def everything(port: int) -> dict[str, set[int]]:
+    link = await connect(port)
+    there: dict[str, set[int]] = {}
+    for queue in ("q0", "q1", "q2"):
+        numbers = there.setdefault(queue, set())
+        while (message := await link.get(queue, no_ack=True)) is not None:
+            text, _, rest = message.body.partition(b";")
+            assert rest == bytes(int(text) % 3000), f"another body of {text!r}"
+            assert int(text) not in numbers
+            numbers.add(int(text))
+    link.close()
+    await link.gone.wait()
+    return there
+
+
+@pytest.mark.timeout(240)
+async def test_twenty_calls_fail(tmp_path: Path) -> None:
+    await failing_calls(tmp_path, 20, seed=1)
+
+
+@pytest.mark.ci_long
+@pytest.mark.timeout(1700)
+async def test_three_hundred_calls_fail(tmp_path: Path) -> None:
+    """Three brokers side by side: most of the time goes by in starts."""
+    for lane in range(3):
+        (tmp_path / str(lane)).mkdir()
+    await asyncio.gather(*(failing_calls(tmp_path / str(lane), 100, seed=300 + lane) for lane in range(3)))
+
+
+def amqpctl(broker: BrokerProcess, *arguments: str) -> str:
+    command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:
+    """The queue is shown as down and takes nothing more; the others go on, and what was safe is still served."""
+    reason = await asyncio.to_thread(Injector.why_not)
+    skip_or_fail("failing sync", reason)
+    broker = BrokerProcess(tmp_path / "data")
+    injector: Injector | None = None
+    try:
+        await asyncio.to_thread(broker.start)
+        link = await connect(broker.amqp_port)
+        for queue in ("sick", "well"):
+            await link.declare_queue(queue)
+        await link.confirm_select()
+        publisher = Publisher(link)
+        safe = publisher.publish("sick")
+        publisher.publish("well")
+        assert await publisher.answered()
+        trace = tmp_path / "trace"
+        injector = await asyncio.to_thread(Injector, broker.pid, "fdatasync:error=EIO:when=1", trace)
+        bad = publisher.publish("sick")
+        assert await publisher.answered()
+        assert bad in publisher.nacked
+        for _ in range(3):
+            bad = publisher.publish("sick")
+            good = publisher.publish("well")
+            assert await publisher.answered()
+            assert bad in publisher.nacked and good in publisher.acked
+        await asyncio.to_thread(injector.end)
+        injector = None
+        syncs = [line for line in trace.read_text(errors="replace").splitlines() if "fdatasync(" in line]
+        (failed,) = [line for line in syncs if "(INJECTED)" in line]
+        path = failed.partition("<")[2].partition(">")[0]
+        assert [line for line in syncs if path in line] == [failed], "a file whose sync failed was synced again"
+        assert any(path not in line for line in syncs), "the other queue was not synced"
+        states = {item["name"]: item["state"] for item in broker.api("GET", "/api/queues")}  # type: ignore[attr-defined]
+        assert states == {"sick": "down", "well": "running"}
+        with pytest.raises(BrokerFailed, match="503"):
+            broker.api("GET", "/api/health/checks/alarms")
+        listed = await asyncio.to_thread(amqpctl, broker, "list_queues", "name", "state", "--formatter", "json")
+        assert {item["name"]: item["state"] for item in json.loads(listed)} == {"sick": "down", "well": "running"}
+        assert "the log of queue 'sick' in vhost '/' failed" in await asyncio.to_thread(amqpctl, broker, "status")
+        assert "sick" in broker.stderr and "accepts nothing more" in broker.stderr
+        message = await link.get("sick", no_ack=True)
+        assert message is not None and message.body.startswith(b"%d;" % safe)
+        rest = await link.get("sick", no_ack=True)  # one that was nacked may be served, and need not
+        assert rest is None or int(rest.body.partition(b";")[0]) in publisher.nacked
+        link.close()
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        again = await connect(broker.amqp_port)
+        again.on_confirm = None
+        await again.confirm_select()
+        publisher = Publisher(again)
+        publisher.publish("sick")
+        assert await publisher.answered() and publisher.acked == {1}, "a start makes the queue well again"
+        again.close()
+    except Gone as error:
+        raise AssertionError(f"the link ended: {error}\n{broker.stderr}") from error
+    finally:
+        if injector is not None:
+            await asyncio.to_thread(injector.end)
+        await asyncio.to_thread(broker.kill)

@@ -1,0 +1,143 @@
+"""Every workload, crashed at every step in every way its disk allows, and crashed again in what follows.
+
+States are counted once, over all workloads of a run: a state is every byte on the disk, and the metadata's rows.
+`make test` looks at a share of them, CI at more, `make torture` at as many as TEST_CRASH_STATES says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from states_disk import Disk, File
+from states_ledger import Ledger, Violation, judge
+from states_life import Life, find
+from states_search import WORKLOADS, Search
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Each of the recoveries would tell what it cut."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
+    """All workloads with seed, then with seed + 1, ... until `wanted` states are seen. Raises: AssertionError."""
+    first, begun = seed, time.monotonic()
+    judged = lives = doubles = 0
+    while len(seen) < wanted:
+        for workload in WORKLOADS:
+            if seed > first and len(seen) >= wanted:
+                break
+            each = Search(seed, seen, **arguments)  # type: ignore[arg-type]
+            before = len(seen)
+            each.run(workload)
+            judged += each.judged
+            lives += each.lives
+            doubles += each.doubles
+            print(f"\n  seed {seed}, {workload.name}: {len(seen) - before} new states", end="")
+        seed += 1
+    took = time.monotonic() - begun
+    states = f"{len(seen)} distinct crash states ({doubles} behind a first crash, in {lives} lives)"
+    print(f"\n{states}, {judged} verdicts, 0 violations, {took:.0f} s")
+    assert doubles > len(seen) // 10, "hardly any double crashes"
+
+
+@pytest.mark.timeout(300)
+def test_twenty_thousand_states() -> None:
+    search(1, 20_000, set(), share=0.05, draws=3, lived_in=0.002)
+
+
+@pytest.mark.ci_long
+@pytest.mark.timeout(1700)
+def test_two_hundred_thousand_states() -> None:
+    search(100, 200_000, set(), share=0.5, draws=4, lived_in=0.002)
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(0)
+def test_millions_of_states() -> None:
+    wanted = int(os.environ.get("TEST_CRASH_STATES", "1000000"))
+    seed = int(os.environ.get("TEST_CRASH_SEED", str(random.SystemRandom().randrange(1 << 30))))
+    search(seed, wanted, set(), share=1.0, draws=10, lived_in=0.003, depth_max=3)
+
+
+# -- the search sees what it is there for
+
+
+def first_life() -> tuple[Ledger, Life]:
+    disk = Disk({"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, "/data/vhosts/v/queues": None})
+    ledger = Ledger()
+    life = Life(disk, ledger, 1)
+    life.create("q")
+    life.append("q", 3)
+    life.turn()
+    return ledger, life
+
+
+def test_the_forms_of_a_file_and_of_names() -> None:
+    file = File(b"a" * 500)
+    file.versions.append(b"a" * 500 + b"b" * 1000)
+    forms = file.forms()
+    assert forms[0] == b"a" * 500 and forms[-1] == file.versions[-1]
+    assert file.versions[-1][:512] in forms and file.versions[-1][:1024] in forms  # torn at a sector
+    assert b"a" * 500 + bytes(1000) in forms  # the size got there, the bytes did not
+    assert b"a" * 500 + b"b" * 12 + bytes(512) + b"b" * 476 in forms  # one sector did not
+    disk = Disk({"/d": None, "/d/old": b"1"})
+    disk.rename("/d/old", "/d/new")
+    disk.mkdir("/d/deep")
+    disk.close(disk.open("/d/deep/file", os.O_CREAT))
+    names = [sorted(each) for each in disk.names()]
+    assert ["/d", "/d/old"] in names and ["/d", "/d/new"] in names
+    assert ["/d", "/d/deep", "/d/old"] in names and ["/d", "/d/deep", "/d/deep/file", "/d/new"] in names
+    assert not any("/d/deep/file" in each and "/d/deep" not in each for each in names)
+    disk.fsync_dir("/d")
+    assert sorted(disk.names()[0]) == ["/d", "/d/deep", "/d/new"]
+
+
+@pytest.mark.parametrize("broken", ["fdatasync", "fsync_dir"])
+def test_a_sync_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A broker that confirms without the sync of its files, or of their names, is found out."""
+    monkeypatch.setattr(Disk, broken, lambda disk, argument: disk.changed())
+    with pytest.raises(AssertionError, match="is lost|count as lost"):
+        search(1, 2_000, set(), draws=2, lived_in=0.0)
+
+
+def test_what_the_judge_refuses() -> None:
+    ledger, life = first_life()
+    life.deliver("q", life.live("q")[:1])
+    life.settle("q", life.live("q")[1:2])
+    life.turn()
+    life.storage.flush()
+    life.loop()
+    good = find(life)
+    bodies = [body for body, _, _ in good["q"].messages]
+    seen = good["q"]._replace(messages=[(bodies[0], True, 0), (bodies[1], False, 0)])
+    judge({"q": seen}, ledger, "cut")
+    first, last = seen.messages
+    settled = (ledger.queues["q"][1].body, False, 0)
+    bad = {
+        "is lost": [first],
+        "was delivered": [(first[0], False, 0), last],
+        "never delivered": [first, (last[0], True, 0)],
+        "comes after": [last, first],
+        "settled for good": [first, settled, last],
+        "never published": [first, (b"foreign", False, 0), last],
+        r"comes after 0": [first, first, last],
+    }
+    for words, messages in bad.items():
+        with pytest.raises(Violation, match=words):
+            judge({"q": seen._replace(messages=messages, record_count=len(messages))}, ledger, "kill")
+    for words, odd in {
+        "count as lost": seen._replace(lost=[(0, 1)]),
+        "are counted": seen._replace(record_count=7),
+        "used again": seen._replace(next_offset=2),
+    }.items():
+        with pytest.raises(Violation, match=words):
+            judge({"q": odd}, ledger, "cut")

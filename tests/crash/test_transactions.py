@@ -1,0 +1,139 @@
+"""Transactions over kill -9: of each one a queue shows everything or nothing, and everything after tx.commit-ok.
+
+A transaction is 2 to 200 messages to two queues, some large enough for several batches. Acks within a transaction count
+when it was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+from quickclient import Gone, Link, Message, connect
+
+from amqpd.testing import BrokerProcess
+
+QUEUES: Final = ["tx0", "tx1"]
+DURABLE: Final = b"\x10\x00\x02"
+
+
+async def commit_until_gone(port: int, choose: random.Random, sizes: dict[int, int], answered: set[int]) -> None:
+    link = await connect(port)
+    try:
+        await link.tx_select()
+        while True:
+            number = len(sizes)
+            sizes[number] = choose.choice([2, 3, 10, 70, 200])
+            filler = b"." * choose.choice([0, 10, 1000, 4000])
+            for _ in range(sizes[number]):
+                for queue in QUEUES:
+                    link.publish("", queue, DURABLE, b"%d %s" % (number, filler))
+            await link.tx_commit()
+            answered.add(number)
+    except (Gone, OSError):
+        return
+
+
+async def consume(link: Link, queue: str, count: int) -> list[Message]:
+    """The next `count` messages, not acked."""
+    messages: list[Message] = []
+    complete = asyncio.Event()
+
+    def delivered(message: Message) -> None:
+        messages.append(message)
+        if len(messages) == count:
+            complete.set()
+
+    link.on_deliver = delivered
+    await link.consume(queue)
+    if count:
+        await asyncio.wait_for(complete.wait(), 60)
+    return messages
+
+
+async def kills(data_dir: Path, count: int, seed: int) -> None:
+    choose = random.Random(seed)
+    sizes: dict[int, int] = {}
+    answered: set[int] = set()
+    found: dict[str, Counter[int]] = {queue: Counter() for queue in QUEUES}
+    broker = BrokerProcess(data_dir, settings={"log.level": "warning", "storage.segment_size_bytes": 1 << 18})
+    try:
+        for _ in range(count):
+            await asyncio.to_thread(broker.start)
+            setup = await connect(broker.amqp_port)
+            for queue in QUEUES:
+                await setup.declare_queue(queue)
+            setup.close()
+            work = asyncio.create_task(commit_until_gone(broker.amqp_port, choose, sizes, answered))
+            await asyncio.sleep(choose.uniform(0.1, 0.6))
+            await asyncio.to_thread(broker.kill)
+            await work
+            assert "Traceback" not in broker.stderr, broker.stderr
+        await asyncio.to_thread(broker.start)
+        for queue in QUEUES:
+            link = await connect(broker.amqp_port)
+            _, total, _ = await link.declare_queue(queue, passive=True)
+            found[queue].update(int(message.body.split()[0]) for message in await consume(link, queue, total))
+            link.close()
+            await link.gone.wait()
+    finally:
+        await asyncio.to_thread(broker.kill)
+    partial = halves = 0
+    for queue, counter in found.items():
+        for number, size in sizes.items():
+            assert counter[number] in (0, size), f"{queue}: {counter[number]} of the {size} of transaction {number}"
+            assert counter[number] == size or number not in answered, f"{queue}: transaction {number} is lost"
+            partial += counter[number] == size and number not in answered
+    for number in sizes:
+        halves += (found["tx0"][number] == 0) != (found["tx1"][number] == 0)
+    print(
+        f"\n{count} kills, {len(sizes)} transactions, {len(answered)} answered, none in part; "
+        f"{partial} unanswered ones there, {halves} on one queue only"
+    )
+    assert len(answered) > count
+
+
+@pytest.mark.timeout(120)
+async def test_transactions_over_kills(tmp_path: Path) -> None:
+    await kills(tmp_path / "data", 4, seed=3)
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(600)
+async def test_transactions_over_thirty_kills(tmp_path: Path) -> None:
+    await kills(tmp_path / "data", 30, int(os.environ.get("TEST_CRASH_SEED", "31")))
+
+
+async def test_acks_of_a_transaction(tmp_path: Path) -> None:
+    """Acks that were committed never return; those of an open transaction do, as redelivered."""
+    broker = BrokerProcess(tmp_path / "data")
+    try:
+        await asyncio.to_thread(broker.start)
+        link = await connect(broker.amqp_port)
+        await link.declare_queue("acks")
+        await link.tx_select()
+        for number in range(100):
+            link.publish("", "acks", DURABLE, b"%d" % number)
+        await link.tx_commit()
+        tags = [message.tag for message in await consume(link, "acks", 100)]
+        link.ack(tags[39], multiple=True)
+        await link.tx_commit()
+        link.ack(tags[69], multiple=True)  # and no commit
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(broker.kill)
+        await link.gone.wait()
+        await asyncio.to_thread(broker.start)
+        link = await connect(broker.amqp_port)
+        left = []
+        while (message := await link.get("acks", no_ack=True)) is not None:
+            assert message.redelivered
+            left.append(int(message.body))
+        assert left == list(range(40, 100))
+        link.close()
+    finally:
+        await asyncio.to_thread(broker.kill)

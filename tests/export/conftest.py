@@ -1,0 +1,256 @@
+"""Logs to read: in memory, written by the store itself through simulated files; and a Spark session where there is
+Java.
+
+Spark's tests are skipped where Spark or a Java for it is missing, unless TEST_REQUIRE_SPARK is set: then that is a
+failure, so that CI cannot be green without them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from amqpd.storage.export.files import LogFiles, LogSource, QueueName
+from amqpd.storage.export.plan import Part, Snapshot
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import Record, RecordRoute
+from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.storage.export.options import ReadOptions
+
+if find_spec("pyarrow") is None:
+    # The extra `test` has it. Without it none of these modules can be imported, and the run says so at its end.
+    if os.environ.get("TEST_REQUIRE_SPARK"):
+        raise ModuleNotFoundError("pyarrow")
+    collect_ignore_glob = ["test_*.py"]
+
+    def pytest_terminal_summary(terminalreporter: Any) -> None:
+        terminalreporter.write_line("tests/export left out: pyarrow is missing")
+
+
+PERSISTENT = b"\x10\x00\x02"
+EU = RecordRoute(b"orders", b"eu.new")
+
+
+class Memory(LogSource):
+    """The simulated files as a source. read_size: small, so that every border of a piece is met."""
+
+    def __init__(self, filesystem: SimulatedFileSystem, queues: Sequence[QueueName], read_size: int = 700) -> None:
+        self.filesystem = filesystem
+        self.names = list(queues)
+        self.read_size = read_size
+
+    def queues(self, vhost: str) -> list[QueueName]:
+        return [name for name in self.names if name.vhost == vhost]
+
+    def open(self, queue: QueueName) -> LogFiles:
+        return _MemoryFiles(self, queue)
+
+
+class _MemoryFiles(LogFiles):
+    header_size = 100
+
+    def __init__(self, source: Memory, queue: QueueName) -> None:
+        self.source = source
+        self.read_size = source.read_size
+        self.place = queue.place
+
+    def sizes(self) -> dict[str, int]:
+        filesystem = self.source.filesystem
+        return {name: filesystem.size(f"{self.place}/{name}") for name in filesystem.listdir(self.place)}
+
+    def size(self, name: str) -> int:
+        filesystem, path = self.source.filesystem, f"{self.place}/{name}"
+        return filesystem.size(path) if filesystem.exists(path) else -1
+
+    def pread(self, name: str, size: int, position: int) -> bytes:
+        return self.source.filesystem.read_file(f"{self.place}/{name}")[position : position + size]
+
+    def close(self) -> None:
+        return
+
+
+class Lake:
+    """One queue's log, and what an export sees of it."""
+
+    def __init__(self, segment_size_bytes: int = 1 << 26, filesystem: Any = None, data_dir: str = "/data") -> None:
+        self.filesystem = SimulatedFileSystem() if filesystem is None else filesystem
+        self.data_dir = data_dir
+        self.clock = SimulatedClock()
+        self.segment_size_bytes = segment_size_bytes
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.storage = self._storage()
+        self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
+
+    def _storage(self) -> Storage:
+        return Storage(
+            self.data_dir,
+            post=lambda function, *arguments: self.posted.append((function, arguments)),
+            clock=self.clock,
+            filesystem=self.filesystem,
+            segment_size_bytes=self.segment_size_bytes,
+            boot_id="1" * 32,
+            inline=True,
+        )
+
+    def again(self) -> QueueStore:
+        """The broker was killed and starts again."""
+        self.filesystem = self.filesystem.killed()
+        self.posted = []
+        self.storage = self._storage()
+        self.store = self.storage.open_queue("v", self.queue_id, "tasks", "/")
+        self.store.recover()
+        return self.store
+
+    def append(
+        self, *bodies: bytes, route: RecordRoute = EU, properties: bytes = PERSISTENT, persistent: bool = True
+    ) -> None:
+        for body in bodies:
+            self.store.append_parts(route, properties, body, persistent)
+
+    def turn(self) -> None:
+        self.storage.end_of_turn()
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+        for segment in self.store.log.segments[-1:]:
+            segment.flush_index()  # the store does so when there are many entries
+
+    def settled(self) -> None:
+        """Settlements reach their files, and what they empty is removed."""
+        self.turn()
+        self.storage.flush()
+        self.turn()
+
+    @property
+    def place(self) -> str:
+        return f"{self.data_dir}/vhosts/v/queues/{self.queue_id}"
+
+    @property
+    def name(self) -> QueueName:
+        return QueueName("/", "tasks", self.queue_id, self.place)
+
+    def source(self, read_size: int = 700) -> LogSource:
+        return Memory(self.filesystem, [self.name], read_size)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.source(), self.name)
+
+    def options(self, **given: str) -> ReadOptions:
+        from amqpd.storage.export.options import ReadOptions, parse
+
+        parsed = parse({"path": "/elsewhere", "queue": "tasks", **given})
+        return ReadOptions(**{**vars(parsed), "source": self.source()})
+
+    def rows(self, read_size: int = 700, **given: str) -> list[dict[str, Any]]:
+        """What a batch query with these options gives, as rows."""
+        from amqpd.storage.export import offsets
+        from amqpd.storage.export.options import ReadOptions
+
+        options = ReadOptions(**{**vars(self.options(**given)), "source": self.source(read_size)})
+        return list(self.read(options, offsets.batch_parts(options)))
+
+    def read(self, options: ReadOptions, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+        from amqpd.storage.export.arrow import Decoder
+        from amqpd.storage.export.columns import COLUMNS
+        from amqpd.storage.export.read import PartReader
+
+        for part in parts:
+            with ExitStack() as stack:
+                files = options.source.open(part.queue)
+                stack.callback(files.close)
+                reader = PartReader(
+                    files,
+                    part,
+                    Decoder(part.queue.vhost, part.queue.queue, list(COLUMNS)),
+                    batch_rows=options.batch_rows,
+                    check_crc=options.check_crc,
+                    fail_on_data_loss=options.fail_on_data_loss,
+                )
+                for batch in reader.batches():
+                    batch.validate(full=True)
+                    yield from batch.to_pylist()
+
+    def offsets(self, **given: str) -> list[int]:
+        return [row["offset"] for row in self.rows(**given)]
+
+    def live(self) -> list[Record]:
+        """What the store itself would deliver."""
+        return self.store.read(0, 1 << 60)
+
+    def names(self, suffix: str) -> list[str]:
+        return sorted(name for name in self.filesystem.listdir(self.place) if name.endswith(suffix))
+
+    def data(self, name: str) -> bytearray:
+        """The bytes of one of its files, to damage."""
+        data: bytearray = self.filesystem._get(f"{self.place}/{name}").data
+        return data
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return Lake()
+
+
+@pytest.fixture(scope="session")
+def make_lake() -> Callable[..., Lake]:
+    return Lake
+
+
+@pytest.fixture(scope="session")
+def needs_spark() -> None:
+    """Skips the test, or fails it where TEST_REQUIRE_SPARK is set, unless Spark can run."""
+    try:
+        from amqpd.storage.export.java import prepare
+
+        prepare()
+    except Exception as error:
+        if os.environ.get("TEST_REQUIRE_SPARK"):
+            raise
+        pytest.skip(f"no Spark: {error}")
+
+
+@pytest.fixture(scope="session")
+def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
+    """A Spark session on local[2] that knows format("amqp")."""
+    from amqpd.storage.export.session import spark_session
+
+    directory = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        "local[2]",
+        memory="1g",
+        quick=True,
+        settings={
+            "spark.local.dir": str(directory),
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Lake:
+    """A log on the disk: 5000 records in some segments, the first 1000 of them settled."""
+    from amqpd.storage.filesystem import FileSystem
+
+    lake = Lake(256 * 1024, FileSystem(), str(tmp_path / "data"))
+    for number in range(5000):
+        route = RecordRoute(b"orders", b"eu" if number % 2 else b"us")
+        lake.append(b"%05d" % number + b"." * 195, route=route)
+        if number % 250 == 249:
+            lake.turn()
+            lake.clock.now_ms += 1000
+    lake.store.settle_range(0, 999)
+    lake.settled()
+    return lake

@@ -1,0 +1,133 @@
+"""Queues that are compacted while they are read: at every rename of the cleaner an export sees one whole log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.storage.cleaner import CleanerPolicy
+from amqpd.storage.export import offsets
+from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.retention import FILE_DELETE_DELAY_MS, RetentionPolicy
+
+KEYS = 7
+
+
+class Watched:
+    """A log of many small segments, and a call at each rename and removal that its cleaning makes."""
+
+    def __init__(self, lake: Any) -> None:
+        self.lake = lake
+        lake.storage.set_policy(lake.store, RetentionPolicy(compaction=CleanerPolicy()))
+        for turn in range(30):
+            for number in range(5):
+                key = b"k%d" % ((turn * 5 + number) % KEYS)
+                lake.append(b"%d.%d" % (turn, number) + b"." * 100, route=RecordRoute(b"events", key))
+            lake.turn()
+            lake.clock.now_ms += 1000
+        self.active = lake.store.log.segments[-1].base
+        self.all = list(range(150))
+        last = {number % KEYS: number for number in range(self.active)}
+        self.kept = sorted(last.values()) + list(range(self.active, 150))
+
+    def maintain(self) -> None:
+        self.lake.storage.maintain()
+        self.lake.settled()
+
+    def at_each_step(self, look: Any) -> int:
+        """Cleans; `look` before each rename and unlink, and at the end. Returns how often."""
+        filesystem = self.lake.filesystem
+        calls = 0
+
+        def watching(call: Any) -> Any:
+            def watched(*arguments: Any) -> None:
+                nonlocal calls
+                calls += 1
+                look()
+                call(*arguments)
+
+            return watched
+
+        filesystem.rename, filesystem.unlink = watching(filesystem.rename), watching(filesystem.unlink)
+        try:
+            self.maintain()
+        finally:
+            del filesystem.rename, filesystem.unlink
+        look()
+        return calls
+
+
+@pytest.fixture
+def watched(make_lake: Any) -> Watched:
+    return Watched(make_lake(3000))
+
+
+def test_what_is_planned_and_read_at_any_moment(watched: Watched) -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        found = watched.lake.offsets()
+        assert sorted(set(found)) == found and set(watched.kept) <= set(found)
+        seen.append(len(found))
+        at = watched.lake.snapshot().offset_at(watched.lake.clock.now_ms - 1000)
+        assert at == 145  # the last turn's
+
+    assert watched.at_each_step(look) > 20
+    assert seen[0] == 150 and seen[-1] == len(watched.kept)
+    assert seen == sorted(seen, reverse=True)
+    assert watched.lake.names(".log.swap") == []
+
+
+def test_what_is_planned_at_any_moment_can_be_read_later(watched: Watched) -> None:
+    """Until the old files have really gone, which is a minute later, a plan gives what it gave when it was made."""
+    plans: list[tuple[Any, list[Any], list[int]]] = []
+
+    def look() -> None:
+        options = watched.lake.options()
+        parts = offsets.batch_parts(options)
+        plans.append((options, parts, [row["offset"] for row in watched.lake.read(options, parts)]))
+
+    watched.at_each_step(look)
+    assert any(part.swap for _, parts, _ in plans for part in parts)
+    for options, parts, then in plans:
+        assert [row["offset"] for row in watched.lake.read(options, parts)] == then
+    watched.lake.clock.now_ms += FILE_DELETE_DELAY_MS
+    watched.maintain()
+    assert watched.lake.names(".deleted") == []
+    with pytest.raises(DataLoss):
+        list(watched.lake.read(plans[0][0], plans[0][1]))
+    assert watched.lake.offsets() == watched.kept
+
+
+def test_a_copy_taken_while_only_the_swap_was_there(watched: Watched, tmp_path: Path) -> None:
+    copies: list[dict[str, bytes]] = []
+
+    def look() -> None:
+        names = watched.lake.filesystem.listdir(watched.lake.place)
+        if any(name.endswith(".log.swap") and name.removesuffix(".swap") not in names for name in names):
+            copies.append({n: bytes(watched.lake.data(n)) for n in names if not n.endswith((".cleaned", ".deleted"))})
+
+    watched.at_each_step(look)
+    assert copies
+    for number, copy in enumerate(copies):
+        place = tmp_path / str(number)
+        place.mkdir()
+        for name, data in copy.items():
+            (place / name).write_bytes(data)
+        from amqpd.storage.export.options import parse
+
+        options = parse({"path": str(place), "queue": "tasks"})
+        found = [row["offset"] for row in watched.lake.read(options, offsets.batch_parts(options))]
+        assert found == watched.kept
+
+
+def test_a_swap_of_another_program_is_passed_over(watched: Watched) -> None:
+    lake = watched.lake
+    name = lake.names(".log")[1]
+    file = lake.filesystem.open(f"{lake.place}/{name}.swap", 0o102)
+    lake.filesystem.write(file, b"not ours")
+    lake.filesystem.close(file)
+    assert lake.offsets() == watched.all

@@ -1,0 +1,120 @@
+"""`amqpctl export` as a command: what it refuses, and how; a job over HTTP that follows."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from amqpd.cli import export as command
+from amqpd.cli.main import run
+from amqpd.protocol import properties as p
+from amqpd.storage.export.job import ExportOptions, Job, without_password
+from amqpd.storage.export.publisher import Publisher, Target
+
+
+def call(*arguments):
+    out, err = io.StringIO(), io.StringIO()
+    return run(["export", *arguments], out, err, io.StringIO(), {}), out.getvalue() + err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--to is needed"),
+        (("--to", "x"), "--queue or, for all its durable queues, --vhost"),
+        (("--to", "x", "--queue", "q", "--format", "xml"), "--format xml"),
+        (("--to", "sqlite:///x", "--queue", "q"), "--checkpoint is needed with a database"),
+        (("--to", "sqlite:///x", "--queue", "q", "--checkpoint", "c", "--format", "csv"), "--format is for dir"),
+        (("--to", "x", "--queue", "q", "--table", "t"), "--table is for databases"),
+        (("--to", "x", "--queue", "q", "--batch", "0"), "--batch : 0"),
+        (("--to", "x", "--queue", "q", "--to-offset", "end"), "--to-offset : end"),
+        (("--to", "x", "--queue", "q", "--name", "a/b"), "--name : a/b"),
+        (("--to", "x", "--vhost", "v", "--to-offset", "5"), "--to-offset goes with one --queue"),
+        (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "no column 'bdy'"),
+        (("--to", "x", "--queue", "q", "--from", "yesterday"), "expected ms since 1970"),
+        (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
+    ],
+)
+def test_a_wrong_command_line(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = call(*arguments)
+    assert (code, words in text) == (64, True), text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there(written, tmp_path):
+    where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"))
+    code, text = call(*where, "--queue", "none")
+    assert (code, "no durable queue 'none' with messages in vhost '/'" in text) == (69, True)
+    code, text = call("--data-dir", str(tmp_path / "nowhere"), "--to", str(tmp_path / "l2"), "--queue", "q")
+    assert (code, "there is no directory" in text) == (69, True)
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
+def test_a_missing_package_is_named(module, monkeypatch, tmp_path):
+    real = command.find_spec
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == module else real(name))
+    code, text = call("--to", str(tmp_path / "lake"), "--queue", "q")
+    assert (code, text) == (69, f"Error:\nthe export needs the package {module}: pip install 'amqpd[spark]'\n")
+
+
+def test_spark_is_not_imported_for_other_commands():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, amqpd.cli.main; "
+        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.export.job'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_sizes_and_passwords():
+    sizes = [command._size(each) for each in (0, 999, 1000, 15_500_000, 2 * 10**12, 5 * 10**15)]
+    assert sizes == ["0 bytes", "999 bytes", "1.0 KB", "15.5 MB", "2.0 TB", "5000.0 TB"]
+    assert without_password("postgresql://u:secret@h/db") == "postgresql://h/db"
+    assert without_password("./lake") == "./lake"
+    kept = ExportOptions({}, "/", "q", "postgresql://u:secret@h/db", "check").identity()
+    assert "secret" not in str(kept)
+
+
+@pytest.fixture
+def orders(amqpd_broker, amqpd_vhost):
+    """Publishes so many more messages to queue `orders` of a vhost of its own."""
+    from urllib.parse import quote
+
+    amqpd_broker.api("PUT", f"/api/queues/{quote(amqpd_vhost.name)}/orders", {"durable": True})
+
+    def publish(count):
+        publisher = Publisher(Target.from_url(amqpd_vhost.url))
+        for _ in range(count):
+            publisher.publish("", "orders", p.encode_properties(p.Properties(delivery_mode=2)), b"order")
+        publisher.finish()
+        publisher.close()
+
+    return publish
+
+
+@pytest.mark.timeout(180)
+def test_a_vhost_over_http_that_is_followed(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
+    orders(100)
+    url = amqpd_broker.http_url.replace("://", "://guest:guest@")
+    to, check = str(tmp_path / "lake"), str(tmp_path / "check")
+    wanted = ExportOptions({"url": url}, amqpd_vhost.name, None, to, check, format="json", follow=True)
+    reports = []
+
+    def say(report):
+        reports.append(report.rows)
+        if len(reports) == 1:
+            threading.Timer(0.5, orders, (50,)).start()
+
+    total = Job(wanted, say, lambda: sum(reports) >= 150, spark).run()
+    assert (total.rows, total.lag) == (150, 0)
+    assert len(reports) >= 2
+    lines = [line for path in (tmp_path / "lake").glob("vhost-*.json") for line in path.read_text().splitlines()]
+    assert len(lines) == 150

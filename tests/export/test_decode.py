@@ -1,0 +1,250 @@
+"""Arrow decoding equals the scalar decoder equals kafka-python's reading, whatever is in the records."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from librt.strings import BytesWriter
+
+from amqpd.protocol.codec import Timestamp
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.storage.batch import BatchCursor, BatchHeader, close_batch
+from amqpd.storage.export import borders
+from amqpd.storage.export.arrow import Decoder
+from amqpd.storage.export.borders import DONE, FULL, IRREGULAR, MORE, Borders, scan
+from amqpd.storage.export.columns import BASE, COLUMNS
+from amqpd.storage.export.fields import text_of
+from amqpd.storage.record import RecordRoute, varint, write_record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.default_records import DefaultRecordBatch as KafkaBatch
+
+# Making such records is what takes long, and on a busy machine too long for hypothesis' taste.
+BIG = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+SHORT = st.binary(max_size=40)
+TEXT = st.text(max_size=20)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        TEXT, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.none(), st.binary(max_size=10).map(bytearray),
+        st.integers(0, 2**40).map(Timestamp), st.floats(allow_nan=False, allow_infinity=False),
+        st.integers(-(10**6), 10**6).map(lambda n: Decimal(n).scaleb(-2)),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=4,
+)  # fmt: skip
+SHORT_TEXT = st.one_of(st.none(), TEXT)
+PROPERTIES = st.builds(
+    Properties,
+    content_type=SHORT_TEXT,
+    content_encoding=SHORT_TEXT,
+    headers=st.one_of(st.none(), st.dictionaries(TEXT, VALUES, max_size=4)),
+    delivery_mode=st.one_of(st.none(), st.integers(0, 255)),
+    priority=st.one_of(st.none(), st.integers(0, 255)),
+    correlation_id=SHORT_TEXT,
+    reply_to=SHORT_TEXT,
+    expiration=SHORT_TEXT,
+    message_id=SHORT_TEXT,
+    timestamp=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
+    type=SHORT_TEXT,
+    user_id=SHORT_TEXT,
+    app_id=SHORT_TEXT,
+    cluster_id=SHORT_TEXT,
+).map(encode_properties)
+RECORDS = st.tuples(
+    SHORT,  # exchange
+    SHORT,  # routing key
+    st.one_of(PROPERTIES, PROPERTIES, st.binary(max_size=30)),
+    st.one_of(st.binary(max_size=70), st.integers(60, 20000).map(lambda size: b"z" * size)),
+)
+
+
+def batches(records: list[tuple[bytes, bytes, bytes, bytes]], per_batch: int, base: int = 0) -> bytes:
+    parts = []
+    for start in range(0, len(records), per_batch):
+        writer = BytesWriter()
+        chosen = records[start : start + per_batch]
+        for delta, (exchange, key, properties, body) in enumerate(chosen):
+            source = properties + body
+            size = len(properties)
+            write_record(writer, RecordRoute(exchange, key), delta, source, 0, size, size, len(source))
+        closed = close_batch(
+            BytesWriter(), writer.getvalue(), base + start, len(chosen), 3, 8, 1_700_000_000_123 + start, 0, -1, -1, -1
+        )
+        parts.append(closed.header + closed.records)
+    return b"".join(parts)
+
+
+def decode(data: bytes, columns: list[str] | None = None, rows_max: int = 1 << 30) -> list[dict[str, Any]]:
+    found = Borders(0, 1 << 40)
+    decoder = Decoder("/", "tasks", columns or list(COLUMNS))
+    rows: list[dict[str, Any]] = []
+    while True:
+        status = scan(found, data, 0, 1 << 40, rows_max, True, b"", 0, 0)
+        batch = decoder.batch(data, found)
+        batch.validate(full=True)
+        rows += batch.to_pylist()
+        found.clear()
+        if status != FULL:
+            assert status == MORE and found.position == len(data), (status, found.reason)
+            return rows
+
+
+def scalar(data: bytes) -> list[dict[str, Any]]:
+    position, rows = 0, []
+    while position < len(data):
+        header = BatchHeader(data, position)
+        records: list[Any] = []
+        BatchCursor(data, position, header).read(0, None, {}, 1 << 60, records)
+        rows += Decoder("/", "tasks", list(COLUMNS)).scalar(records).to_pylist() if records else []
+        position += header.size
+    return rows
+
+
+@BIG
+@given(st.lists(RECORDS, max_size=8), st.integers(1, 5))
+def test_arrow_is_the_scalar_decoder_is_kafka_python(
+    records: list[tuple[bytes, bytes, bytes, bytes]], per_batch: int
+) -> None:
+    data = batches(records, per_batch)
+    rows = decode(data)
+    assert rows == scalar(data)
+    position = 0
+    theirs = []
+    while position < len(data):
+        size = BatchHeader(data, position).size
+        theirs += list(KafkaBatch(data[position : position + size]))
+        position += size
+    assert len(rows) == len(theirs) == len(records)
+    for row, their, (exchange, key, properties, body) in zip(rows, theirs, records, strict=True):
+        assert row["offset"] == their.offset
+        assert int(row["timestamp"].timestamp() * 1000 + 0.5) == their.timestamp
+        assert row["value"] == (their.value or b"") == body
+        assert row["routing_key"] == (their.key or b"").decode("utf-8", "replace") == key.decode("utf-8", "replace")
+        headers = dict(their.headers)
+        assert row["exchange"] == headers["exchange"].decode("utf-8", "replace") == exchange.decode("utf-8", "replace")
+        assert row["raw_properties"] == headers["properties"] == properties
+        assert (row["vhost"], row["queue"]) == ("/", "tasks")
+
+
+@BIG
+@given(st.lists(PROPERTIES, min_size=1, max_size=8))
+def test_properties_and_headers_are_those_of_the_codec(raw: list[bytes]) -> None:
+    rows = decode(batches([(b"x", b"k", each, b"") for each in raw], 7), ["properties", "headers", "raw_headers"])
+    for row, each in zip(rows, raw, strict=True):
+        decoded = decode_properties(each)
+        struct = row["properties"]
+        for name in struct:
+            value = getattr(decoded, name)
+            if name == "timestamp":
+                if value is not None and value <= 253402300799:
+                    assert int(struct[name].timestamp()) == value
+                else:
+                    assert struct[name] is None
+            else:
+                assert struct[name] == value, name
+        if decoded.headers is None:
+            assert row["headers"] is None and row["raw_headers"] is None
+        else:
+            assert dict(row["headers"]) == {name: text_of(value) for name, value in decoded.headers.items()}
+            assert row["raw_headers"] in each
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("gr\u00fcn", "gr\u00fcn"), (True, "true"), (7, "7"), (Timestamp(9), "9"), (None, None), (1.5, "1.5"),
+        (b"\xff\x00", "/wA="), (bytearray(b"ab"), "YWI="), (Decimal("1.20"), "1.20"),
+        ([1, {"a": b"\xff"}], '[1, {"a": "/w=="}]'), ({"x": None}, '{"x": null}'),
+    ],
+)  # fmt: skip
+def test_a_header_as_text(value: object, text: str | None) -> None:
+    assert text_of(value) == text
+    raw = encode_properties(Properties(headers={"plain": "text", "name": value}))
+    (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
+    assert dict(row["headers"]) == {"plain": "text", "name": text}
+
+
+def test_of_headers_with_one_name_the_first_counts() -> None:
+    entry = b"\x01aS\x00\x00\x00\x01"
+    table = entry + b"1" + entry + b"2"
+    raw = b"\x20\x00" + len(table).to_bytes(4, "big") + table
+    (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
+    assert row["headers"] == [("a", "1")]
+
+
+def test_many_equal_headers_are_decoded_once_and_are_right() -> None:
+    raw = [encode_properties(Properties(headers={"tenant": str(number % 3)})) for number in range(100)]
+    rows = decode(batches([(b"", b"", each, b"") for each in raw], 64), ["headers"])
+    assert [dict(row["headers"]) for row in rows] == [{"tenant": str(number % 3)} for number in range(100)]
+
+
+def test_a_row_limit_cuts_at_batches_and_loses_nothing() -> None:
+    data = batches([(b"x", b"k%d" % number, b"\0\0", b"body") for number in range(100)], 10)
+    assert decode(data, rows_max=25) == decode(data)
+
+
+def test_only_the_columns_asked_for_in_their_order() -> None:
+    (row,) = decode(batches([(b"x", b"k", b"\0\0", b"body")], 1), ["routing_key", "offset"])
+    assert list(row.items()) == [("routing_key", "k"), ("offset", 0)]
+
+
+def test_bits_and_bounds_choose_records() -> None:
+    data = batches([(b"x", b"k", b"\0\0", b"%d" % number) for number in range(20)], 6)
+    found = Borders(0, 1 << 40)
+    status = scan(found, data, 3, 17, 1 << 30, True, b"\x05", 8, 0)  # settled: 8 and 10
+    assert status == DONE
+    rows = Decoder("/", "t", ["offset", "value"]).batch(data, found).to_pylist()
+    assert [row["offset"] for row in rows] == [n for n in range(3, 17) if n not in (8, 10)]
+    assert [row["value"] for row in rows] == [b"%d" % row["offset"] for row in rows]
+
+
+def foreign_record(delta: int, headers: list[tuple[bytes, bytes]], value: bytes | None = b"v") -> bytes:
+    head = b"\0" + varint(0) + varint(delta) + varint(-1)
+    body = varint(-1) if value is None else varint(len(value)) + value
+    packed = b"".join(varint(len(name)) + name + varint(len(text)) + text for name, text in headers)
+    record = head + body + varint(len(headers)) + packed
+    return varint(len(record)) + record
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"properties", b"\0\0"), (b"exchange", b"x")],
+        [(b"exchange", b"x"), (b"trace", b"1"), (b"properties", b"\0\0")],
+    ],
+)
+def test_records_of_another_program_are_left_to_the_generic_parser(headers: list[tuple[bytes, bytes]]) -> None:
+    records = foreign_record(0, headers)
+    closed = close_batch(BytesWriter(), records, 0, 1, 0, 8, 1, 0, -1, -1, -1)
+    found = Borders(0, 1 << 40)
+    assert scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0) == IRREGULAR
+    assert found.rows == 0 and found.borders.getvalue() == b""
+
+
+@BIG
+@given(st.binary(min_size=1, max_size=80))
+def test_no_bytes_with_a_right_checksum_break_the_scan(records: bytes) -> None:
+    closed = close_batch(BytesWriter(), records, 0, 2, 0, 8, 1, 0, -1, -1, -1)
+    found = Borders(0, 1 << 40)
+    status = scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0)
+    assert status in (borders.BAD, IRREGULAR, MORE)
+    assert len(found.borders.getvalue()) == found.rows * 32
+
+
+def test_the_schema_of_an_empty_batch() -> None:
+    batch = Decoder("/", "t", list(BASE)).batch(b"", Borders(0, 1))
+    assert batch.num_rows == 0 and batch.schema.names == list(BASE)
+    assert batch.schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
+
+
+def test_a_json_text_is_json() -> None:
+    assert json.loads(text_of({"a": [1, True, None]}) or "") == {"a": [1, True, None]}

@@ -1,0 +1,254 @@
+"""What queues keep for exports: segments stay, go with the commit, go over the limit, and survive kills."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pika
+import pytest
+
+from amqpd.protocol import properties as p
+from amqpd.storage import hold
+from amqpd.storage.export.files import DirectorySource
+from amqpd.storage.export.hold_commit import CommitFailed, commit
+from amqpd.storage.export.job import ExportOptions, Job
+from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.export.publisher import Publisher, Target
+from amqpd.storage.export.remote import BrokerSource
+from amqpd.testing import BrokerFailed, BrokerProcess
+
+
+@pytest.fixture
+def held(make_lake):
+    """200 records of 100 bytes in segments of some 4 KB, held for `nightly`, all settled."""
+    lake = make_lake(4096)
+    lake.storage.hold(lake.store).declare("nightly", None)
+    for number in range(200):
+        lake.append(b"%04d" % number + b"." * 96)
+        lake.turn()
+    lake.store.settle_range(0, 199)
+    lake.settled()
+    return lake
+
+
+def drained(lake):
+    """Base offsets of the sealed segments that are there."""
+    return [int(name[:20]) for name in lake.names(".log")][:-1]
+
+
+def test_without_a_hold_they_go(make_lake):
+    lake = make_lake(4096)
+    for number in range(200):
+        lake.append(b"%04d" % number + b"." * 96)
+        lake.turn()
+    lake.store.settle_range(0, 199)
+    lake.settled()
+    assert drained(lake) == []
+
+
+def test_settled_segments_stay_until_the_commit(held):
+    bases = drained(held)
+    assert len(bases) > 5
+    assert held.offsets(includeSettled="true") == list(range(200))
+    assert held.offsets() == []
+    assert held.store.record_count == 0
+    keeper = held.storage.hold(held.store)
+    assert keeper.kept_bytes > 4096 * 5
+    middle = bases[3]
+    keeper.commit("nightly", middle + 1)
+    held.storage.hold_changed(held.store)
+    held.settled()
+    assert drained(held) == bases[3:]
+    keeper.commit("nightly", 200)
+    held.storage.hold_changed(held.store)
+    held.settled()
+    assert drained(held) == []
+
+
+def test_the_hold_outlives_a_kill(held):
+    held.storage.hold(held.store).commit("nightly", 50)
+    held.storage.hold_changed(held.store)
+    held.settled()
+    bases = drained(held)
+    held.again()  # no declaration is read here: the file is the hold
+    held.settled()
+    assert drained(held) == bases
+    keeper = held.storage.hold(held.store)
+    assert keeper.exported == {"nightly": 50}
+    assert keeper.clear("nightly")
+    held.storage.hold_changed(held.store)
+    held.settled()
+    assert drained(held) == []
+    assert not keeper.clear("nightly")
+    assert held.names(".offset") == []
+
+
+def test_every_exporter_counts(held):
+    keeper = held.storage.hold(held.store)
+    keeper.add("other")
+    keeper.commit("nightly", 200)
+    held.storage.hold_changed(held.store)
+    held.settled()
+    assert drained(held)[0] == 0
+    assert keeper.commit("other", 100)
+    assert not keeper.commit("unknown", 100)
+    held.storage.hold_changed(held.store)
+    held.settled()
+    assert drained(held)[0] > 50
+
+
+def test_over_the_limit_the_oldest_go_and_it_is_said(held, caplog):
+    bases = drained(held)
+    keeper = held.storage.hold(held.store)
+    with caplog.at_level(logging.ERROR):
+        keeper.add("nightly", 10_000)
+        held.storage.hold_changed(held.store)
+        held.settled()
+    left = drained(held)
+    assert left == bases[-len(left) :]
+    assert 1 <= len(left) < len(bases)
+    assert "offsets 0 to" in caplog.text
+    assert "go unexported" in caplog.text
+    assert held.storage.export_losses.records == left[0]
+    assert keeper.kept_bytes <= 10_000
+    with pytest.raises(DataLoss, match="offsets 0 to"):
+        held.offsets(includeSettled="true", startingOffsets="0")
+    held.again()
+    held.settled()
+    assert drained(held) == left  # the limit is in the file
+
+
+def test_a_damaged_file_keeps_everything(held, caplog):
+    held.storage.hold(held.store).commit("nightly", 150)
+    path = f"{held.place}/export-nightly.offset"
+    held.filesystem.replace_file(path, b"1 150 17179869184 0\n", sync=False)
+    bases = drained(held)
+    held.again()
+    held.settled()
+    assert held.storage.hold(held.store).exported == {"nightly": 0}
+    assert drained(held) == bases
+    assert "export-nightly.offset is damaged" in caplog.text
+
+
+def test_what_a_job_writes_where_no_broker_runs(tmp_path):
+    hold.write_offset(tmp_path, "nightly", 5)  # nothing is kept: nothing to write
+    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "export-nightly.offset"
+    path.write_bytes(hold._encode(0, 77))
+    hold.write_offset(tmp_path, "nightly", 5)
+    hold.write_offset(tmp_path, "nightly", 3)
+    assert hold._decode(path.read_bytes(), path.name) == (5, 77)
+
+
+# -- with a broker
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 1 << 20}) as broker:
+        yield broker
+
+
+def declare(broker, arguments, queue="orders", durable=True):
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    try:
+        connection.channel().queue_declare(queue, durable=durable, arguments=arguments)
+    finally:
+        connection.close()
+
+
+def publish(broker, count):
+    publisher = Publisher(Target.from_url(broker.url))
+    persistent = p.encode_properties(p.Properties(delivery_mode=2))
+    for number in range(count):
+        publisher.publish("", "orders", persistent, b"%06d" % number + b"." * 2000)
+    publisher.finish()
+    publisher.close()
+
+
+def consume(broker, count):
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=200)
+    for number, (method, _, _) in enumerate(channel.consume("orders", inactivity_timeout=10), 1):
+        assert method is not None
+        if number % 100 == 0:
+            channel.basic_ack(method.delivery_tag, multiple=True)
+        if number == count:
+            break
+    connection.close()
+
+
+def queue_directory(broker):
+    (place,) = Path(broker.data_dir).glob("vhosts/*/queues/*")
+    return place
+
+
+def eventually(condition):
+    import time
+
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path):
+    declare(broker, {"x-export": "nightly"})
+    publish(broker, 3000)
+    consume(broker, 3000)
+    place = queue_directory(broker)
+    assert len(list(place.glob("*.log"))) >= 6
+
+    def export(name):
+        source, to, check = {"path": str(broker.data_dir)}, str(tmp_path / name), str(tmp_path / f"{name}.check")
+        wanted = ExportOptions(source, "/", "orders", to, check, name=name)
+        return Job(wanted, lambda report: None, lambda: False, spark).run()
+
+    assert export("another").rows < 3000  # what is settled is not kept for that one
+    assert export("nightly").rows == 3000
+    eventually(lambda: len(list(place.glob("*.log"))) <= 1)
+    assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "nightly", "offset": 3000}]
+    broker.kill()
+    broker.start()
+    publish(broker, 10)
+    assert export("nightly").rows == 10
+    assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "nightly", "offset": 3010}]
+
+
+def test_amqpctl_sets_and_clears(broker):
+    declare(broker, None)
+    assert broker.ctl("set_export", "orders", "lake", "--max-bytes", "5000").returncode == 0
+    publish(broker, 1)
+    found = broker.api("GET", "/api/amqpd/exports/%2F/orders")
+    assert (found["exports"], found["max_bytes"]) == ([{"name": "lake", "offset": 0}], 5000)
+    source, (queue,) = DirectorySource(str(broker.data_dir)), DirectorySource(str(broker.data_dir)).queues("/")
+    commit(source, queue, "lake", 1)
+    assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "lake", "offset": 1}]
+    commit(BrokerSource.from_url(broker.http_url.replace("://", "://guest:guest@")), queue, "lake", 1)
+    with pytest.raises(CommitFailed, match="404"):
+        commit(source, queue, "unknown", 1)
+    broker.stop()
+    commit(source, queue, "lake", 7)
+    broker.start()
+    assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "lake", "offset": 7}]
+    assert broker.ctl("clear_export", "orders", "lake").returncode == 0
+    assert broker.ctl("clear_export", "orders", "lake").returncode == 69
+    assert broker.ctl("set_export", "orders", "no/name").returncode == 69
+    assert broker.ctl("set_export", "nothing", "lake").returncode == 69
+
+
+def test_declarations(broker):
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="x-export"):
+        declare(broker, {"x-export": "a/b"})
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="max_bytes_but_no_export_defined"):
+        declare(broker, {"x-export-max-bytes": 5})
+    declare(broker, {"x-export": "nightly", "x-export-max-bytes": 1 << 20})
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="inequivalent arg 'x-export'"):
+        declare(broker, {"x-export": "other", "x-export-max-bytes": 1 << 20})
+    with pytest.raises(BrokerFailed, match="declared with x-export"):
+        broker.api("DELETE", "/api/amqpd/exports/%2F/orders/nightly")
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not durable"):
+        declare(broker, {"x-export": "nightly"}, "transient", durable=False)

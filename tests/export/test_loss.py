@@ -1,0 +1,160 @@
+"""What is stated happens: torn tail, bad checksum, missing segments, retention that has overtaken a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.batch import BatchHeader
+from amqpd.storage.export import offsets
+from amqpd.storage.export.plan import DataLoss
+
+
+def filled(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: int = 60_000) -> Any:
+    """Batches of 10 records; some segments."""
+    lake = make_lake(segment_size_bytes)
+    for start in range(0, count, 10):
+        lake.append(*(b"%04d" % number + b"." * 996 for number in range(start, start + 10)))
+        lake.turn()
+    assert lake.offsets() == list(range(count))
+    return lake
+
+
+def starts(log: bytearray) -> list[int]:
+    """Positions of the batches."""
+    found, position = [], 0
+    while position < len(log):
+        found.append(position)
+        position += BatchHeader(bytes(log), position).size
+    return found
+
+
+@pytest.mark.parametrize("cut", [1, 60, 61, 500])
+def test_a_torn_tail_is_not_there_yet(make_lake: Callable[..., Any], cut: int) -> None:
+    lake = filled(make_lake, segment_size_bytes=1 << 26)
+    log = lake.data(lake.names(".log")[-1])
+    del log[-cut:]
+    assert lake.offsets() == list(range(110))
+    assert lake.snapshot().end == 110
+
+
+def test_a_copy_that_is_older_than_its_high_watermark(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake, segment_size_bytes=1 << 26)
+    log = lake.data(lake.names(".log")[-1])
+    del log[starts(log)[5] :]
+    assert lake.offsets() == list(range(50))
+
+
+@pytest.mark.parametrize("where", ["body", "header", "offset"])
+def test_a_bad_batch(make_lake: Callable[..., Any], where: str, caplog: pytest.LogCaptureFixture) -> None:
+    lake = filled(make_lake, segment_size_bytes=1 << 26)
+    log = lake.data(lake.names(".log")[0])
+    bad = starts(log)[4]
+    log[bad + {"body": 700, "header": 16, "offset": 5}[where]] ^= 0x40
+    with pytest.raises(DataLoss, match=r"offsets 40 to .*failOnDataLoss=false"):
+        lake.offsets()
+    assert lake.offsets(endingOffsets="40") == list(range(40))
+    with caplog.at_level(logging.WARNING):
+        rows = lake.offsets(failOnDataLoss="false")
+    assert rows == [n for n in range(120) if not 40 <= n < 50]
+    assert "offsets 40 to 49" in caplog.text
+    assert lake.offsets(startingOffsets="50", splitBytes="1") == list(range(50, 120))
+
+
+def test_the_checksum_is_not_looked_at_when_told_so(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    log = lake.data(lake.names(".log")[0])
+    log[starts(log)[1] + 700] ^= 0x40
+    assert lake.offsets(checkCrc="false") == list(range(120))
+
+
+def test_a_raised_offset_does_not_hide_what_follows(make_lake: Callable[..., Any]) -> None:
+    """The checksum does not cover the offset: a batch that claims to be far ahead must not end the reading."""
+    lake = filled(make_lake, segment_size_bytes=1 << 26)
+    log = lake.data(lake.names(".log")[0])
+    log[starts(log)[3] + 7] += 60  # 30 becomes 90
+    with pytest.raises(DataLoss, match="offsets 30 to"):
+        lake.offsets(endingOffsets="80")
+    assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not 30 <= n < 40]
+
+
+def test_a_segment_whose_log_is_missing(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    names = lake.names(".log")
+    assert len(names) > 2
+    first, stop = int(names[1][:20]), int(names[2][:20])
+    lake.filesystem.unlink(f"{lake.place}/{names[1]}")
+    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are gone: their segment's log is missing"):
+        lake.offsets()
+    assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not first <= n < stop]
+
+
+def test_a_sealed_segment_that_was_cut_off(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    names = lake.names(".log")
+    log = lake.data(names[0])
+    del log[starts(log)[2] :]
+    stop = int(names[1][:20])
+    with pytest.raises(DataLoss, match=f"offsets 20 to {stop - 1} are gone: their segment's log has been cut off"):
+        lake.offsets()
+    assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not 20 <= n < stop]
+
+
+def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    names = lake.names(".log")
+    first, stop = int(names[1][:20]), int(names[2][:20])
+    lake.store.settle_range(first, stop - 1)
+    lake.settled()
+    assert names[1] not in lake.names(".log")
+    assert lake.offsets() == [n for n in range(120) if not first <= n < stop]
+    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are gone: they were settled"):
+        lake.offsets(includeSettled="true")
+
+
+def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    stop = int(lake.names(".log")[1][:20])
+    lake.store.settle_range(0, stop - 1)
+    lake.settled()
+    lake.settled()
+    assert lake.snapshot().start == stop
+    assert lake.offsets() == list(range(stop, 120))
+    with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are gone: their segments have been removed"):
+        lake.offsets(startingOffsets="5")
+    assert lake.offsets(startingOffsets="5", failOnDataLoss="false") == list(range(stop, 120))
+
+
+def test_an_offset_behind_the_log(lake: Any) -> None:
+    lake.append(b"a", b"b")
+    lake.turn()
+    with pytest.raises(DataLoss, match="offsets 2 to 8 are gone: the log ends before them"):
+        lake.offsets(endingOffsets="9")
+    assert lake.offsets(endingOffsets="9", failOnDataLoss="false") == [0, 1]
+
+
+def test_a_segment_removed_between_planning_and_reading(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake)
+    options = lake.options()
+    parts = offsets.batch_parts(options)
+    names = lake.names(".log")
+    stop = int(names[1][:20])
+    lake.store.settle_range(0, stop - 1)
+    lake.settled()
+    with pytest.raises(DataLoss, match="removed since this was planned"):
+        list(lake.read(options, parts))
+    rows = [row["offset"] for row in lake.read(lake.options(failOnDataLoss="false"), parts)]
+    assert rows == list(range(stop, 120))
+
+
+def test_what_was_planned_is_read_though_it_is_settled_meanwhile(make_lake: Callable[..., Any]) -> None:
+    lake = filled(make_lake, segment_size_bytes=1 << 26)
+    options = lake.options()
+    parts = offsets.batch_parts(options)
+    lake.store.settle_range(10, 30)
+    lake.append(b"more")
+    lake.settled()
+    assert [row["offset"] for row in lake.read(options, parts)] == list(range(120))

@@ -1,0 +1,132 @@
+"""Streams: where they begin, how far a trigger goes, and what a checkpoint that does not fit means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.storage.export import offsets
+from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.plan import DataLoss
+
+KEY = "//tasks"
+
+
+def at(lake: Any, offset: int) -> offsets.StreamOffset:
+    return {KEY: {"id": lake.queue_id, "offset": offset}}
+
+
+def read(lake: Any, start: offsets.StreamOffset, end: offsets.StreamOffset, **given: str) -> list[int]:
+    options = lake.options(**given)
+    return [row["offset"] for row in lake.read(options, offsets.stream_parts(options, start, end))]
+
+
+def test_a_stream_begins_at_the_end_or_where_it_is_told(lake: Any) -> None:
+    lake.append(b"a", b"b")
+    lake.turn()
+    assert offsets.initial(lake.options()) == at(lake, 2)
+    assert offsets.initial(lake.options(startingOffsets="earliest")) == at(lake, 0)
+    assert offsets.initial(lake.options(startingOffsets='{"tasks": 1}')) == at(lake, 1)
+    lake.append(b"c")
+    lake.turn()
+    assert offsets.latest(lake.options()) == at(lake, 3)
+    assert read(lake, at(lake, 2), at(lake, 3)) == [2]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_triggers_of_any_size_give_each_record_once(make_lake: Callable[..., Any], count: int, rows_max: int) -> None:
+    lake = make_lake()
+    lake.append(*(b"%d" % number for number in range(count)))
+    lake.turn()
+    options = lake.options()
+    place, end = at(lake, 0), offsets.latest(options)
+    seen: list[int] = []
+    while True:
+        reached = offsets.limited(options, place, end, rows_max)
+        if reached == place:
+            break
+        rows = read(lake, place, reached)
+        assert 0 < len(rows) <= rows_max
+        seen += rows
+        place = reached
+    assert seen == list(range(count)) and place == end
+
+
+def test_the_limit_is_shared_by_what_waits(written: Any) -> None:
+    from amqpd.storage.export.options import parse
+
+    other, _ = written.storage.create_queue("v", "other", "/")
+    store = written.storage.create_queue("v", "few", "/")[1]
+    assert other
+    written.store = store
+    written.append(*(b"%d" % number for number in range(500)))
+    written.turn()
+    options = parse({"path": written.data_dir, "queuePattern": ".*", "startingOffsets": "earliest"})
+    start, end = offsets.initial(options), offsets.latest(options)
+    assert sorted(end) == ["//few", "//tasks"]
+    reached = offsets.limited(options, start, end, 450)
+    first = {key: int(str(value["offset"])) for key, value in start.items()}
+    went = {key: int(str(value["offset"])) - first[key] for key, value in reached.items()}
+    waiting = {key: int(str(value["offset"])) - first[key] for key, value in end.items()}
+    total = sum(waiting.values())
+    assert went == {key: 450 * share // total for key, share in waiting.items()}
+
+
+def test_a_queue_that_was_declared_anew(make_lake: Callable[..., Any]) -> None:
+    lake = make_lake()
+    lake.append(b"a", b"b")
+    lake.turn()
+    before = {KEY: {"id": "another", "offset": 70}}
+    end = offsets.limited(lake.options(), before, offsets.latest(lake.options()), None)
+    assert end == at(lake, 2)
+    with pytest.raises(DataLoss, match="deleted and declared again since offset 70"):
+        read(lake, before, end)
+    assert read(lake, before, end, failOnDataLoss="false") == [0, 1]
+
+
+def test_a_queue_that_was_deleted(lake: Any) -> None:
+    lake.append(b"a", b"b")
+    lake.turn()
+    gone = {"//other": {"id": "x", "offset": 5}}
+    options: ReadOptions = lake.options()
+    with pytest.raises(DataLoss, match="deleted before offset 5"):
+        offsets.stream_parts(options, {}, gone)
+    assert offsets.stream_parts(options, gone, gone) == []  # nothing was left to read of it
+    assert offsets.limited(options, gone, offsets.latest(options), None) == {**gone, **at(lake, 2)}
+
+
+def test_a_queue_that_appears_is_read_from_its_start(lake: Any) -> None:
+    options = lake.options()
+    assert offsets.initial(options) == at(lake, 0)
+    lake.append(b"a", b"b")
+    lake.turn()
+    assert read(lake, {}, offsets.latest(options)) == [0, 1]
+
+
+def test_retention_that_overtook_a_checkpoint(make_lake: Callable[..., Any]) -> None:
+    lake = make_lake(20_000)
+    for _ in range(10):
+        lake.append(*(b"." * 1000 for _ in range(10)))
+        lake.turn()
+    lake.store.settle_range(0, 59)
+    lake.settled()
+    lake.settled()
+    start = lake.snapshot().start
+    assert 5 < start <= 60
+    with pytest.raises(DataLoss, match=f"offsets 5 to {start - 1} are gone: their segments have been removed"):
+        read(lake, at(lake, 5), at(lake, 100))
+    assert read(lake, at(lake, 5), at(lake, 100), failOnDataLoss="false") == list(range(60, 100))
+
+
+def test_a_copy_older_than_the_checkpoint(lake: Any) -> None:
+    lake.append(b"a", b"b")
+    lake.turn()
+    with pytest.raises(DataLoss, match="the log ends before them"):
+        read(lake, at(lake, 1), at(lake, 9))
+    # A trigger goes no way back.
+    assert offsets.limited(lake.options(), at(lake, 9), offsets.latest(lake.options()), None) == at(lake, 9)

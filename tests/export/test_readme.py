@@ -1,0 +1,35 @@
+"""The README's live count runs as it is written there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.timeout(180)
+def test_the_live_count(spark, written, tmp_path):
+    section = README.read_text("utf-8").partition("## From queue to lake")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    for old, new in (
+        ("./amqpd-data", written.data_dir),
+        ('queue="orders"', 'queue="tasks"'),
+        ("./counts", str(tmp_path / "counts")),
+        ('format("console")', 'format("memory").queryName("live")'),
+        ("query.awaitTermination()", "query.processAllAvailable()"),
+    ):
+        assert old in program
+        program = program.replace(old, new)
+    names = {}
+    exec(program, names)
+    try:
+        found = {row["routing_key"]: row["count"] for row in spark.table("live").collect()}
+    finally:
+        names["query"].stop()
+    assert found["eu"] + found["us"] >= 4000
+    assert abs(found["eu"] - found["us"]) <= 1

@@ -1,0 +1,215 @@
+"""Over the network: the same rows as from the directory, by ranges, and only for those who may read the queue."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+
+from amqpd.storage.export import offsets
+from amqpd.storage.export.arrow import Decoder
+from amqpd.storage.export.files import SourceError
+from amqpd.storage.export.options import NoSuchQueue, parse
+from amqpd.storage.export.read import PartReader
+from amqpd.testing import BrokerProcess, Vhost
+
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A broker with small segments, and 3000 messages in a queue with a hard name, the first 100 of them consumed."""
+    directory = tmp_path_factory.mktemp("broker")
+    with BrokerProcess(directory, settings={"storage.segment_size_bytes": 1 << 20}) as running:
+        connection = pika.BlockingConnection(pika.URLParameters(amqp(running)))
+        channel = connection.channel()
+        channel.queue_declare("a/b \u00fc", durable=True)
+        channel.queue_declare("empty", durable=True)
+        channel.queue_declare("passing")
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(delivery_mode=2, headers={"n": 1})
+        for number in range(COUNT):
+            channel.basic_publish("", "a/b \u00fc", b"%d" % number + b"." * 500, properties)
+        for _ in range(100):
+            method, _, _ = channel.basic_get("a/b \u00fc")
+            channel.basic_ack(method.delivery_tag)
+        connection.close()
+        time.sleep(0.3)  # settlements are in their file at the end of the turn
+        yield running
+
+
+def amqp(broker: BrokerProcess) -> str:
+    return f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
+
+
+def ask(
+    broker: BrokerProcess, path: str, headers: dict[str, str] | None = None, user: str = "guest", method: str = "GET",
+    body: object = None,
+) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    password = "guest" if user == "guest" else "secret"
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    sent = {"Authorization": f"Basic {token}", "Content-Type": "application/json", **(headers or {})}
+    connection.request(method, path, None if body is None else json.dumps(body), sent)
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, data
+
+
+LOG = "/api/amqpd/logs/%2F/" + quote("a/b \u00fc", safe="")
+
+
+def rows(**given: str) -> list[dict[str, Any]]:
+    options = parse({"queue": "a/b \u00fc", "includeHeaders": "true", "splitBytes": "200000", **given})
+    found = []
+    for part in offsets.batch_parts(options):
+        files = options.source.open(part.queue)
+        decoder = Decoder("/", part.queue.queue, list(options.columns))
+        for batch in PartReader(files, part, decoder).batches():
+            found += batch.to_pylist()
+        files.close()
+    return found
+
+
+def test_the_same_rows_as_from_the_directory(broker: BrokerProcess) -> None:
+    near = rows(path=str(broker.data_dir))
+    far = rows(url=f"http://guest:guest@127.0.0.1:{broker.http_port}")
+    assert [row["offset"] for row in far] == list(range(100, COUNT))
+    assert far == near
+
+
+def test_an_empty_queue_and_none(broker: BrokerProcess) -> None:
+    url = f"http://127.0.0.1:{broker.http_port}"
+    assert rows(url=url, queue="empty") == []
+    with pytest.raises(NoSuchQueue):
+        rows(url=url, queue="none")
+    with pytest.raises(NoSuchQueue):
+        rows(url=url, queue="passing")  # not durable: it has no log
+
+
+def test_wrong_credentials_and_no_broker(broker: BrokerProcess) -> None:
+    with pytest.raises(SourceError, match="user 'guest' may not: 401"):
+        rows(url=f"http://guest:wrong@127.0.0.1:{broker.http_port}")
+    with pytest.raises(SourceError, match="does not answer"):
+        rows(url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "span"),
+    [
+        ("bytes=0-9", 206, (0, 10)), ("bytes=5-5", 206, (5, 6)), ("bytes=1000-", 206, (1000, None)),
+        ("bytes=-7", 206, (-7, None)), ("bytes=10-99999999", 206, (10, None)), (None, 200, (0, None)),
+        ("bytes=99999999-", 416, None), ("bytes=9-3", 416, None), ("lines=1-2", 416, None),
+    ],
+)  # fmt: skip
+def test_ranges(broker: BrokerProcess, wanted: str | None, status: int, span: tuple[int, int | None] | None) -> None:
+    name = next(each["name"] for each in json.loads(ask(broker, LOG)[2])["files"] if each["name"].endswith(".log"))
+    (path,) = [found for found in broker.data_dir.rglob(name) if b"a/b" in (found.parent / "queue.json").read_bytes()]
+    whole = path.read_bytes()
+    got, headers, data = ask(broker, f"{LOG}/{name}", {"Range": wanted} if wanted else {})
+    assert got == status
+    if span is None:
+        assert data == b"" and headers["content-range"] == f"bytes */{len(whole)}"
+    else:
+        assert data == whole[slice(*span)]
+        assert int(headers["content-length"]) == len(data)
+        if status == 206:
+            first = span[0] % len(whole)
+            assert headers["content-range"] == f"bytes {first}-{first + len(data) - 1}/{len(whole)}"
+
+
+def test_head_tells_the_size_and_sends_nothing(broker: BrokerProcess) -> None:
+    status, headers, data = ask(broker, f"{LOG}/queue.json", method="HEAD")
+    assert status == 200 and data == b"" and int(headers["content-length"]) > 20
+
+
+@pytest.mark.parametrize(
+    "name", ["..%2F..%2F..%2Famqpd.db", "queue.json.swap", "clean-shutdown", "%2Fetc%2Fpasswd", "x.log", "0.log"]
+)
+def test_only_files_of_the_log_have_names(broker: BrokerProcess, name: str) -> None:
+    assert ask(broker, f"{LOG}/{name}")[0] == 404
+
+
+def test_a_file_that_is_gone(broker: BrokerProcess) -> None:
+    assert ask(broker, f"{LOG}/{'9' * 20}.log")[0] == 404
+
+
+def test_a_queue_of_another_id_is_not_the_one_meant(broker: BrokerProcess) -> None:
+    identity = json.loads(ask(broker, LOG)[2])["id"]
+    assert ask(broker, f"{LOG}/queue.json", {"If-Match": f'"{identity}"'})[0] == 200
+    assert ask(broker, f"{LOG}/queue.json", {"If-Match": '"another"'})[0] == 412
+
+
+def test_the_connection_serves_the_next_request(broker: BrokerProcess) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    token = base64.b64encode(b"guest:guest").decode()
+    for size in (10, 100_000, 1):
+        headers = {"Authorization": f"Basic {token}", "Range": f"bytes=0-{size - 1}"}
+        connection.request("GET", f"{LOG}/{'0' * 20}.log", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 206 and len(answer.read()) == size
+    connection.close()
+
+
+def test_a_reader_that_goes_away_leaves_the_broker_well(broker: BrokerProcess) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    token = base64.b64encode(b"guest:guest").decode()
+    connection.request("GET", f"{LOG}/{'0' * 20}.log", headers={"Authorization": f"Basic {token}"})
+    connection.getresponse().read(10)
+    connection.close()
+    assert len(rows(url=f"http://127.0.0.1:{broker.http_port}")) == COUNT - 100
+
+
+@pytest.mark.parametrize(
+    ("tags", "read", "status"),
+    [("management", ".*", 200), ("management", "^other$", 401), ("", ".*", 401), ("monitoring", "", 401)],
+)
+def test_who_may_read_the_queue_may_read_its_log(broker: BrokerProcess, tags: str, read: str, status: int) -> None:
+    name = f"u{os.urandom(4).hex()}"
+    assert ask(broker, f"/api/users/{name}", method="PUT", body={"password": "secret", "tags": tags})[0] == 201
+    given = {"configure": "", "write": "", "read": read}
+    assert ask(broker, f"/api/permissions/%2F/{name}", method="PUT", body=given)[0] == 201
+    assert ask(broker, LOG, user=name)[0] == status
+    assert ask(broker, f"{LOG}/queue.json", user=name)[0] == status
+    listed, _, data = ask(broker, "/api/amqpd/logs/%2F", user=name)
+    if tags:
+        assert listed == 200 and len(json.loads(data)) == (2 if read == ".*" else 0)
+
+
+def test_a_vhost_that_may_not_be_entered(broker: BrokerProcess) -> None:
+    name = f"u{os.urandom(4).hex()}"
+    ask(broker, f"/api/users/{name}", method="PUT", body={"password": "secret", "tags": "management"})
+    assert ask(broker, "/api/amqpd/logs/%2F", user=name)[0] == 401
+    assert ask(broker, LOG, user=name)[0] == 401
+
+
+def test_a_queue_deleted_between_planning_and_reading(
+    amqpd_broker: BrokerProcess, amqpd_vhost: Vhost
+) -> None:
+    def declare(fill: Callable[[Any], None]) -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
+        channel = connection.channel()
+        fill(channel)
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "q", b"x", pika.BasicProperties(delivery_mode=2))
+        connection.close()
+
+    declare(lambda channel: None)
+    options = parse({"url": f"http://127.0.0.1:{amqpd_broker.http_port}", "vhost": amqpd_vhost.name, "queue": "q"})
+    parts = offsets.batch_parts(options)
+    declare(lambda channel: channel.queue_delete("q"))
+    with closing(options.source.open(parts[0].queue)) as files:
+        reader = PartReader(files, parts[0], Decoder("/", "q", ["value"]))
+        with pytest.raises(SourceError, match="deleted and declared again"):
+            list(reader.batches())

@@ -1,0 +1,218 @@
+"""A real cluster: Spark's standalone master and two workers on loopback, and an executor killed in the middle.
+
+Everything is started from the pip package and ended by its process group. The driver is a process of its own, since
+this one has its local session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+COUNT = 60_000
+DRIVER = """
+import sys
+from amqpd.storage.export.session import spark_session
+master, options, out = sys.argv[1], dict(pair.split("=", 1) for pair in sys.argv[3:]), sys.argv[2]
+spark = spark_session(master, memory="512m", quick=True, settings={
+    "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2",
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+})
+print("reading", flush=True)
+spark.read.format("amqp").options(queue="tasks", **options).load().write.parquet(out)
+print("written", flush=True)
+spark.stop()
+"""
+
+
+class Cluster:
+    def __init__(self, directory: Path) -> None:
+        from amqpd.storage.export.java import prepare
+        from amqpd.storage.export.session import QUICK_JVM
+
+        prepare()
+        import pyspark
+
+        self.home = Path(pyspark.__file__).parent
+        self.directory = directory
+        self.environment = {
+            **os.environ,
+            "SPARK_HOME": str(self.home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.port, self.page = free_port(), free_port()
+        self.master = f"spark://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        ports = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page)]
+        self._run("master.Master", ports)
+        self.wait(lambda: self.state() is not None)
+        for number in (1, 2):
+            work = self.directory / f"work{number}"
+            memory = ["--cores", "1", "--memory", "600m", "--host", "127.0.0.1", "--webui-port", str(free_port())]
+            self._run("worker.Worker", [*memory, "--work-dir", str(work), self.master])
+        self.wait(lambda: sum(each["state"] == "ALIVE" for each in (self.state() or {"workers": []})["workers"]) == 2)
+
+    def _run(self, name: str, arguments: list[str]) -> None:
+        with (self.directory / f"{len(self.processes)}.log").open("wb") as log:
+            command = [str(self.home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+            self.processes.append(
+                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+            )
+
+    def state(self) -> dict[str, Any] | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.page}/json/", timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except OSError:
+            return None
+
+    def wait(self, done: Callable[[], object], seconds: float = 90) -> None:
+        until = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < until, [log.read_text()[-2000:] for log in self.directory.glob("*.log")]
+            time.sleep(0.1)
+
+    def executors(self) -> list[int]:
+        """Process ids of the executors: the workers' descendants that are one."""
+        found = []
+        for worker in self.processes[1:]:
+            for path in Path("/proc").glob("[0-9]*"):
+                try:
+                    group = os.getpgid(int(path.name))
+                    command = (path / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if group == worker.pid and b"CoarseGrainedExecutorBackend" in command:
+                    found.append(int(path.name))
+        return found
+
+    def driver(self, out: Path, **options: str) -> subprocess.Popen[str]:
+        given = [f"{name}={value}" for name, value in options.items()]
+        with (self.directory / "driver.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, self.master, str(out), *given],
+                env=self.environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)  # type: ignore[arg-type]
+        return process
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def cluster(needs_spark: None, tmp_path: Path) -> Generator[Cluster, None, None]:
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    running = Cluster(directory)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def test_an_executor_killed_in_the_middle_costs_no_record(cluster: Cluster, written: Any, tmp_path: Path) -> None:
+    for start in range(5000, COUNT, 1000):
+        written.append(*(b"%05d" % number + b"." * 395 for number in range(start, start + 1000)))
+        written.turn()
+    out = tmp_path / "out"
+    driver = cluster.driver(out, path=written.data_dir, splitBytes="524288")
+
+    def finished_tasks() -> int:
+        return len(list(out.glob("_temporary/0/task_*")))
+
+    cluster.wait(lambda: finished_tasks() >= 3 and len(cluster.executors()) == 2)
+    before = finished_tasks()
+    victim = cluster.executors()[0]
+    os.kill(victim, signal.SIGKILL)
+    assert driver.wait(180) == 0, (cluster.directory / "driver.log").read_text()[-3000:]
+    assert (out / "_SUCCESS").exists()
+    files = list(out.glob("part-*"))
+    assert len(files) > before + 5  # there was much left to do
+    table = pq.read_table(files, columns=["offset", "value"]).to_pydict()
+    assert sorted(table["offset"]) == list(range(1000, COUNT))
+    pairs = zip(table["offset"], table["value"], strict=True)
+    assert all(value.startswith(b"%05d." % offset) for offset, value in pairs)
+    assert victim not in cluster.executors()
+    assert "Lost executor" in (cluster.directory / "driver.log").read_text()
+
+
+@pytest.mark.ci_long
+@pytest.mark.timeout(900)
+def test_an_export_whose_executors_are_killed_has_each_record_once(
+    cluster: Cluster, written: Any, tmp_path: Path
+) -> None:
+    """`amqpctl export --master` on the cluster: an executor of the two is killed four times, at random moments."""
+    for start in range(5000, COUNT, 1000):
+        written.append(*(b"%05d" % number + b"." * 395 for number in range(start, start + 1000)))
+        written.turn()
+    lake, check = tmp_path / "lake", tmp_path / "check"
+    command = [
+        sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", written.data_dir, "--formatter", "json", "export",
+        "--queue", "tasks", "--to", str(lake), "--checkpoint", str(check), "--master", cluster.master,
+        "--batch", str((COUNT - 1000) // 30), "--partition-by", "date",
+    ]  # fmt: skip
+    log = cluster.directory / "job.log"
+    conf = cluster.directory / "conf"  # what a user has for settings that amqpctl knows nothing of
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text("spark.executor.memory 512m\nspark.executor.cores 1\n")
+    with log.open("wb") as file:
+        environment = {**cluster.environment, "SPARK_CONF_DIR": str(conf)}
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+        )
+    cluster.processes.append(process)  # type: ignore[arg-type]
+    rng = random.Random(int(os.environ.get("TEST_CRASH_SEED", "4")))
+
+    def batch() -> int:
+        state = check / "state.json"
+        return json.loads(state.read_text())["batch"] if state.exists() else 0
+
+    killed = 0
+    for goal in (3, 9, 15, 21):
+        cluster.wait(lambda goal=goal: batch() >= goal and cluster.executors(), 240)
+        time.sleep(rng.random())
+        if process.poll() is None:
+            os.kill(cluster.executors()[0], signal.SIGKILL)
+            killed += 1
+    assert process.wait(300) == 0, log.read_text()[-3000:]
+    assert killed >= 3
+    assert process.stdout is not None
+    summary = json.loads(process.stdout.read())
+    assert summary["waiting"] == 0 and summary["records"] == COUNT - 1000
+    found = pq.read_table(lake, columns=["offset", "value"]).to_pydict()
+    assert sorted(found["offset"]) == list(range(1000, COUNT))
+    assert all(value.startswith(b"%05d." % n) for n, value in zip(found["offset"], found["value"], strict=True))

@@ -1,0 +1,213 @@
+"""Makes the golden data directory of the format of today: `python tests/golden/make.py`, once per format.
+
+    format-N/data/            a data directory as the amqpd of that day left it
+    format-N/expected.json    what is in it, told by that amqpd
+
+It refuses to write over one that is there: a golden directory is never made anew. Three queues: one stopped cleanly
+(several segments, one of them gone; settled, returned and delivered messages; a transaction), one left by a kill (a
+torn tail, a transient message, no clean mark), one compacted log (a tombstone, holes). And the metadata that names
+them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from amqpd.storage.checkpoint import FORMAT_VERSION
+from amqpd.storage.cleaner import CleanerPolicy
+from amqpd.storage.metadata import (
+    BindingRow,
+    ExchangeRow,
+    Metadata,
+    PermissionRow,
+    Put,
+    QueueRow,
+    Row,
+    UserRow,
+    VhostRow,
+)
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.simulation import SimulatedClock
+from amqpd.storage.storage import Storage
+
+HERE = Path(__file__).parent
+VHOST_ID = "a" * 32
+PROPERTIES = b"\x90\x00\x0atext/plain\x02"
+
+
+class Maker:
+    def __init__(self, path: Path) -> None:
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.clock = SimulatedClock()
+        self.storage = Storage(
+            path,
+            post=lambda function, *arguments: self.posted.append((function, arguments)),
+            clock=self.clock,
+            segment_size_bytes=1200,
+            boot_id="1" * 32,
+            inline=True,
+        )
+
+    def turn(self) -> None:
+        self.storage.end_of_turn()
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+        self.clock.now_ms += 1000
+
+    def sync(self) -> None:
+        for _ in range(4):
+            self.storage.flush()
+            self.turn()
+
+    def fill(self, store: QueueStore, count: int, keys: int = 3) -> None:
+        for number in range(count):
+            route = RecordRoute(b"events", b"key.%d" % (number % keys))
+            store.append_parts(route, PROPERTIES, b"body %d " % number + b"\xfe" * 40, True)
+            if number % 4 == 3:
+                self.turn()
+        self.turn()
+
+
+def told(store: QueueStore) -> dict[str, Any]:
+    """What a queue's store answers, as JSON can have it."""
+    return {
+        "next_offset": int(store.next_offset),
+        "record_count": int(store.record_count),
+        "delivered_mark": int(store.delivered_mark),
+        "returned": {str(offset): count for offset, count in store.returned.items()},
+        "redelivered": [record.offset for record in store.read(0, 1 << 40) if store.redelivered(record.offset)],
+        "epochs": [list(each) for each in store.log.epochs],
+        "records": [
+            {
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                "exchange": record.exchange.decode(),
+                "routing_key": record.routing_key.decode(),
+                "properties": base64.b64encode(record.properties).decode(),
+                "body": base64.b64encode(record.body).decode(),
+                "persistent": record.persistent,
+                "delivery_count": record.delivery_count,
+                "tombstone": record.tombstone,
+            }
+            for record in store.read(0, 1 << 40)
+        ],
+    }
+
+
+def clean_queue(maker: Maker) -> str:
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "clean", "/")
+    maker.fill(store, 40)
+    store.begin_transaction()
+    for number in range(70):
+        store.append_parts(RecordRoute(b"", b"clean"), b"\x00\x00", b"%d" % number, True)
+    store.end_transaction()
+    maker.turn()
+    store.settle_range(8, 23)  # whole segments in the middle among them
+    for offset in (0, 2, 4, 6, 50):
+        store.settle(offset)
+    store.mark_delivered(30)
+    store.mark_returned(1, 2)
+    maker.sync()
+    return queue_id
+
+
+def compacted_queue(maker: Maker) -> str:
+    policy = RetentionPolicy(compaction=CleanerPolicy(), file_delete_delay_ms=0)
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "compacted", "/", policy)
+    maker.fill(store, 20, keys=5)
+    store.append_tombstone(RecordRoute(b"events", b"key.1"), b"\x00\x00")
+    maker.fill(store, 22, keys=1)
+    maker.storage.maintain()
+    maker.turn()
+    maker.sync()
+    maker.storage.maintain()
+    maker.sync()
+    return queue_id
+
+
+def killed_queue(maker: Maker) -> str:
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "killed", "/")
+    maker.fill(store, 10)
+    store.append_parts(RecordRoute(b"", b"killed"), b"\x00\x00", b"transient", False)
+    maker.turn()
+    store.settle(3)
+    store.mark_delivered(5)
+    maker.sync()
+    return queue_id
+
+
+def make(target: Path) -> None:
+    path = target / "data"
+    path.mkdir()
+    first: list[Row] = [VhostRow("/", VHOST_ID), UserRow("guest", "$argon2id$...", "argon2id", ("administrator",))]
+    metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
+    metadata.open(lambda: first)
+    maker = Maker(path)
+    ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker)}
+    maker.storage.close(clean=True)
+    killed = Maker(path)
+    ids["killed"] = killed_queue(killed)
+    killed.storage.close(clean=False)
+    log = max((path / "vhosts" / VHOST_ID / "queues" / ids["killed"]).glob("*.log"))
+    log.write_bytes(log.read_bytes() + log.read_bytes()[:70])  # what the kill left of a batch
+    rows: list[Row] = [
+        PermissionRow("guest", "/", ".*", ".*", ".*"),
+        ExchangeRow("/", "events", "topic"),
+        *(QueueRow("/", name, queue_id) for name, queue_id in ids.items()),
+        BindingRow("/", "events", "clean", "queue", "key.*"),
+    ]
+    metadata.submit([Put(row) for row in rows], _done)
+    metadata.close()
+    for name in ("reserve", ".lock"):
+        (path / name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as copy:  # told by a start on a copy: opening it changes it
+        expected = read(Path(shutil.copytree(path, Path(copy) / "data")), ids)
+    (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", "utf-8")
+
+
+def read(path: Path, ids: dict[str, str]) -> dict[str, Any]:
+    """All there is in a data directory, by a start of the broker's storage on it."""
+    maker = Maker(path)
+    stores = {name: maker.storage.open_queue(VHOST_ID, queue_id, name, "/") for name, queue_id in ids.items()}
+    for store in stores.values():
+        store.recover()
+    found = {"queues": ids, "stores": {name: told(store) for name, store in stores.items()}}
+    maker.storage.close(clean=False)
+    metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
+    state = metadata.open()
+    metadata.close()
+    lists = [value for value in state if isinstance(value, list)]
+    found["metadata"] = [
+        {"row": type(row).__name__, **{name: _plain(value) for name, value in row._asdict().items()}}
+        for rows in lists
+        for row in rows
+    ]
+    return found
+
+
+def _plain(value: object) -> object:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _done(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+if __name__ == "__main__":
+    target = HERE / f"format-{FORMAT_VERSION}"
+    if target.exists():
+        sys.exit(f"{target} is there: a golden directory is never made anew")
+    target.mkdir()
+    make(target)
+    print(f"{target}: {sum(each.stat().st_size for each in target.rglob('*') if each.is_file())} bytes")

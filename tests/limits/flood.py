@@ -1,0 +1,111 @@
+"""Publishers that send as fast as they are read: `flood.py PORT QUEUE durable|transient SIZE LINKS WINDOW SECONDS`.
+
+A process of its own, as `misbehave.py` is. WINDOW: publishes that may be unconfirmed per connection, 0 for publishers
+without confirms. Says `ready` when it sends; at its end one line of JSON. Every body begins with the number of its
+connection and its own number there, 8 digits each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "crash"))
+
+from quickclient import Gone, Link, connect, content, publish_prefix
+
+PLAIN: Final = b"\x00\x00"
+PERSISTENT: Final = b"\x10\x00\x02"
+BLOB_BYTES: Final = 256 * 1024
+
+
+class Blob:
+    """Publishes side by side whose bodies differ in their first 16 bytes."""
+
+    def __init__(self, queue: str, properties: bytes, size: int, connection: int) -> None:
+        body = b"%08d%08d" % (connection, 0) + b"." * (size - 16)
+        one = publish_prefix("", queue) + content(properties, body)
+        self.count = max(BLOB_BYTES // len(one), 1)
+        self.data = bytearray(one * self.count)
+        self.step = len(one)
+        self.first = one.index(body[:16]) + 8
+        self.next = 0
+
+    def take(self) -> bytes:
+        for index in range(self.count):
+            at = self.first + index * self.step
+            self.data[at : at + 8] = b"%08d" % (self.next + index)
+        self.next += self.count
+        return bytes(self.data)
+
+
+class Flood:
+    def __init__(self) -> None:
+        self.published = 0
+        self.confirmed = 0
+        self.nacked = 0
+
+    async def one(self, link: Link, blob: Blob, window: int, end: float) -> None:
+        confirmed = 0
+        news = asyncio.Event()
+
+        def confirm(tag: int, _multiple: bool, acked: bool) -> None:
+            # The broker confirms in order here, so every tag stands for all before it.
+            nonlocal confirmed
+            self.nacked += not acked
+            self.confirmed += tag - confirmed
+            confirmed = tag
+            news.set()
+
+        link.on_confirm = confirm
+        while time.monotonic() < end:
+            while window and blob.next + blob.count - confirmed > window and time.monotonic() < end:
+                news.clear()
+                await asyncio.wait_for(news.wait(), 30)
+            link.write(blob.take())
+            self.published += blob.count
+            await link.writable()
+            await asyncio.sleep(0)
+        while window and confirmed < blob.next:
+            news.clear()
+            await asyncio.wait_for(news.wait(), 30)
+
+
+async def main() -> None:
+    port, queue, kind, size, count, window, seconds = sys.argv[1:]
+    flood = Flood()
+    links = []
+    for _ in range(int(count)):
+        link = await connect(int(port))
+        if int(window):
+            await link.confirm_select()
+        links.append(link)
+    print("ready", flush=True)
+    properties = PERSISTENT if kind == "durable" else PLAIN
+    begun = time.monotonic()
+    end = begun + float(seconds)
+    blobs = [Blob(queue, properties, int(size), number) for number in range(len(links))]
+    try:
+        await asyncio.gather(
+            *(flood.one(link, blob, int(window), end) for link, blob in zip(links, blobs, strict=True))
+        )
+        took = time.monotonic() - begun
+    except Gone as gone:
+        print(json.dumps({"gone": str(gone)}), flush=True)
+        return
+    told = {
+        "seconds": took,
+        "published": flood.published,
+        "confirmed": flood.confirmed,
+        "nacked": flood.nacked,
+        "each": [blob.next for blob in blobs],
+    }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,152 @@
+"""A consumer that takes so many messages a second, and what the broker needs meanwhile. Used by `test_flow.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from quickclient import EMPTY_TABLE, Link, Message, method, shortstr
+
+from amqpd._build import is_compiled
+
+RATE: Final = 100
+BOUND_MS: Final = 50.0
+LAX_MS: Final = 400.0
+
+
+def anon_mb(pid: int) -> float:
+    """Anonymous resident memory: the segments are the page cache's."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"process {pid} has no RssAnon")
+
+
+def percentile(values: list[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(int(len(ranked) * share), len(ranked) - 1)]
+
+
+async def declare(link: Link, queue: str, *, durable: bool, ttl_ms: int = 0) -> None:
+    table = EMPTY_TABLE
+    if ttl_ms:
+        entry = shortstr("x-message-ttl") + b"I" + struct.pack(">i", ttl_ms)
+        table = struct.pack(">I", len(entry)) + entry
+    bits = bytes([durable << 1])
+    await link.ask(method(0x0032000A, b"\x00\x00" + shortstr(queue) + bits + table), 0x0032000B)
+
+
+class SlowConsumer:
+    """Acks RATE messages a second, one by one. waits_ms: from each ack to the delivery that takes its place: as the
+    queue never runs dry, that is the time from becoming the queue's head to being delivered.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.taken: list[tuple[int, int]] = []  # (publisher, number) in the order of delivery
+        self.waits_ms: list[float] = []
+        self.at_s: list[float] = []  # when each of them was acked
+        self.redelivered = 0
+        self._unacked: deque[int] = deque()
+        self._acked_at: deque[float] = deque()
+        self._news = asyncio.Event()
+        link.on_deliver = self._deliver
+
+    def _deliver(self, message: Message) -> None:
+        self.taken.append((int(message.body[:8]), int(message.body[8:16])))
+        self.redelivered += message.redelivered
+        self._unacked.append(message.tag)
+        if self._acked_at:
+            acked = self._acked_at.popleft()
+            self.waits_ms.append((time.monotonic() - acked) * 1000)
+            self.at_s.append(acked)
+        self._news.set()
+
+    async def consume(self, queue: str, prefetch: int, seconds: float) -> None:
+        await self.link.qos(prefetch)
+        await self.link.consume(queue)
+        begun = time.monotonic()
+        number = 0
+        end = begun + seconds
+        while time.monotonic() < end:
+            # The first acks wait until the window is full: then every delivery answers an ack.
+            while not self._unacked or (not number and len(self._unacked) < prefetch):
+                self._news.clear()
+                try:
+                    await asyncio.wait_for(self._news.wait(), end - time.monotonic())
+                except TimeoutError:
+                    return
+            due = begun + number / RATE
+            number += 1
+            wait = due - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif wait < -1 / RATE:
+                begun -= wait  # it was kept waiting: it does not catch up
+            self._acked_at.append(time.monotonic())
+            self.link.ack(self._unacked.popleft())
+
+
+@contextlib.asynccontextmanager
+async def flooding(
+    port: int, queue: str, kind: str, seconds: float, *, size: int = 1024, links: int = 1, window: int = 0
+) -> AsyncIterator[dict[str, Any]]:
+    """Runs flood.py; at the end the dictionary holds what it said."""
+    arguments = [str(each) for each in (port, queue, kind, size, links, window, seconds)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", str(Path(__file__).with_name("flood.py")), *arguments, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    told: dict[str, Any] = {}
+    try:
+        assert await process.stdout.readline() == b"ready\n", "the publishers did not begin"
+        yield told
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line, "the publishers failed"
+        told.update(json.loads(line))
+        assert "gone" not in told, told
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+class Machine:
+    """What happens meanwhile: the broker's memory, and how late the machine wakes a process that asked to be woken.
+
+    A wait that is measured from outside goes through two processes, which are both woken late on a busy machine; the
+    bound for it has room for that.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.peak_mb = 0.0
+        self._pid = pid
+        self._late_ms: list[float] = []
+
+    async def watch(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        due = time.monotonic()
+        while due < end:
+            due = time.monotonic() + 0.01
+            await asyncio.sleep(0.01)
+            self._late_ms.append((time.monotonic() - due) * 1000)
+            if len(self._late_ms) % 10 == 1:
+                self.peak_mb = max(self.peak_mb, anon_mb(self._pid))
+
+    @property
+    def late_ms(self) -> float:
+        """The 99th percentile."""
+        return percentile(self._late_ms, 0.99)
+
+    def bound_ms(self) -> float:
+        """What a 99th percentile may be."""
+        return (BOUND_MS if is_compiled() else LAX_MS) + 3 * self.late_ms

@@ -1,0 +1,131 @@
+"""A client for the admin API, and users of every tag. The broker is the session's own process."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from amqpd.testing import BrokerProcess, Vhost
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Unix(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        # By the directory's descriptor: a socket's path has at most 107 bytes, a data directory more.
+        directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.sock.connect(f"/proc/self/fd/{directory}/{self.path.name}")
+        finally:
+            os.close(directory)
+
+
+class Api:
+    """user: None goes through the unix socket."""
+
+    def __init__(self, broker: BrokerProcess, user: str | None = "guest", password: str = "guest") -> None:
+        self.broker = broker
+        self.user = user
+        self.password = password
+
+    def __call__(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None, *, raw: bool = False
+    ) -> Answer:
+        sent = dict(headers or {})
+        if self.user is None:
+            connection: http.client.HTTPConnection = Unix(self.broker.data_dir / "amqpctl.sock")
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=10)
+            if self.user:
+                token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+                sent.setdefault("Authorization", f"Basic {token}")
+        data = body if raw or body is None else json.dumps(body)
+        if data is not None:
+            sent.setdefault("Content-Type", "application/json")
+        try:
+            connection.request(method, path, data, sent)  # type: ignore[arg-type]
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        answer = self("GET", path)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def done(self, method: str, path: str, body: object = None) -> Answer:
+        """A change that must succeed."""
+        answer = self(method, path, body)
+        assert answer.status in (200, 201, 204), answer
+        return answer
+
+
+@pytest.fixture(scope="session")
+def api(amqpd_broker: BrokerProcess) -> Api:
+    return Api(amqpd_broker)
+
+
+@pytest.fixture(scope="session")
+def operator(amqpd_broker: BrokerProcess) -> Api:
+    return Api(amqpd_broker, None)
+
+
+@pytest.fixture
+def v(amqpd_vhost: Vhost) -> str:
+    """An own vhost, encoded for a path."""
+    return quote(amqpd_vhost.name, safe="")
+
+
+@pytest.fixture
+def channel(amqpd_vhost: Vhost) -> Generator[BlockingChannel, None, None]:
+    connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def user(api: Api, amqpd_vhost: Vhost) -> Generator[Callable[..., Api], None, None]:
+    """user("management", configure="^a") makes a user with that tag, and with permissions if any pattern is given."""
+    made: list[str] = []
+
+    def make(tags: str, vhost: str = amqpd_vhost.name, **patterns: str) -> Api:
+        name = f"u{len(made)}-{amqpd_vhost.name}"
+        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "secret", "tags": tags})
+        made.append(name)
+        if patterns:
+            given = {"configure": "", "write": "", "read": "", **patterns}
+            api.done("PUT", f"/api/permissions/{quote(vhost, safe='')}/{quote(name, safe='')}", given)
+        return Api(api.broker, name, "secret")
+
+    yield make
+    for name in made:
+        api("DELETE", f"/api/users/{quote(name, safe='')}")

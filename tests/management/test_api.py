@@ -1,0 +1,85 @@
+"""The route table: every route's role, asked of the running broker with users of every tag."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.management.api import ROUTES, Route, Router
+from amqpd.management.api_call import TAGS, MethodNotAllowed, NotThere, Role
+
+STOPPING = {"api/amqpd/stop", "api/amqpd/stop_app", "api/amqpd/start_app", "api/amqpd/close_all_connections"}
+
+
+class TestTable:
+    def test_every_route_declares_its_role(self) -> None:
+        assert all(isinstance(route.role, Role) for route in ROUTES)
+
+    def test_only_these_are_public(self) -> None:
+        assert sorted(route.path for route in ROUTES if route.role == Role.PUBLIC) == ["", "api/auth", "metrics"]
+
+    def test_changes_of_users_and_vhosts_are_the_administrators(self) -> None:
+        theirs = ("users", "permissions", "topic-permissions", "vhosts")
+        for route in ROUTES:
+            if route.method != "GET" and route.path.split("/")[1] in theirs:
+                assert route.role == Role.ADMINISTRATOR, route
+
+    def test_two_routes_of_one_path_are_refused(self) -> None:
+        route = ROUTES[0]
+        with pytest.raises(ValueError, match="two routes"):
+            Router((route, Route("GET", route.path, route.role, route.handler)))
+
+    def test_a_word_goes_before_a_name(self) -> None:
+        router = Router()
+        assert router.find("GET", "/api/users/without-permissions")[0].path == "api/users/without-permissions"
+        assert router.find("GET", "/api/users/u%2Fv/permissions")[1] == {"user": "u/v"}
+
+    def test_empty_segments_are_names(self) -> None:
+        with pytest.raises(NotThere):
+            Router().find("GET", "/api//queues")
+        assert Router().find("GET", "/api/exchanges/%2F//bindings/source")[1] == {"vhost": "/", "exchange": ""}
+
+    def test_what_else_is_allowed(self) -> None:
+        with pytest.raises(MethodNotAllowed) as caught:
+            Router().find("PATCH", "/api/queues/%2F/q")
+        assert caught.value.headers == {"Allow": "DELETE, GET, HEAD, PUT"}
+
+
+@pytest.mark.parametrize("tag", ["", "management", "policymaker", "monitoring"])
+def test_no_tag_opens_a_route_above_it(tag, user, api, v) -> None:
+    """Every route with every tag: above the tag 401 and nothing done, else anything but a 500."""
+    caller = user(tag, configure=".*", write=".*", read=".*")
+    for route in ROUTES:
+        if route.path in STOPPING and route.role <= Role.MONITORING:
+            continue
+        path = "/" + route.path.replace("{vhost}", v).replace("{", "no-such-").replace("}", "")
+        answer = caller(route.method, path, {} if route.method in ("PUT", "POST") else None)
+        allowed = route.role == Role.PUBLIC or tag in TAGS[route.role]
+        if not allowed:
+            assert answer.status == 401, (route, answer)
+            assert answer.json["error"] == "not_authorised"
+        else:
+            assert answer.status != 500, (route, answer)
+    assert api.get("/api/amqpd/status")["app_running"] is True
+
+
+def test_an_administrator_gets_no_500_anywhere(api, v) -> None:
+    for route in ROUTES:
+        if route.path in STOPPING or (route.method == "DELETE" and route.path == "api/vhosts/{vhost}"):
+            continue  # the test wants both to be there afterwards
+        path = "/" + route.path.replace("{vhost}", v).replace("{", "no-such-").replace("}", "")
+        for body in ({}, [], {"count": "x", "arguments": 1, "tags": 7, "users": {}, "properties": 1, "routing_key": 3}):
+            answer = api(route.method, path, body if route.method in ("PUT", "POST") else None)
+            assert answer.status != 500, (route, body, answer)
+
+
+@pytest.mark.parametrize("name", ["policies/%2F/p", "parameters/shovel/%2F/s", "vhost-limits/%2F/max-queues"])
+def test_what_is_not_built_says_so(api, name) -> None:
+    answer = api("PUT", f"/api/{name}", {})
+    assert (answer.status, answer.json["error"]) == (501, "not_implemented")
+
+
+@pytest.mark.parametrize("name", ["policies", "policies/%2F", "parameters", "vhost-limits", "feature-flags"])
+def test_what_cannot_be_set_is_an_empty_list(api, name) -> None:
+    """rabbitmqadmin and others ask for these lists, and take a refusal for a failure."""
+    assert api.get(f"/api/{name}") == []
+    assert api("GET", "/api/policies/no-such").status == 404

@@ -1,0 +1,144 @@
+"""Definitions: out of one broker, into another; and documents that are refused whole."""
+
+from __future__ import annotations
+
+import pika
+import pytest
+
+from amqpd.management.api_call import BadRequest
+from amqpd.management.api_import import read
+from amqpd.testing import BrokerProcess
+
+
+def test_there_and_back(tmp_path, api):
+    with BrokerProcess(tmp_path / "one") as broker:
+        first = type(api)(broker)
+        first.done("PUT", "/api/vhosts/shop", {"description": "d", "tags": "a", "default_queue_type": "quorum"})
+        first.done("PUT", "/api/users/u", {"password": "secret", "tags": "management"})
+        first.done("PUT", "/api/permissions/shop/u", {"configure": "c", "write": "w", "read": "r"})
+        first.done("PUT", "/api/topic-permissions/shop/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
+        first.done("PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        first.done("PUT", "/api/exchanges/shop/x", {"type": "topic", "arguments": {"alternate-exchange": "y"}})
+        first.done("PUT", "/api/exchanges/shop/y", {"type": "headers", "internal": True})
+        first.done("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
+        first.done("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
+        first.done("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
+        exported = first.get("/api/definitions")
+    with BrokerProcess(tmp_path / "two") as broker:
+        second = type(api)(broker)
+        assert second("POST", "/api/definitions", exported).status == 204
+        assert second("POST", "/api/definitions", exported).status == 204
+        assert second.get("/api/definitions") == exported
+        assert type(api)(broker, "u", "secret").get("/api/whoami")["tags"] == ["management"]
+        broker.kill()
+        broker.start()
+        assert second.get("/api/definitions") == exported
+        connection = pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop"))
+        channel = connection.channel()
+        channel.basic_publish("x", "a.b", b"routed")
+        assert channel.basic_get("q", auto_ack=True)[2] == b"routed"
+        connection.close()
+
+
+def test_of_one_vhost(api, v):
+    document = {
+        "queues": [{"name": "q", "durable": True, "auto_delete": False, "arguments": {}}],
+        "exchanges": [{"name": "x", "type": "fanout", "durable": True, "arguments": []}],
+        "bindings": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": ""}],
+    }
+    assert api("POST", f"/api/definitions/{v}", document).status == 204
+    assert [queue["name"] for queue in api.get(f"/api/queues/{v}")] == ["q"]
+    assert api("POST", f"/api/definitions/{v}", {"users": []}).json["reason"] == "users: unknown"
+
+
+GOOD = {"name": "new", "vhost": "/"}
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"quues": []}, "quues"),
+        ({"queues": {}}, "queues"),
+        ({"queues": [GOOD, 3]}, "queues[1]"),
+        ({"queues": [GOOD, {"vhost": "/"}]}, "queues[1].name"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "colour": 1}]}, "queues[1].colour"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "durable": "yes"}]}, "queues[1].durable"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "no such"}]}, "queues[1].vhost"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "arguments": {"x-max-length": -1}}]}, "queues[1]"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "stream"}]}, "queues[1]"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "quorum", "durable": False}]}, "queues[1]"),
+        ({"queues": [GOOD, {"name": "amq.q", "vhost": "/"}]}, "queues[1]"),
+        ({"queues": [GOOD], "exchanges": [{"name": "x", "vhost": "/", "type": "none"}]}, "exchanges[0]"),
+        ({"queues": [GOOD], "bindings": [{**GOOD, "source": "x"}]}, "bindings[0].name"),
+        (
+            {
+                "queues": [GOOD],
+                "bindings": [
+                    {"source": "none", "vhost": "/", "destination": "new", "destination_type": "queue"},
+                ],
+            },
+            "bindings[0].source",
+        ),
+        (
+            {
+                "queues": [GOOD],
+                "bindings": [
+                    {
+                        "source": "amq.headers", "vhost": "/", "destination": "new", "destination_type": "queue",
+                        "arguments": {"x-match": "some"},
+                    },
+                ],
+            },
+            "bindings[0]",
+        ),
+        ({"queues": [GOOD], "users": [{"name": "u", "password": "plain"}]}, "users[0].password"),
+        ({"queues": [GOOD], "users": [{"name": "u", "password_hash": "??"}]}, "users[0]"),
+        ({"queues": [GOOD], "users": [{"name": "u", "password_hash": "", "tags": ["x"] * 1000}]}, "users[0]"),
+        (
+            {
+                "queues": [GOOD],
+                "permissions": [{"user": "guest", "vhost": "/", "configure": "(", "write": "", "read": ""}],
+            },
+            "permissions[0]",
+        ),
+        (
+            {
+                "queues": [GOOD],
+                "topic_permissions": [
+                    {"user": "guest", "vhost": "/", "exchange": "x" * 256, "write": "", "read": ""},
+                ],
+            },
+            "topic_permissions[0]",
+        ),
+        ({"queues": [GOOD], "policies": [{"name": "p"}]}, "policies[0]"),
+        ({"queues": [GOOD], "global_parameters": [{"name": "other", "value": 1}]}, "global_parameters[0]"),
+    ],
+)  # fmt: skip
+def test_one_fault_and_nothing_is_made(api, document, path):
+    answer = api("POST", "/api/definitions", document)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert answer.json["reason"].startswith(f"{path}:"), answer.json
+    assert api("GET", "/api/queues/%2F/new").status == 404
+
+
+def test_half_of_a_surrogate_pair_is_no_text(api):
+    body = '{"vhosts": [{"name": "v-half", "description": "\\ud800"}]}'
+    answer = api("POST", "/api/definitions", body, raw=True)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert "UTF-8" in answer.json["reason"]
+    assert api("GET", "/api/vhosts/v-half").status == 404
+
+
+def test_what_rabbitmq_exports_is_read():
+    """Keys of an export of RabbitMQ 3.10 and 3.12."""
+    document = {
+        "rabbit_version": "3.12.1", "rabbitmq_version": "3.12.1", "product_name": "RabbitMQ",
+        "users": [{"name": "u", "password_hash": "", "hashing_algorithm": "rabbit_password_hashing_sha256",
+                   "tags": ["administrator"], "limits": {}}],
+        "vhosts": [{"name": "/", "description": "d", "tags": [], "metadata": {}, "limits": []}],
+        "parameters": [], "policies": [],
+        "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
+    }  # fmt: skip
+    assert [user["name"] for user in read(document)["users"]] == ["u"]
+    with pytest.raises(BadRequest, match=r"parameters\[0\]"):
+        read({"parameters": [{"name": "p"}]})

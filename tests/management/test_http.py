@@ -1,0 +1,225 @@
+"""The doors: who gets in, what a request may be, and how errors look."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import stat
+import time
+from urllib.parse import quote
+
+import pytest
+
+from amqpd.management.http import BODY_BYTES_MAX, FAILURES_MAX, JSON_DEPTH_MAX
+
+
+class TestLogin:
+    def test_without_credentials(self, amqpd_broker, api):
+        answer = type(api)(amqpd_broker, "")("GET", "/api/overview")
+        assert answer.status == 401
+        assert answer.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'
+        assert answer.json == {"error": "not_authorised", "reason": "Login failed"}
+
+    @pytest.mark.parametrize("value", ["Basic", "Basic !!", "Basic Z3Vlc3Q=", "Bearer x", "Basic /////w=="])
+    def test_credentials_that_are_none(self, amqpd_broker, api, value):
+        answer = type(api)(amqpd_broker, "")("GET", "/api/whoami", headers={"Authorization": value})
+        assert answer.status == 401
+
+    def test_wrong_password_costs_time(self, amqpd_broker, api):
+        started = time.monotonic()
+        assert type(api)(amqpd_broker, "guest", "wrong")("GET", "/api/whoami").status == 401
+        assert time.monotonic() - started >= 0.1
+
+    def test_guessing_is_stopped_for_that_user_alone(self, amqpd_broker, api):
+        guesser = type(api)(amqpd_broker, "nobody-guesses", "wrong")
+        answers = [guesser("GET", "/api/whoami").status for _ in range(FAILURES_MAX + 1)]
+        assert answers == [401] * FAILURES_MAX + [429]
+        assert api("GET", "/api/whoami").status == 200
+
+    def test_a_user_without_tags(self, user):
+        answer = user("", read=".*")("GET", "/api/whoami")
+        assert answer.status == 401
+        assert answer.json == {"error": "not_authorised", "reason": "Not management user"}
+
+    def test_who_am_i(self, api, user):
+        assert api.get("/api/whoami") == {"name": "guest", "tags": ["administrator"], "is_internal_user": True}
+        assert user("management,other").get("/api/whoami")["tags"] == ["management", "other"]
+
+
+class TestUnixSocket:
+    def test_its_caller_is_the_operator(self, operator):
+        assert operator.get("/api/whoami")["tags"] == ["administrator"]
+        assert operator.get("/api/amqpd/ping")["status"] == "ok"
+
+    def test_it_is_ours_alone(self, amqpd_broker):
+        found = (amqpd_broker.data_dir / "amqpctl.sock").stat()
+        assert stat.S_ISSOCK(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o600
+
+    def test_it_goes_with_the_broker_and_a_stale_one_is_replaced(self, tmp_path, amqpd_broker, api):
+        directory = tmp_path / ("long" * 30)  # a socket's path may have 107 bytes, a data directory more
+        with type(amqpd_broker)(directory) as broker:
+            path = directory / "amqpctl.sock"
+            assert path.exists()
+            broker.kill()
+            assert path.exists()
+            broker.start()
+            assert type(api)(broker, None).get("/api/amqpd/ping")["status"] == "ok"
+            broker.stop()
+            assert not path.exists()
+
+    def test_a_header_does_not_make_tcp_the_operator(self, amqpd_broker, api):
+        headers = {"X-Forwarded-For": "unix", "Host": "localhost"}
+        assert type(api)(amqpd_broker, "")("GET", "/api/amqpd/status", headers=headers).status == 401
+
+
+class TestRequests:
+    def test_a_slash_at_the_end(self, api):
+        assert api("GET", "/api/connections/").status == 200
+        assert api("GET", "/api/connections/%2F/").status == 404
+
+    def test_unknown_path(self, api):
+        answer = api("GET", "/api/none")
+        assert answer.status == 404
+        assert answer.json == {"error": "Object Not Found", "reason": "Not Found"}
+
+    def test_wrong_method(self, api):
+        answer = api("POST", "/api/overview", {})
+        assert answer.status == 405
+        assert answer.headers["allow"] == "GET, HEAD"
+
+    def test_head(self, api):
+        answer = api("HEAD", "/api/overview")
+        assert (answer.status, answer.body) == (200, b"")
+        assert int(answer.headers["content-length"]) > 100
+
+    def test_names_that_are_no_utf8(self, api):
+        assert api("GET", "/api/queues/%2F/%ff").status == 400
+
+    @pytest.mark.parametrize("name", ["..%2f..%2fetc", "%2e%2e", "a%2Fb%2F..", "%22'<img>{{7*7}}", "é" * 127, "100%25"])
+    def test_any_name_is_a_name(self, api, v, amqpd_broker, name):
+        path = f"/api/queues/{v}/{quote(name, safe='%')}"
+        before = {each.name for each in amqpd_broker.data_dir.iterdir()}
+        assert api("PUT", path, {"durable": True}).status == 201
+        assert api("GET", path).status == 200
+        assert [queue["name"] for queue in api.get(f"/api/queues/{v}")] == [api.get(path)["name"]]
+        assert {each.name for each in amqpd_broker.data_dir.iterdir()} == before
+
+    @pytest.mark.parametrize("name", ["a%00b", "é" * 128])
+    def test_names_that_amqp_refuses(self, api, v, name):
+        assert api("PUT", f"/api/queues/{v}/{quote(name, safe='%')}", {}).status == 400
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            ("{", "not_json"),
+            ("[NaN]", "not_json"),
+            ("[" * 100000, "deeper"),
+            ("[" * (JSON_DEPTH_MAX + 1) + "]" * (JSON_DEPTH_MAX + 1), "deeper"),
+            ("[]", "must be a JSON object"),
+            ('{"durable": "maybe"}', "durable must be true or false"),
+            ('{"arguments": 3}', "arguments must be an object"),
+            ('{"arguments": {"x-max-length": -1}}', "x-max-length"),
+            ('{"arguments": {"a": 1e999}}', ""),
+            ('{"arguments": {"a": 99999999999999999999999}}', ""),
+            ('{"arguments": {"\\ud800": 1}}', ""),
+        ],
+    )
+    def test_bodies_that_are_refused(self, api, v, body, reason):
+        answer = api("PUT", f"/api/queues/{v}/q", body, raw=True)
+        assert answer.status == 400
+        assert answer.json["error"] == "bad_request"
+        assert reason in answer.json["reason"]
+
+    def test_depth_at_the_limit(self, api, v):
+        nested = "[" * (JSON_DEPTH_MAX - 2) + "]" * (JSON_DEPTH_MAX - 2)
+        assert api("PUT", f"/api/queues/{v}/q", f'{{"arguments": {{"a": {nested}}}}}', raw=True).status == 201
+
+    def test_a_body_too_large(self, api, v):
+        answer = api("PUT", f"/api/queues/{v}/q", b" " * (BODY_BYTES_MAX + 1), raw=True)
+        assert answer.status == 413
+
+    def test_a_body_too_large_without_its_length(self, amqpd_broker, v):
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+            head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
+            sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+            chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+            sent = 0
+            try:
+                while sent <= BODY_BYTES_MAX + 4 * 65536:
+                    sock.sendall(chunk)
+                    sent += 65536
+            except OSError:
+                pass  # it hung up at the limit, which is the point
+            sock.settimeout(10)
+            answer = b""
+            try:
+                while part := sock.recv(65536):
+                    answer += part
+            except ConnectionError:
+                pass  # our own unread bytes reset the connection
+            assert b" 413 " in answer.split(b"\r\n")[0]
+
+    @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "x"])
+    def test_a_compressed_body(self, api, v, coding):
+        """Neither unpacked nor taken for JSON."""
+        packed = gzip.compress(b"{}")
+        answer = api("PUT", f"/api/queues/{v}/q", packed, {"Content-Encoding": coding}, raw=True)
+        assert answer.status == 415
+        assert api("PUT", f"/api/queues/{v}/q", {}, {"Content-Encoding": "identity"}).status == 201
+
+    @pytest.mark.parametrize("body", [b"zz\r\n{}\r\n", b"2\r\n{}xx\r\n0\r\n\r\n"])
+    def test_a_body_in_broken_chunks(self, amqpd_broker, v, body):
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+            head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
+            sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+            assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
+        assert "Traceback" not in amqpd_broker.stderr
+
+    def test_what_is_no_http(self, amqpd_broker, api):
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+            sock.sendall(b"AMQP\x00\x00\x09\x01\r\n\r\n")
+            assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
+        assert api("GET", "/api/whoami").status == 200
+        assert "Traceback" not in amqpd_broker.stderr
+
+
+class TestOtherSites:
+    """A page of another site must not change anything with the browser's credentials."""
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": "http://["},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+        ],
+    )
+    def test_are_refused(self, api, v, headers):
+        assert api("PUT", f"/api/queues/{v}/q", {}, headers).status == 403
+        assert api.get(f"/api/queues/{v}") == []
+
+    def test_our_own_page_is_not(self, api, v):
+        headers = {"Origin": f"http://127.0.0.1:{api.broker.http_port}", "Sec-Fetch-Site": "same-origin"}
+        assert api("PUT", f"/api/queues/{v}/q", {}, headers).status == 201
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+    def test_cannot_disguise_json(self, api, v, kind):
+        body = json.dumps({"durable": True})
+        assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": kind}, raw=True).status == 415
+
+    def test_nothing_is_shared_with_them(self, api):
+        headers = api("GET", "/api/overview", headers={"Origin": "http://evil.example"}).headers
+        assert "access-control-allow-origin" not in headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_the_page_says_what_it_is(amqpd_broker, api):
+    answer = type(api)(amqpd_broker, "")("GET", "/")
+    assert answer.status == 200
+    assert "There is no user interface yet" in " ".join(answer.body.decode().split())
+    assert "script" not in answer.body.decode()

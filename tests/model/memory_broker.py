@@ -1,0 +1,228 @@
+"""A real broker without threads, sockets or files: a loop that runs when it is told to, a simulated disk.
+
+Clients speak bytes (pamqp writes and reads them), so channels, queues and flow are the ones that serve a socket. What a
+turn of the loop did is over when `settle` returns; nothing happens in between.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pamqp.body
+import pamqp.commands as spec
+import pamqp.frame
+import pamqp.header
+
+from amqpd.broker.broker import Broker
+from amqpd.broker.vhost import VHost
+from amqpd.connection.connection import CLOSED, Connection
+from amqpd.settings import Settings
+from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+from amqpd.storage.storage import Storage
+
+BOOT_ID = "0" * 31 + "1"
+FRAME_MAX = 131072
+
+
+class Handle:
+    def cancel(self) -> None:
+        """Timers of this loop never fire."""
+
+
+class StillLoop:
+    """An event loop that does what was asked of it when `run` is called. Timers are kept, never fired."""
+
+    def __init__(self) -> None:
+        self.ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> Handle:
+        self.ready.append((function, arguments))
+        return Handle()
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay_s: float, function: Callable[..., object], *arguments: Any) -> Handle:
+        return Handle()
+
+    def run(self) -> None:
+        turns = 0
+        while self.ready:
+            turns += 1
+            assert turns < 10_000, "the broker never comes to rest"
+            function, arguments = self.ready.popleft()
+            function(*arguments)
+
+
+class AllowAll:
+    def may(self, *_: object) -> bool:
+        return True
+
+    may_topic = may_access_vhost = may
+
+    def topic_limited(self, *_: object) -> bool:
+        return False
+
+
+class PromptMetadata:
+    """Commits at once: what declarations wait for is another test's matter."""
+
+    def __init__(self, loop: StillLoop) -> None:
+        self.loop = loop
+
+    def submit(self, changes: Sequence[object], done: Callable[[BaseException | None], None]) -> None:
+        self.loop.call_soon(done, None)
+
+
+class Wire:
+    """The transport's side of a connection."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.reading = True
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        raise AssertionError("the broker closed the socket")
+
+    abort = close
+
+
+class NoControl:
+    """Channel 0 is silent; a hard error is a failure of the test."""
+
+    def fail(self, error: Exception) -> None:
+        raise AssertionError(f"the connection failed: {error!r}") from error
+
+
+class Event(NamedTuple):
+    """What a client received: a method, with its content if it carries one."""
+
+    channel: int
+    method: Any
+    body: bytes | None = None
+
+
+class Client:
+    """One connection, open."""
+
+    def __init__(self, house: MemoryBroker, name: str) -> None:
+        self.house = house
+        self.wire = Wire()
+        self.connection = Connection(house.broker, house.broker.turn, self.wire, name, FRAME_MAX)
+        self.connection.control = NoControl()
+        self.connection.capabilities = {"consumer_cancel_notify": True}
+        self.connection.open(User("guest"), house.vhost)  # type: ignore[arg-type]
+        self.connection.channel_max = 2047
+        self.connection.set_frame_max(FRAME_MAX)
+        house.broker.connections[name] = self.connection
+
+    def say(self, channel: int, *methods: Any) -> None:
+        self.connection.receive(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
+
+    def publish(
+        self, channel: int, routing_key: str, bodies: Sequence[bytes], properties: bytes, exchange: str = ""
+    ) -> None:
+        """All in one piece, as one read of the socket brings them."""
+        method = pamqp.frame.marshal(spec.Basic.Publish(exchange=exchange, routing_key=routing_key), channel)
+        out = []
+        for body in bodies:
+            header = struct.pack(">HHQ", 60, 0, len(body)) + properties
+            out += [method, struct.pack(">BHI", 2, channel, len(header)), header, b"\xce"]
+            if body:
+                out += [struct.pack(">BHI", 3, channel, len(body)), body, b"\xce"]
+        self.connection.receive(b"".join(out))
+
+    def heard(self) -> list[Event]:
+        """What came since the last call, in order."""
+        data, self.wire.data = self.wire.data, b""
+        events: list[Event] = []
+        while data:
+            size, channel, value = pamqp.frame.unmarshal(data)
+            data = data[size:]
+            if isinstance(value, pamqp.header.ContentHeader):
+                body = b""
+                while len(body) < value.body_size:
+                    size, _, part = pamqp.frame.unmarshal(data)
+                    assert isinstance(part, pamqp.body.ContentBody)
+                    body += part.value
+                    data = data[size:]
+                events[-1] = events[-1]._replace(body=body)
+            else:
+                events.append(Event(channel, value))
+        return events
+
+    def vanish(self) -> None:
+        """The socket is gone."""
+        self.connection.state = CLOSED
+        self.house.broker.release_connection(self.connection)
+
+
+class User(NamedTuple):
+    name: str
+
+
+class MemoryBroker:
+    """A broker with one vhost, over a simulated disk that outlives it."""
+
+    def __init__(self) -> None:
+        self.filesystem = SimulatedFileSystem()
+        self.durable: dict[str, str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.loop = StillLoop()
+        self.storage = Storage(
+            "/data",
+            post=self.loop.call_soon_threadsafe,
+            clock=SimulatedClock(),
+            filesystem=self.filesystem,
+            segment_size_bytes=200_000,
+            boot_id=BOOT_ID,
+            inline=True,
+        )
+        metadata: Any = PromptMetadata(self.loop)
+        loop: Any = self.loop
+        auth: Any = AllowAll()
+        self.broker = Broker(Settings(), self.storage, metadata, loop)
+        self.broker.auth = auth
+        self.vhost = VHost(self.broker, "/", "v")
+        self.broker.vhosts["/"] = self.vhost
+
+    def settle(self) -> None:
+        """The loop runs until nothing is left to do."""
+        self.loop.run()
+
+    def again(self, *, clean: bool) -> None:
+        """The next life of the broker: its clients are gone, its durable queues are there."""
+        from amqpd.broker.queue_kinds import make_queue
+
+        queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]
+        if clean:
+            self.storage.close(clean=True)
+        self.filesystem = self.filesystem.killed()
+        self.begin()
+        for name, queue_id, arguments in queues:
+            store = self.storage.open_queue("v", queue_id, name, "/")
+            queue = make_queue(self.vhost, name, True, False, None, arguments, store)
+            queue.id = queue_id
+            self.vhost.add_queue(queue)
+
+    def end(self) -> None:
+        self.storage.close(clean=False)

@@ -1,0 +1,323 @@
+"""Methods: each against pamqp in both directions; exact bytes for names that pamqp refuses and methods it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+import pamqp.commands
+import pamqp.frame
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.errors import REPLY_TEXT_SIZE_BYTES_MAX, FrameError
+from amqpd.protocol import commands
+from amqpd.protocol.codec import CodecError
+from amqpd.protocol.commands import Command, MethodSyntaxError, UnknownMethod, decode, encode, frame, method_name
+from amqpd.protocol.plans import read_arguments, write_arguments
+
+COMMANDS = get_args(Command)
+PLANS = {row[2]: row[3] for row in commands._CATALOGUE}
+RESERVED = "HNZB"
+short_names = st.text("abcxyz019-_.:@#,/+ ", max_size=20)
+tables = st.dictionaries(
+    st.text(max_size=8),
+    st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8) | st.booleans() | st.none() | st.lists(st.booleans()),
+    max_size=3,
+)
+BY_LETTER = {
+    "o": st.integers(0, 127),  # pamqp takes octets as signed
+    "h": st.integers(0, 2**16 - 1),
+    "i": st.integers(0, 2**32 - 1),
+    "q": st.integers(0, 2**63 - 1),  # pamqp takes delivery tags as signed
+    "b": st.booleans(),
+    "n": short_names,
+    "k": st.text(max_size=30),
+    "L": st.text(max_size=30).map(str.encode),
+    "M": st.text(max_size=30),
+    "t": tables,
+}
+
+
+def commands_of(kind):
+    letters = [letter for letter in PLANS[kind] if letter not in RESERVED]
+    return st.tuples(*(BY_LETTER[letter] for letter in letters)).map(kind._make)
+
+
+any_command = st.sampled_from(COMMANDS).flatmap(commands_of)
+KNOWN_TO_PAMQP = [kind for kind in COMMANDS if commands.method_id(kind()) in pamqp.commands.INDEX_MAPPING]
+every_method_of_pamqp = pytest.mark.parametrize("kind", KNOWN_TO_PAMQP, ids=lambda kind: kind.__name__)
+deprecated_too = pytest.mark.filterwarnings("ignore:This command is deprecated:DeprecationWarning")
+
+PAMQP_NAMES = {"no_wait": "nowait", "type": "exchange_type"}
+
+
+def with_pamqp_names(command) -> dict[str, object]:
+    fields = command._asdict()
+    renamed = {}
+    for name, value in fields.items():
+        if isinstance(command, commands.ExchangeDeclare) or name != "type":
+            name = PAMQP_NAMES.get(name, name)
+        renamed[name] = value.decode() if isinstance(value, bytes) else value
+    return renamed
+
+
+@given(any_command)
+def test_round_trip(command):
+    payload = encode(command)
+    again = decode(payload)
+    assert type(again) is type(command)
+    assert again == command
+    assert int.from_bytes(payload[:4], "big") == commands.method_id(command)
+
+
+@deprecated_too
+@every_method_of_pamqp
+@settings(max_examples=15)
+@given(data=st.data(), channel=st.integers(0, 65535))
+def test_pamqp_reads_what_is_encoded(kind, data, channel):
+    command = data.draw(commands_of(kind))
+    whole = frame(channel, command)
+    consumed, found_channel, method = pamqp.frame.unmarshal(whole)
+    assert (consumed, found_channel) == (len(whole), channel)
+    assert method.index == commands.method_id(command)
+    for name, value in with_pamqp_names(command).items():
+        found = getattr(method, name)
+        if isinstance(value, str) and isinstance(found, bytes):
+            found = found.decode()
+        assert found == value, name
+
+
+@deprecated_too
+@every_method_of_pamqp
+@settings(max_examples=15)
+@given(data=st.data())
+def test_what_pamqp_encodes_is_read(kind, data):
+    command = data.draw(commands_of(kind))
+    method = pamqp.commands.INDEX_MAPPING[commands.method_id(command)](**with_pamqp_names(command))
+    whole = pamqp.frame.marshal(method, 7)
+    again = decode(whole[7:-1])
+    assert type(again) is type(command)
+    assert again == command
+
+
+def test_every_method_of_pamqp_is_here_under_its_name():
+    numbers = {row[0] for row in commands._CATALOGUE}
+    assert len(numbers) == len(commands._CATALOGUE) == len(COMMANDS)
+    assert {row[2] for row in commands._CATALOGUE} == set(COMMANDS)
+    for number, method in pamqp.commands.INDEX_MAPPING.items():
+        name = method_name(number)
+        assert name.replace(".", "").replace("-", "") == method.name.replace(".", "").lower()
+        assert getattr(commands, name.upper().replace(".", "_").replace("-", "_")) == number
+    assert numbers - set(pamqp.commands.INDEX_MAPPING) == {commands.ACCESS_REQUEST, commands.ACCESS_REQUEST_OK}
+    assert method_name(60 << 16 | 99) == "60.99"
+
+
+def test_plans_fit_the_fields():
+    types = {
+        "o": "int",
+        "h": "int",
+        "i": "int",
+        "q": "int",
+        "b": "bool",
+        "n": "str",
+        "k": "str",
+        "L": "bytes",
+        "M": "str",
+    }
+    for number, name, kind, plan in commands._CATALOGUE:
+        hints = [hint.__forward_arg__ for hint in kind.__annotations__.values()]
+        assert hints == [types.get(letter, "Table") for letter in plan if letter not in RESERVED], name
+        assert number in vars(commands).values()
+
+
+EXACT = [
+    (
+        commands.QueueDeclare("sales[eu]", durable=True, no_wait=True, arguments={"x-max-length": 5}),
+        b"\x00\x32\x00\x0a\x00\x00\x09sales[eu]\x12\x00\x00\x00\x12\x0cx-max-lengthI\x00\x00\x00\x05",
+    ),
+    (commands.QueueDeclareOk("sales[eu]", 2, 1), b"\x00\x32\x00\x0b\x09sales[eu]\x00\x00\x00\x02\x00\x00\x00\x01"),
+    (
+        commands.ExchangeDeclare("e" * 128, "topic", internal=True),
+        b"\x00\x28\x00\x0a\x00\x00\x80" + b"e" * 128 + b"\x05topic\x08\x00\x00\x00\x00",
+    ),
+    (
+        commands.ExchangeDelete("é", if_unused=True, no_wait=True),
+        b"\x00\x28\x00\x14\x00\x00\x02\xc3\xa9\x03",
+    ),
+    (
+        commands.BasicPublish("x" * 255, "k\udcff", mandatory=True),
+        b"\x00\x3c\x00\x28\x00\x00\xff" + b"x" * 255 + b"\x02k\xff\x01",
+    ),
+    (
+        commands.BasicDeliver("[tag]", 2**64 - 1, True, "x[1]", "k"),
+        b"\x00\x3c\x00\x3c\x05[tag]\xff\xff\xff\xff\xff\xff\xff\xff\x01\x04x[1]\x01k",
+    ),
+    (commands.BasicAck(2**64 - 1, True), b"\x00\x3c\x00\x50\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+    (commands.BasicNack(1, False, True), b"\x00\x3c\x00\x78\x00\x00\x00\x00\x00\x00\x00\x01\x02"),
+    (commands.BasicGetEmpty(), b"\x00\x3c\x00\x48\x00"),
+    (commands.ChannelOpenOk(), b"\x00\x14\x00\x0b\x00\x00\x00\x00"),
+    (commands.ConnectionOpen("/"), b"\x00\x0a\x00\x28\x01/\x00\x00"),
+    (
+        commands.ConnectionStartOk({}, "PLAIN", b"\x00guest\x00\xff", "en_US"),
+        b"\x00\x0a\x00\x0b\x00\x00\x00\x00\x05PLAIN\x00\x00\x00\x08\x00guest\x00\xff\x05en_US",
+    ),
+    (commands.AccessRequest("/data", False, True, True, True, True), b"\x00\x1e\x00\x0a\x05/data\x1e"),
+    (commands.AccessRequestOk(101), b"\x00\x1e\x00\x0b\x00\x65"),
+    (commands.TxSelect(), b"\x00\x5a\x00\x0a"),
+]
+
+
+@pytest.mark.parametrize(("command", "payload"), EXACT, ids=[type(command).__name__ for command, _ in EXACT])
+def test_exact_bytes(command, payload):
+    assert encode(command) == payload
+    again = decode(payload)
+    assert again == command
+    assert type(again) is type(command)
+
+
+def test_frame_around_a_payload():
+    assert frame(0x0102, commands.BasicAck(3)) == (
+        b"\x01\x01\x02\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x00\x03\x00\xce"
+    )
+
+
+def test_reserved_arguments_may_hold_anything():
+    assert decode(b"\x00\x32\x00\x1e\xff\xff\x01q\x01") == commands.QueuePurge("q", True)
+    assert decode(b"\x00\x0a\x00\x28\x01/\x02\xff\xfe\x01") == commands.ConnectionOpen("/")
+    assert decode(b"\x00\x14\x00\x0a\x01\xff") == commands.ChannelOpen()
+
+
+def test_bits_that_mean_nothing_are_passed_over():
+    assert decode(b"\x00\x3c\x00\x5a\x00\x00\x00\x00\x00\x00\x00\x01\xfe") == commands.BasicReject(1, False)
+
+
+def test_more_than_eight_bits_take_a_second_octet():
+    bits = [True, False, False, False, False, False, False, True, True]
+    assert write_arguments("b" * 9 + "h" + "bb", [*bits, 5, False, True], b"") == b"\x81\x01\x00\x05\x02"
+    assert read_arguments("b" * 9 + "h" + "bb", b"\x81\x01\x00\x05\x02", 0) == [*bits, 5, False, True]
+    assert write_arguments("b" * 8, bits[:8], b"") == b"\x81"
+    assert read_arguments("b" * 8, b"\x81", 0) == bits[:8]
+
+
+def sample(kind):
+    """A command of this kind with something in every field."""
+    by_type = {"int": 1, "bool": True, "str": "text", "bytes": b"raw", "Table": {"a": {"b": [1, "c"]}}}
+    return kind(*(by_type[hint.__forward_arg__] for hint in kind.__annotations__.values()))
+
+
+@pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
+def test_cut_anywhere_or_with_more_behind(kind):
+    payload = encode(sample(kind))
+    assert decode(payload) == sample(kind)
+    number = int.from_bytes(payload[:4], "big")
+    for wrong in [payload[:size] for size in range(4, len(payload))] + [payload + b"\x00"]:
+        with pytest.raises(MethodSyntaxError) as caught:
+            decode(wrong)
+        assert (caught.value.class_id, caught.value.method_id) == (number >> 16, number & 0xFFFF)
+        octets = list(wrong[4:])
+        if len(octets) <= 32:
+            assert caught.value.text == f"cannot decode <<{','.join(map(str, octets))}>>"
+
+
+def test_words_for_what_cannot_be_decoded():
+    with pytest.raises(MethodSyntaxError) as caught:
+        decode(b"\x00\x3c\x00\x0a\x01")
+    assert FrameError(caught.value.text).reply_text == "FRAME_ERROR - cannot decode <<1>>"
+    assert "basic.qos" in str(caught.value)
+    with pytest.raises(MethodSyntaxError) as caught:
+        decode(b"\x00\x3c\x00\x0a" + b"\xff" * 100_000)
+    whole = FrameError(caught.value.text).reply_text
+    assert whole.endswith(",255,...>>")
+    assert len(whole) < REPLY_TEXT_SIZE_BYTES_MAX
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x3c\x00"])
+def test_payload_too_short_for_a_method(payload):
+    with pytest.raises(MethodSyntaxError) as caught:
+        decode(payload)
+    assert (caught.value.class_id, caught.value.method_id) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [0, 50 << 16 | 99, 999 << 16 | 1, 10 << 16 | 99, 0xFFFFFFFF])
+def test_unknown_methods(number):
+    with pytest.raises(UnknownMethod) as caught:
+        decode(number.to_bytes(4, "big") + b"rest")
+    assert (caught.value.class_id, caught.value.method_id) == (number >> 16, number & 0xFFFF)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x00\x32\x00\x0a\x00\x00\x02\xff\xfe\x00\x00\x00\x00\x00",  # queue name
+        b"\x00\x28\x00\x14\x00\x00\x01\x80\x00",  # exchange name
+        b"\x00\x3c\x00\x1e\x01\xc3\x00",  # consumer tag
+        b"\x00\x32\x00\x0a\x00\x00\x03\xed\xa0\x80\x00\x00\x00\x00\x00",  # a surrogate in UTF-8's clothes
+        b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\x03\x01aZ",  # argument of unknown type
+        b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\xff\x01aV",  # arguments longer than the frame
+    ],
+)
+def test_names_and_tables_that_are_wrong(payload):
+    with pytest.raises(MethodSyntaxError):
+        decode(payload)
+
+
+def test_names_with_nul_are_left_to_the_channel():
+    assert decode(b"\x00\x32\x00\x1e\x00\x00\x03a\x00b\x00") == commands.QueuePurge("a\x00b")
+
+
+def test_arguments_nested_too_deep():
+    table = b"\x00\x00\x00\x00"
+    for _ in range(3000):
+        table = (len(table) + 3).to_bytes(4, "big") + b"\x01aF" + table
+    with pytest.raises(MethodSyntaxError):
+        decode(b"\x00\x32\x00\x0a\x00\x00\x01q\x00" + table)
+
+
+@given(st.sampled_from(sorted(row[0] for row in commands._CATALOGUE)), st.binary(max_size=60))
+def test_any_arguments_are_decoded_or_refused(number, arguments):
+    try:
+        command = decode(number.to_bytes(4, "big") + arguments)
+    except MethodSyntaxError:
+        return
+    assert commands.method_id(command) == number
+    assert decode(encode(command)) == command
+
+
+@given(any_command, st.data())
+def test_damaged_methods_are_decoded_or_refused(command, draw):
+    damaged = bytearray(encode(command))
+    damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    try:
+        again = decode(bytes(damaged))
+    except (MethodSyntaxError, UnknownMethod):
+        return
+    encode(again)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        commands.QueueDeclare("q" * 256),
+        commands.QueueDeclareOk("q", 2**32, 0),
+        commands.BasicAck(-1),
+        commands.ConnectionClose(2**16),
+        commands.ConnectionStart(256),
+        commands.ConnectionStart(server_properties={"a": object()}),
+        commands.QueueDeclare(5),
+        commands.QueuePurgeOk("5"),
+    ],
+    ids=lambda command: f"{command!r:.50}",
+)
+def test_values_that_do_not_fit(command):
+    with pytest.raises(CodecError):
+        encode(command)
+
+
+def test_defaults_are_the_empty_values():
+    for kind in COMMANDS:
+        command = kind()
+        assert decode(encode(command)) == command
+        assert not any(command)
+        assert all(isinstance(value, (int, str, bytes, Mapping)) for value in command)

@@ -1,0 +1,348 @@
+"""Message properties: pamqp as the second opinion, exact bytes for what it cannot do, surgery against assembly."""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+
+import pamqp.commands
+import pamqp.header
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.protocol import properties as props
+from amqpd.protocol.codec import CodecError, Timestamp, encode_table, shortstr
+from amqpd.protocol.properties import (
+    Properties,
+    decode_properties,
+    encode_properties,
+    headers_of,
+    scan,
+    with_headers,
+    with_reply_to,
+    without_expiration,
+    without_headers,
+)
+
+texts = st.text(max_size=20)
+octets = st.integers(0, 255)
+values = (
+    st.integers(-(2**31), 2**31 - 1) | st.text(max_size=8) | st.booleans() | st.lists(st.text(max_size=3), max_size=3)
+)
+anything = st.builds(
+    Properties,
+    content_type=st.none() | texts,
+    content_encoding=st.none() | texts,
+    headers=st.none() | st.dictionaries(texts, values, max_size=4),
+    delivery_mode=st.none() | octets,
+    priority=st.none() | octets,
+    correlation_id=st.none() | texts,
+    reply_to=st.none() | texts,
+    expiration=st.none() | texts,
+    message_id=st.none() | texts,
+    timestamp=st.none() | st.integers(0, 2**64 - 1),
+    type=st.none() | texts,
+    user_id=st.none() | texts,
+    app_id=st.none() | texts,
+    cluster_id=st.none() | texts,
+)
+# One header of every type letter, those included that Python values do not bring back as they were.
+LETTERED = [
+    shortstr(name) + field
+    for name, field in (
+        ("bool", b"t\x07"),
+        ("int8", b"b\x80"),
+        ("uint8", b"B\xff"),
+        ("int16", b"s\x80\x00"),
+        ("uint16", b"u\xff\xff"),
+        ("int32", b"I\x00\x00\x00\x01"),
+        ("uint32", b"i\xff\xff\xff\xff"),
+        ("int64", b"l\x00\x00\x00\x00\x00\x00\x00\x01"),
+        ("specified", b"L\x00\x00\x00\x00\x00\x00\x00\x01"),
+        ("float", b"f\x3f\xc0\x00\x00"),
+        ("double", b"d\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+        ("decimal", b"D\x02\x00\x00\x00\x0a"),
+        ("string", b"S\x00\x00\x00\x02\xff\xfe"),
+        ("bytes", b"x\x00\x00\x00\x01\x00"),
+        ("array", b"A\x00\x00\x00\x03b\x01V"),
+        ("timestamp", b"T\xff\xff\xff\xff\xff\xff\xff\xff"),
+        ("table", b"F\x00\x00\x00\x05\x01as\x00\x01"),
+        ("void", b"V"),
+        ("\udcff", b"V"),
+        ("", b"B\x00"),
+    )
+]
+entries = st.lists(st.sampled_from(LETTERED), max_size=6)
+fields = st.fixed_dictionaries(
+    {name: st.none() | texts for name in ("content_type", "reply_to", "type", "expiration")}
+).map(lambda found: Properties(**found))
+
+
+def name_of(entry: bytes) -> str:
+    return entry[1 : 1 + entry[0]].decode("utf-8", "surrogateescape")
+
+
+def assemble(rest: Properties, headers: list[bytes] | None) -> bytes:
+    """Properties with these raw headers, put together in another way than the code under test does it."""
+    if headers is None:
+        return encode_properties(rest._replace(headers=None))
+    with_mark = encode_properties(rest._replace(headers={"mark": 1}))
+    table = b"".join(headers)
+    return with_mark.replace(encode_table({"mark": 1}), struct.pack(">I", len(table)) + table, 1)
+
+
+def accepted(check, *arguments) -> bool:
+    """Whether `check` accepts; anything but a CodecError escapes and fails the test."""
+    try:
+        check(*arguments)
+    except CodecError:
+        return False
+    return True
+
+
+@given(anything)
+def test_round_trip(properties):
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+@given(anything)
+def test_pamqp_reads_what_is_encoded(properties):
+    if properties.timestamp is not None:
+        properties = properties._replace(timestamp=properties.timestamp & 0xFFFFFFFF)
+    header = pamqp.header.ContentHeader()
+    header.unmarshal(struct.pack(">HHQ", 60, 0, 5) + encode_properties(properties))
+    for name, value in header.properties:
+        mine = getattr(properties, "type" if name == "message_type" else name)
+        if name == "timestamp" and mine is not None:
+            mine = datetime.fromtimestamp(mine, tz=UTC)
+        if name == "cluster_id" and mine is None:
+            mine = ""  # pamqp's way to say that it is absent
+        assert value == mine, name
+
+
+@given(anything)
+def test_what_pamqp_encodes_is_read(properties):
+    # pamqp leaves out empty texts, knows two delivery modes and no cluster id, and takes timestamps as datetimes.
+    properties = Properties._make(None if value == "" else value for value in properties)
+    properties = properties._replace(cluster_id=None)
+    if properties.timestamp is not None:
+        properties = properties._replace(timestamp=properties.timestamp & 0xFFFFFFFF)
+    if properties.delivery_mode is not None:
+        properties = properties._replace(delivery_mode=1 + properties.delivery_mode % 2)
+    arguments = properties._asdict()
+    del arguments["cluster_id"]
+    arguments["message_type"] = arguments.pop("type")
+    if properties.timestamp is not None:
+        arguments["timestamp"] = datetime.fromtimestamp(properties.timestamp, tz=UTC)
+    data = pamqp.header.ContentHeader(0, 5, pamqp.commands.Basic.Properties(**arguments)).marshal()[12:]
+    scan(data, 0, len(data))
+    assert decode_properties(data) == properties
+
+
+@given(anything, st.binary(max_size=5), st.binary(max_size=5))
+def test_scan_sees_what_is_there(properties, before, after):
+    data = encode_properties(properties)
+    start = len(before)
+    end = start + len(data)
+    inside = before + data + after
+    info = scan(inside, start, end)
+    assert info.flags == int.from_bytes(data[:2], "big")
+    assert info.delivery_mode == (properties.delivery_mode or 0)
+    assert info.priority == (-1 if properties.priority is None else properties.priority)
+    for name in ("expiration", "user_id", "reply_to"):
+        text = getattr(properties, name)
+        assert getattr(info, name) == (None if text is None else text.encode()), name
+    assert info.has_headers == (properties.headers is not None)
+    assert inside[info.headers_start : info.headers_end] == (
+        b"" if properties.headers is None else encode_table(properties.headers)
+    )
+    assert headers_of(inside, start, end) == (properties.headers or {})
+
+
+def test_every_property_in_its_place():
+    data = encode_properties(
+        Properties("a", "b", {"h": None}, 2, 9, "c", "d", "e", "f", Timestamp(2**64 - 1), "g", "h", "i", "j")
+    )
+    assert data == (
+        b"\xff\xfc\x01a\x01b\x00\x00\x00\x03\x01hV\x02\x09\x01c\x01d\x01e\x01f"
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\x01g\x01h\x01i\x01j"
+    )
+    info = scan(data, 0, len(data))
+    assert (info.delivery_mode, info.priority) == (2, 9)
+    assert (info.expiration, info.user_id, info.reply_to) == (b"e", b"h", b"d")
+    assert (info.headers_start, info.headers_end) == (6, 13)
+    assert decode_properties(data).timestamp == 2**64 - 1
+    for size in range(len(data)):
+        assert not accepted(scan, data[:size], 0, size)
+        assert not accepted(scan, data, 0, size)
+        assert not accepted(decode_properties, data[:size])
+    assert not accepted(scan, data, 0, len(data) + 1)
+    assert not accepted(scan, data, -1, len(data))
+
+
+REFUSED = {
+    "no flags": b"",
+    "half the flags": b"\x80",
+    "continuation": b"\x00\x01",
+    "continuation with more flags": b"\x00\x01\x00\x00",
+    "bit 1": b"\x00\x02",
+    "content type that is missing": b"\x80\x00",
+    "content type cut off": b"\x80\x00\x05abc",
+    "garbage behind": b"\x80\x00\x01aX",
+    "garbage without properties": b"\x00\x00X",
+    "header of unknown type": b"\x20\x00\x00\x00\x00\x03\x01aZ",
+    "header longer than the table": b"\x20\x00\x00\x00\x00\x07\x01aS\x00\x00\x00\x01",
+    "table longer than the frame": b"\x20\x00\x00\x00\x00\x04\x01aV",
+    "table of 4 GiB": b"\x20\x00\xff\xff\xff\xff\x01aV",
+    "table length cut off": b"\x20\x00\x00\x00\x00",
+    "delivery mode missing": b"\x10\x00",
+    "priority missing": b"\x18\x00\x02",
+    "timestamp cut off": b"\x00\x40\x00\x00\x00\x00\x00\x00\x00",
+    "reply-to cut off": b"\x02\x00\x02a",
+    "expiration cut off": b"\x01\x00\x02a",
+    "user id cut off": b"\x00\x10\x02a",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_bytes_are_refused(case):
+    data = REFUSED[case]
+    assert not accepted(scan, data, 0, len(data))
+    assert not accepted(decode_properties, data)
+
+
+def test_headers_nested_too_deep_are_refused():
+    table = b"\x00\x00\x00\x00"
+    for _ in range(127):
+        table = struct.pack(">I", len(table) + 3) + b"\x01aF" + table
+    data = b"\x20\x00" + table
+    assert scan(data, 0, len(data)).has_headers
+    data = b"\x20\x00" + struct.pack(">I", len(table) + 3) + b"\x01aF" + table
+    assert not accepted(scan, data, 0, len(data))
+    assert not accepted(decode_properties, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "delivery_mode", "expiration"),
+    [
+        (b"\x10\x00\x63", 99, None),
+        (b"\x10\x00\x00", 0, None),
+        (b"\x01\x00\x03abc", 0, b"abc"),
+        (b"\x01\x00\x00", 0, b""),
+        (b"\x01\x00\x02\xff\xfe", 0, b"\xff\xfe"),
+        (b"\x00\x00", 0, None),
+    ],
+)
+def test_what_a_text_or_number_means_is_not_judged_here(data, delivery_mode, expiration):
+    info = scan(data, 0, len(data))
+    assert (info.delivery_mode, info.expiration) == (delivery_mode, expiration)
+
+
+@given(anything, st.data())
+def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
+    damaged = bytearray(encode_properties(properties))
+    place = draw.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] = draw.draw(octets)
+    data = bytes(damaged[: draw.draw(st.integers(0, len(damaged)))])
+    assert accepted(scan, data, 0, len(data)) == accepted(decode_properties, data)
+    whole = accepted(scan, data, 0, len(data))
+    # Surgery may overlook damage it has no business with, but it never fails on what scan lets through.
+    assert accepted(without_headers, data, ["a"]) >= whole
+    assert accepted(with_headers, data, {"a": 1}) >= whole
+    assert accepted(with_reply_to, data, b"r") >= whole
+    assert accepted(without_expiration, data) >= whole
+
+
+@given(st.binary(max_size=40))
+def test_scan_and_decoder_agree_on_anything(data):
+    assert accepted(scan, data, 0, len(data)) == accepted(decode_properties, data)
+
+
+def test_sender_selected_distribution_is_noticed():
+    for name, noticed in (("CC", True), ("BCC", True), ("cc", False)):
+        data = encode_properties(Properties(content_type="t", headers={"a": 1, name: ["q"]}))
+        assert scan(data, 0, len(data)).sender_selected is noticed
+
+
+@given(fields, entries, st.lists(st.sampled_from([name_of(entry) for entry in LETTERED]), max_size=4))
+def test_headers_taken_out_leave_all_else(rest, headers, names):
+    data = assemble(rest, headers)
+    left = [entry for entry in headers if name_of(entry) not in names]
+    changed = without_headers(data, names)
+    assert changed == assemble(rest, left)
+    assert (changed is data) == (left == headers)
+    scan(changed, 0, len(changed))
+
+
+@given(fields, entries)
+def test_header_set_in_place_or_at_the_end(rest, headers):
+    fresh = {"float": "new", "other": 1}
+    expected = []
+    seen = False
+    for entry in headers:
+        if name_of(entry) != "float":
+            expected.append(entry)
+        elif not seen:
+            expected.append(b"\x05floatS\x00\x00\x00\x03new")
+            seen = True
+    if not seen:
+        expected.append(b"\x05floatS\x00\x00\x00\x03new")
+    expected.append(b"\x05otherI\x00\x00\x00\x01")
+    changed = with_headers(assemble(rest, headers), fresh, ["float"])
+    assert changed == assemble(rest, expected)
+    dropped = [entry for entry in expected if name_of(entry) != "void"]
+    assert with_headers(assemble(rest, headers), fresh, ["void", "absent"]) == assemble(rest, dropped)
+
+
+def test_header_that_is_there_twice():
+    one, two, other = b"\x01aI\x00\x00\x00\x01", b"\x01aS\x00\x00\x00\x012", b"\x01bV"
+    data = assemble(Properties(type="t"), [one, other, two])
+    assert with_headers(data, {"a": True}) == assemble(Properties(type="t"), [b"\x01at\x01", other])
+    assert without_headers(data, {"a"}) == assemble(Properties(type="t"), [other])
+    assert without_headers(without_headers(data, {"a"}), {"b"}) == assemble(Properties(type="t"), [])
+    assert with_headers(data, {"b": None}) == data
+
+
+@given(fields)
+def test_headers_where_there_were_none(rest):
+    data = assemble(rest, None)
+    assert with_headers(data, {"other": 1}) == assemble(rest, [b"\x05otherI\x00\x00\x00\x01"])
+    assert with_headers(data, {}, ["a"]) is data
+    assert without_headers(data, ["a"]) is data
+    assert headers_of(data, 0, len(data)) == {}
+
+
+@given(fields, entries)
+def test_reply_to_and_expiration(rest, headers):
+    data = assemble(rest, headers)
+    assert with_reply_to(data, b"there") == assemble(rest._replace(reply_to="there"), headers)
+    assert without_expiration(data) == assemble(rest._replace(expiration=None), headers)
+    assert (without_expiration(data) is data) == (rest.expiration is None)
+    assert with_reply_to(data, b"") == assemble(rest._replace(reply_to=""), headers)
+    assert not accepted(with_reply_to, data, b"x" * 256)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Properties(priority=256),
+        Properties(delivery_mode=-1),
+        Properties(timestamp=2**64),
+        Properties(content_type="x" * 256),
+        Properties(headers={"a": object()}),
+        Properties(priority="5"),
+        Properties(app_id=5),
+        Properties(headers="a"),
+    ],
+    ids=repr,
+)
+def test_values_that_no_property_holds(wrong):
+    with pytest.raises(CodecError):
+        encode_properties(wrong)
+
+
+def test_flags_are_those_of_the_fields():
+    bits = [getattr(props, name.upper()) for name in Properties._fields]
+    assert bits == [1 << (15 - place) for place in range(14)]
+    assert encode_properties(Properties()) == props.NO_PROPERTIES

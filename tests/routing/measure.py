@@ -1,0 +1,102 @@
+"""Prints what a match costs, in microseconds: `python tests/routing/measure.py`, with the amqpd that is importable.
+
+No test: figures depend on the machine. The bindings are those of the load generator's scenario S6; every key is a
+fresh string, so its hash is computed within the measured time. Each figure is the best of five rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from amqpd.routing import trie
+from amqpd.routing.headers import Headers
+from amqpd.routing.trie import Trie
+
+BINDING_COUNT = 10_000
+
+
+def topic_binding(number: int) -> tuple[str, str, str]:
+    """A name for the kind, the pattern, and a key that only this pattern accepts."""
+    kind = number % 10
+    if kind < 4:
+        return "dev.N.*.temp", f"dev.{number}.*.temp", f"dev.{number}.k1.temp"
+    if kind < 7:
+        return "dev.N.status.#", f"dev.{number}.status.#", f"dev.{number}.status.a.b"
+    if kind < 9:
+        return "*.N.alarm.*", f"*.{number}.alarm.*", f"site.{number}.alarm.fire"
+    return "#.evtN", f"#.evt{number}", f"x.y.evt{number}"
+
+
+def best_us(match: Callable[[str], object], keys: Sequence[str]) -> float:
+    """Microseconds for one match, averaged over the keys."""
+    best_s = float("inf")
+    for _ in range(5):
+        fresh_keys = [key.encode().decode() for key in keys]
+        start = time.perf_counter()
+        for key in fresh_keys:
+            match(key)
+        best_s = min(best_s, (time.perf_counter() - start) / len(keys))
+    return best_s * 1e6
+
+
+def report(what: str, figure_us: float) -> None:
+    sys.stdout.write(f"{what:<44}{figure_us:9.2f} us\n")
+
+
+def measure_topic() -> None:
+    exchange = Trie()
+    keys_by_kind: dict[str, list[str]] = {}
+    for number in range(BINDING_COUNT):
+        kind, pattern, key = topic_binding(number)
+        exchange.add(pattern, number)
+        keys_by_kind.setdefault(kind, []).append(key)
+    for kind, keys in keys_by_kind.items():
+        report(f"topic, {kind}", best_us(exchange.match, keys))
+    mixed = [key for keys in keys_by_kind.values() for key in keys]
+    random.Random(1).shuffle(mixed)
+    report("topic, all of them, shuffled", best_us(exchange.match, mixed))
+    report("topic, no match", best_us(exchange.match, [f"no.such.key.{n}" for n in range(BINDING_COUNT)]))
+
+
+def measure_plain_topic() -> None:
+    exchange = Trie()
+    keys = [f"plain.key.{number}" for number in range(BINDING_COUNT)]
+    for key in keys:
+        exchange.add(key, key)
+    report("topic, patterns without wildcards only", best_us(exchange.match, keys))
+
+
+def hostile_patterns() -> Iterable[str]:
+    for words in (["#"], ["#", "*"], ["#", "a"], ["#", "a", "*"], ["#", "a", "*", "a"], ["*", "#", "a"]):
+        yield ".".join(words * 128)[:255].rstrip(".")
+
+
+def measure_hostile_topic() -> None:
+    worst_us = 0.0
+    for pattern in hostile_patterns():
+        exchange = Trie()
+        exchange.add(pattern, "q")
+        for key in (".".join("a" * 128), ".".join("ab" * 64), "." * 255):
+            worst_us = max(worst_us, best_us(exchange.match, [key] * 10))
+    report("topic, worst hostile pattern and key", worst_us)
+
+
+def measure_headers() -> None:
+    exchange = Headers()
+    for number in range(BINDING_COUNT):
+        exchange.bind("", {"format": "pdf", "customer": number}, number)
+    messages = {str(n): {"format": "pdf", "customer": n, "a": 1, "b": "two", "c": 3.0} for n in range(BINDING_COUNT)}
+    report(
+        "headers, 10,000 `all` rules, 5 headers", best_us(lambda key: exchange.match("", messages[key]), [*messages])
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{trie.__file__.rpartition('/')[2]}\n")
+    measure_topic()
+    measure_plain_topic()
+    measure_hostile_topic()
+    measure_headers()

@@ -1,0 +1,34 @@
+"""The fanout exchange, and its promise to be a short sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from amqpd.routing import fanout
+from amqpd.routing.fanout import Fanout
+
+
+def test_everything_bound_gets_everything() -> None:
+    exchange = Fanout()
+    assert exchange.match("", None) == set()
+    exchange.bind("", {}, "q1")
+    exchange.bind("ignored", {"x": 1}, "q2")
+    assert exchange.match("whatever", {"h": 1}) == {"q1", "q2"}
+
+
+def test_unbinding_keeps_other_bindings_to_the_same_destination() -> None:
+    exchange = Fanout()
+    exchange.bind("a", {}, "q1")
+    exchange.bind("b", {}, "q1")
+    exchange.bind("a", {}, "q2")
+    exchange.unbind("a", {}, "q1")
+    assert exchange.match("", None) == {"q1", "q2"}
+    exchange.unbind("b", {}, "q1")
+    assert exchange.match("", None) == {"q2"}
+    exchange.bind("c", {}, "q1")
+    assert exchange.match("", None) == {"q1", "q2"}
+
+
+def test_the_sample_is_under_fifty_lines() -> None:
+    source = Path(fanout.__file__).with_name("fanout.py")
+    assert len(source.read_text(encoding="utf-8").splitlines()) < 50

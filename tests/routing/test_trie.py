@@ -1,0 +1,165 @@
+"""Topic patterns: what matches, what unbinding leaves behind, what a hostile pattern costs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from amqpd.routing.trie import Trie, normal_form
+
+
+@pytest.mark.parametrize(
+    ("pattern", "accepted", "refused"),
+    [
+        ("a.b", ["a.b"], ["a", "a.b.c", "a.c", "A.b", ""]),
+        ("", [""], ["a", "."]),
+        ("*", ["a", "*", "#"], ["", ".", "a.b"]),
+        ("#", ["", "a", ".", "a.b.c", "..."], []),
+        ("#.#", ["", "a", "a.b"], []),
+        ("*.#", ["a", "a.b", ".", ".."], [""]),
+        ("#.*", ["a", "a.b", "."], [""]),
+        ("#.*.#", ["a", "a.b", "."], [""]),
+        ("a.*", ["a.", "a.b"], ["a", "a.b.c", ""]),
+        ("a.*.b", ["a..b", "a.x.b"], ["a.b", "a.x.y.b"]),
+        ("*.*", [".", "a.", ".a", "a.b"], ["", "a", ".."]),
+        ("a.#", ["a", "a.", "a.b", "a.b.c"], ["", "b", "ab"]),
+        ("#.a", ["a", ".a", "b.a", "a.a", "a.b.a"], ["", "a.", "a.b"]),
+        ("a.#.b", ["a.b", "a..b", "a.b.b", "a.x.y.b", "a.b.x.b"], ["a", "b", "a.b.c", "x.a.b"]),
+        ("#.a.#", ["a", "x.a", "a.x", "x.a.y", "a.a.a"], ["", "b", "b.c"]),
+        ("#.a.*.#.b", ["a.x.b", "q.a.x.y.b", "a.b.b", "a.a.b"], ["a.b", "a.x", "a.x.b.c"]),
+        ("a*", ["a*"], ["ab", "a", "a.b"]),
+        ("a.##", ["a.##"], ["a", "a.b"]),
+        (".", ["."], ["", "a", ".."]),
+        ("a.", ["a."], ["a", "a.b"]),
+        ("\udce9.*", ["\udce9.x"], ["é.x"]),
+    ],
+)
+def test_which_keys_a_pattern_accepts(pattern: str, accepted: list[str], refused: list[str]) -> None:
+    trie = Trie()
+    trie.add(pattern, "q")
+    trie.add("some.other.*.pattern.#", "elsewhere")
+    assert [key for key in accepted + refused if trie.match(key) == {"q"}] == accepted
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("", []),
+        ("a.b", ["a", "b"]),
+        ("#.#.#", ["#"]),
+        ("#.*.#.*", ["*", "*", "#"]),
+        ("a.#.*.b.*.#", ["a", "*", "#", "b", "*", "#"]),
+        ("#.a.#", ["#", "a", "#"]),
+        (".", ["", ""]),
+    ],
+)
+def test_normal_form(pattern: str, words: list[str]) -> None:
+    assert normal_form(pattern) == words
+
+
+def test_each_destination_once() -> None:
+    trie = Trie()
+    for pattern in ("a.b", "a.*", "*.b", "#", "a.#", "#.b", "#.a.#.b"):
+        trie.add(pattern, "q")
+    trie.add("a.#", "r")
+    assert trie.match("a.b") == {"q", "r"}
+
+
+def test_patterns_that_say_the_same_are_still_two_bindings() -> None:
+    trie = Trie()
+    trie.add("#.*", "q")
+    trie.add("*.#", "q")
+    trie.remove("#.*", "q")
+    assert trie.match("a.b") == {"q"}
+    trie.remove("*.#", "q")
+    assert trie.match("a.b") == set()
+
+
+def test_removal_keeps_what_shares_the_path() -> None:
+    trie = Trie()
+    trie.add("a.*", "q1")
+    trie.add("a.*", "q2")
+    trie.add("a.*.c", "q3")
+    trie.add("a.#", "q4")
+    trie.remove("a.*", "q1")
+    assert trie.match("a.b") == {"q2", "q4"}
+    trie.remove("a.*", "q2")
+    assert trie.match("a.b") == {"q4"}
+    assert trie.match("a.b.c") == {"q3", "q4"}
+    trie.remove("a.*.c", "q3")
+    trie.remove("a.#", "q4")
+    assert trie.match("a.b.c") == set()
+
+
+def test_removal_gives_the_nodes_back() -> None:
+    trie = Trie()
+    patterns = ["a.b.*.c.#.d", "a.b.*", "#", "*.#.x", "a.b.*.c", "plain.words"]
+    for pattern in patterns:
+        trie.add(pattern, "q")
+    for pattern in patterns:
+        trie.remove(pattern, "q")
+    assert trie.node_count() == 0
+
+
+def test_plain_patterns_need_no_nodes() -> None:
+    trie = Trie()
+    trie.add("a.b.c", "q")
+    trie.add("", "r")
+    assert trie.node_count() == 0
+    assert trie.match("a.b.c") == {"q"}
+    assert trie.match("") == {"r"}
+
+
+def test_removing_what_is_not_there_is_loud_and_harmless() -> None:
+    trie = Trie()
+    trie.add("a.*", "q")
+    for pattern, destination in [("a.*", "other"), ("a.#", "q"), ("a.b", "q")]:
+        with pytest.raises(KeyError):
+            trie.remove(pattern, destination)
+    assert trie.match("a.b") == {"q"}
+
+
+def test_a_match_leaves_nothing_behind_for_the_next() -> None:
+    trie = Trie()
+    trie.add("#.a.#.b", "q")
+    assert [trie.match(key) for key in ("a.b", "b", "a.b", "a", "x.a.y.b")] == [{"q"}, set(), {"q"}, set(), {"q"}]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".".join(["#"] * 128),
+        ".".join(["#", "*"] * 64),
+        ".".join(["#", "a"] * 64),
+        ".".join(["#", "a", "*"] * 42),
+        ".".join(["#", "a", "*", "a"] * 32),
+        ".".join(["*", "#", "a"] * 42) + ".z",
+    ],
+)
+@pytest.mark.parametrize("key", [".".join(["a"] * 128), ".".join(["a", "b"] * 64), "." * 255])
+def test_no_pattern_costs_more_than_ten_milliseconds(pattern: str, key: str) -> None:
+    trie = Trie()
+    trie.add(pattern, "q")
+    trie.match(key)
+    best_s = 1.0
+    for _ in range(5):  # the best of a few: the machine may be busy with something else
+        start = time.perf_counter()
+        trie.match(key)
+        best_s = min(best_s, time.perf_counter() - start)
+    assert best_s <= 0.010
+
+
+def test_many_patterns_behind_one_hash_cost_no_more_than_one() -> None:
+    def best_match_s(pattern_count: int) -> float:
+        trie = Trie()
+        for number in range(pattern_count):
+            trie.add(f"#.evt{number}", number)
+        best_s = 1.0
+        for _ in range(50):
+            start = time.perf_counter()
+            assert trie.match("x.y.evt0") == {0}
+            best_s = min(best_s, time.perf_counter() - start)
+        return best_s
+
+    assert best_match_s(10_000) < 20 * best_match_s(1)  # a scan would be thousands of times dearer

@@ -1,0 +1,98 @@
+"""A data directory in memory, and a storage over it that does everything in the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+from amqpd.storage.storage import Storage
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+
+
+class House:
+    def __init__(self, **arguments: Any) -> None:
+        self.filesystem = SimulatedFileSystem()
+        self.clock = SimulatedClock()
+        self.arguments: dict[str, Any] = {"segment_size_bytes": 1 << 26, "boot_id": "1" * 32, **arguments}
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.commits: list[tuple[int, list[QueueStore]]] = []
+        self.queue_id = ""
+        self.storage: Storage
+        self.store: QueueStore
+
+    def begin(self) -> QueueStore:
+        self._storage()
+        self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
+        return self.store
+
+    def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> QueueStore:
+        """The next start of the broker: on what a kill leaves, if nothing else is given."""
+        self.filesystem = filesystem if filesystem is not None else self.filesystem.killed()
+        self.arguments.update(arguments)
+        self._storage()
+        self.store = self.storage.open_queue("v", self.queue_id, "tasks", "/")
+        self.store.recover()
+        return self.store
+
+    def _storage(self) -> None:
+        self.posted = []
+        self.commits = []
+        self.storage = Storage(
+            "/data",
+            post=lambda function, *arguments: self.posted.append((function, arguments)),
+            clock=self.clock,
+            filesystem=self.filesystem,
+            inline=True,
+            **self.arguments,
+        )
+        self.storage.on_commit = lambda generation, failed: self.commits.append((generation, failed))
+
+    def append(self, *bodies: bytes, persistent: bool = True) -> list[int]:
+        return [self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent) for body in bodies]
+
+    def turn(self) -> None:
+        """A loop turn ends, and everything that was posted is called."""
+        self.storage.end_of_turn()
+        self.loop()
+
+    def loop(self) -> None:
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+
+    def bodies(self, offset: int = 0) -> list[bytes]:
+        return [record.body for record in self.store.read(offset, 1 << 40)]
+
+    def offsets(self, offset: int = 0) -> list[int]:
+        return [record.offset for record in self.store.read(offset, 1 << 40)]
+
+    @property
+    def directory(self) -> str:
+        return f"/data/vhosts/v/queues/{self.queue_id}"
+
+    def names(self, suffix: str) -> list[str]:
+        return sorted(name for name in self.filesystem.listdir(self.directory) if name.endswith(suffix))
+
+    def data(self, name: str) -> bytearray:
+        """The bytes of a file of the queue, to look at or to damage."""
+        node = self.filesystem._get(f"{self.directory}/{name}")
+        return node.data
+
+    def log(self, number: int = -1) -> bytearray:
+        return self.data(self.names(".log")[number])
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+@pytest.fixture
+def make_house() -> Callable[..., House]:
+    return House

@@ -1,0 +1,127 @@
+"""Figures of the store; not a test. `python tests/storage/measure.py [DIRECTORY]`: on the disk to measure.
+
+The calls come from interpreted code, which adds 50 to 100 ns to each; from the compiled broker they cost less.
+CPU time of this thread only, so that the committer's and the machine's other work do not show.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import amqpd.storage.queue_store
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.storage import Storage
+
+COUNT = 200_000
+TURN = 500
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.posted.append((function, arguments))
+
+    def run(self) -> None:
+        while self.posted:
+            function, arguments = self.posted.popleft()
+            function(*arguments)
+
+    def settle(self, storage: Storage) -> None:
+        while storage.unsynced_bytes:
+            storage.end_of_turn()
+            time.sleep(0.001)
+            self.run()
+
+
+def per(label: str, seconds: float, count: int) -> None:
+    print(f"  {label:34} {seconds / count * 1e9:10.0f} ns")
+
+
+def one_queue(storage: Storage, loop: Loop, size: int) -> None:
+    print(f"{size} bytes, {TURN} in a turn")
+    _, store = storage.create_queue("v", "q", "/")
+    route = RecordRoute(b"", b"bench-queue")
+    source = b"\x10\x00\x02" + b"x" * size
+    end = len(source)
+    append, settle, clock = store.append, store.settle, time.thread_time
+    appending = writing = settling = settled = 0.0
+    for _ in range(COUNT // TURN):
+        began = clock()
+        for _ in range(TURN):
+            append(route, source, 0, 3, 3, end, True)
+        written = clock()
+        storage.end_of_turn()
+        appending += written - began
+        writing += clock() - written
+        loop.run()
+    loop.settle(storage)
+    per("append", appending, COUNT)
+    per("end of turn, per record", writing, COUNT)
+    began = clock()
+    offset = count = 0
+    while records := store.read(offset, 256 * 1024):
+        offset = records[-1].offset + 1
+        count += len(records)
+    per("read on, from the page cache", clock() - began, count)
+    for first in range(0, COUNT, TURN):
+        began = clock()
+        for offset in range(first, first + TURN):
+            settle(offset, size)
+        written = clock()
+        storage.end_of_turn()
+        settling += written - began
+        settled += clock() - written
+        loop.run()
+    per("settle in order", settling, COUNT)
+    per("end of turn, whole", settled, COUNT // TURN)
+
+
+def backlog(directory: str, loop: Loop) -> None:
+    print("a backlog of 1,000,000 x 1 KiB, found after a kill")
+    storage = Storage(directory, post=loop.post)
+    queue_id, store = storage.create_queue("v", "q", "/")
+    route = RecordRoute(b"", b"bench-queue")
+    source = b"\x10\x00\x02" + b"x" * 1024
+    for _ in range(1_000_000 // TURN):
+        for _ in range(TURN):
+            store.append(route, source, 0, 3, 3, len(source), True)
+        storage.end_of_turn()
+        loop.run()
+    loop.settle(storage)
+    storage.close(clean=False)
+    began = time.perf_counter()
+    storage = Storage(directory, post=loop.post)
+    store = storage.open_queue("v", queue_id)
+    store.recover()
+    print(f"  {'open, with its record count':34} {(time.perf_counter() - began) * 1e3:10.1f} ms, {store.record_count}")
+    storage.close(clean=False)
+
+
+def main() -> None:
+    print(amqpd.storage.queue_store.__file__)
+    directory = tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None)
+    loop = Loop()
+    try:
+        storage = Storage(directory + "/one", post=loop.post)
+        for size in (16, 1024):
+            one_queue(storage, loop, size)
+        began = time.thread_time()
+        for _ in range(100_000):
+            storage.end_of_turn()
+        per("end of turn, nothing to do", time.thread_time() - began, 100_000)
+        storage.close(clean=True)
+        backlog(directory + "/backlog", loop)
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,459 @@
+"""Compaction against a naive twin: the last record of each key, its offset kept; tombstones; crashes at every call."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.cleaner import CleanerPolicy, OffsetMap, encode_clean_offsets, read_clean_offsets
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
+from amqpd.storage.storage import Storage
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.memory_records import MemoryRecords
+
+DAY = 24 * 3_600_000
+COMPACT = RetentionPolicy(compaction=CleanerPolicy())
+
+
+class Twin:
+    """A log and what should be in it."""
+
+    def __init__(self, house: Any, policy: RetentionPolicy = COMPACT) -> None:
+        self.house = house
+        self.all: list[tuple[int, bytes, bytes | None]] = []
+        house.begin()
+        house.storage.set_policy(house.store, policy)
+
+    def put(self, key: bytes, body: bytes | None) -> int:
+        route = RecordRoute(b"events", key)
+        store = self.house.store
+        offset = (
+            store.append_tombstone(route, b"\x00\x00")
+            if body is None
+            else store.append_parts(route, b"\x10\x00\x02", body, True)
+        )
+        self.all.append((offset, key, body))
+        return offset
+
+    def fill(self, turns: int, keys: int = 7, each: int = 5, size: int = 100) -> None:
+        for turn in range(turns):
+            for number in range(each):
+                self.put(b"k%d" % ((turn * each + number) % keys), b"%d.%d" % (turn, number) + b"." * size)
+            self.house.turn()
+            self.house.clock.now_ms += 1000
+
+    def active(self) -> int:
+        """Where the active segment begins."""
+        return self.house.store.log.segments[-1].base
+
+    def compacted(self, below: int) -> list[int]:
+        """Offsets that stay when everything below has been cleaned, tombstones kept."""
+        last = {key: offset for offset, key, _ in self.all if offset < below}
+        return [offset for offset, key, _ in self.all if offset >= below or last[key] == offset]
+
+    def check(self, offsets: list[int]) -> None:
+        bodies = {offset: body for offset, _, body in self.all}
+        keys = {offset: key for offset, key, _ in self.all}
+        found = self.house.store.read(0, 1 << 40)
+        assert [record.offset for record in found] == offsets
+        for record in found:
+            assert record.routing_key == keys[record.offset]
+            assert record.body == (bodies[record.offset] or b"")
+            assert record.tombstone == (bodies[record.offset] is None)
+        assert self.house.store.record_count == len(offsets)
+
+
+def maintain(house: Any) -> None:
+    house.storage.maintain()
+    house.loop()
+    house.storage.flush()
+    house.loop()
+
+
+@pytest.fixture
+def twin(make_house: Callable[..., Any]) -> Twin:
+    return Twin(make_house(segment_size_bytes=3000))
+
+
+def test_the_last_record_of_each_key_stays(twin: Twin) -> None:
+    twin.fill(30)
+    before = len(twin.house.names(".log"))
+    active = twin.active()
+    size = sum(len(twin.house.data(name)) for name in twin.house.names(".log"))
+    maintain(twin.house)
+    twin.check(twin.compacted(active))
+    assert len(twin.house.names(".log")) < before, "small neighbours are one segment"
+    assert sum(len(twin.house.data(name)) for name in twin.house.names(".log")) < size / 2
+    assert twin.house.names(".cleaned") == twin.house.names(".swap") == []
+    assert twin.house.names(".log.deleted")
+    twin.house.clock.now_ms += FILE_DELETE_DELAY_MS
+    maintain(twin.house)
+    assert twin.house.names(".deleted") == []
+    twin.check(twin.compacted(active))
+
+
+@pytest.mark.parametrize("how", ["clean", "kill", "nothing but logs"])
+def test_after_a_restart(twin: Twin, how: str) -> None:
+    """`.settled` and indexes lost: the holes are found in the batches, and the log's size is still right."""
+    twin.fill(30)
+    active = twin.active()
+    maintain(twin.house)
+    expected = twin.compacted(active)
+    if how == "clean":
+        twin.house.storage.close(clean=True)
+    after = twin.house.filesystem.killed()
+    twin.house.filesystem = after
+    if how == "nothing but logs":
+        for suffix in (".settled", ".index", ".timeindex", "checkpoint"):
+            for name in twin.house.names(suffix):
+                after.unlink(f"{twin.house.directory}/{name}")
+    twin.house.again(after)
+    twin.check(expected)
+    assert not twin.house.store.degraded
+    twin.put(b"k0", b"more")
+    twin.house.turn()
+    twin.check([*expected, twin.all[-1][0]])
+
+
+def test_again_and_again(twin: Twin) -> None:
+    for _ in range(6):
+        twin.fill(12)
+        active = twin.active()
+        maintain(twin.house)
+        twin.check(twin.compacted(active))
+    twin.house.again()
+    twin.check(twin.compacted(active))
+    history = read_clean_offsets(twin.house.filesystem, twin.house.directory)
+    assert history[-1][0] == active
+
+
+def test_only_when_enough_is_dirty(twin: Twin) -> None:
+    twin.fill(30, keys=100)
+    maintain(twin.house)
+    before = twin.house.offsets()
+    twin.house.storage.set_policy(twin.house.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.9)))
+    twin.fill(12, keys=100)
+    maintain(twin.house)
+    assert twin.house.offsets()[: len(before)] == before
+    twin.house.storage.set_policy(twin.house.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.1)))
+    active = twin.active()
+    maintain(twin.house)
+    twin.check(twin.compacted(active))
+
+
+def test_tombstones(twin: Twin) -> None:
+    """One takes what was before away, stays for a day after it was cleaned, then goes too."""
+    twin.put(b"gone", b"a value")
+    twin.put(b"back", b"old")
+    twin.fill(6)
+    gone = twin.put(b"gone", None)
+    back = twin.put(b"back", None)
+    twin.fill(6)
+    twin.put(b"back", b"new")
+    twin.fill(8)
+    active = twin.active()
+    maintain(twin.house)
+    twin.check(twin.compacted(active))
+    assert gone in twin.house.offsets()
+    assert back not in twin.house.offsets()
+    twin.fill(20)
+    twin.house.clock.now_ms += DAY - 60_000
+    maintain(twin.house)
+    assert gone in twin.house.offsets(), "not a day since it was cleaned"
+    twin.fill(30)
+    twin.house.clock.now_ms += 120_000
+    active = twin.active()
+    maintain(twin.house)
+    twin.check([offset for offset in twin.compacted(active) if offset != gone])
+    store = twin.house.again()
+    assert gone not in twin.house.offsets()
+    assert store.record_count == len(twin.house.offsets())
+
+
+def test_a_tombstone_is_null_for_kafka(twin: Twin) -> None:
+    twin.put(b"k", b"")
+    twin.put(b"k", None)
+    twin.house.turn()
+    batches = MemoryRecords(bytes(twin.house.log()))
+    values = []
+    while (batch := batches.next_batch()) is not None:
+        values += [(record.key, record.value) for record in batch]
+    assert values == [(b"k", b""), (b"k", None)]
+
+
+def test_kafka_reads_what_was_cleaned(twin: Twin) -> None:
+    twin.fill(30)
+    maintain(twin.house)
+    found = []
+    for name in twin.house.names(".log"):
+        batches = MemoryRecords(bytes(twin.house.data(name)))
+        while (batch := batches.next_batch()) is not None:
+            assert batch.validate_crc()
+            found += [(record.offset, record.key, record.value) for record in batch]
+    assert found == [(record.offset, record.routing_key, record.body) for record in twin.house.store.read(0, 1 << 40)]
+
+
+def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
+    """Each cleaning goes as far as its map; nothing that it has not seen is thrown away."""
+    policy = RetentionPolicy(compaction=CleanerPolicy(map_size_bytes=24 * 16, min_dirty_ratio=0.0))
+    twin = Twin(make_house(segment_size_bytes=3000), policy)
+    twin.fill(40, keys=37)
+    keys = {key for _, key, _ in twin.all}
+    wanted = {key: offset for offset, key, _ in twin.all}
+    for _ in range(40):
+        maintain(twin.house)
+        found = {record.routing_key: record.offset for record in twin.house.store.read(0, 1 << 40)}
+        assert found == wanted
+        assert set(found) == keys
+    assert twin.house.store.record_count < 150
+
+
+def test_the_key_is_the_policys(make_house: Callable[..., Any]) -> None:
+    policy = RetentionPolicy(compaction=CleanerPolicy(key=lambda record: record.body[:1] if record.body else None))
+    twin = Twin(make_house(segment_size_bytes=2000), policy)
+    for number in range(60):
+        twin.put(b"k%d" % number, (b"a" if number % 2 else b"b") + b"." * 100 if number % 5 else b"")
+        twin.house.turn()
+    active = twin.active()
+    maintain(twin.house)
+    offsets = twin.house.offsets()
+    without = [offset for offset, _, body in twin.all if body == b"" and offset < active]
+    assert set(without) <= set(offsets), "what has no key stays"
+    assert len([offset for offset in offsets if offset < active]) == len(without) + 2
+
+
+def test_transactions_and_transient_messages(twin: Twin) -> None:
+    store = twin.house.store
+    for turn in range(12):
+        store.begin_transaction()
+        for number in range(70):
+            twin.put(b"t%d" % (number % 9), b"%d" % turn)
+        store.end_transaction()
+        twin.house.turn()
+    offset = store.append_parts(RecordRoute(b"", b"transient"), b"", b"passes", False)
+    twin.house.turn()
+    twin.fill(40)
+    maintain(twin.house)
+    found = [record.offset for record in store.read(0, 1 << 40)]
+    assert offset in found
+    assert found == sorted({*twin.compacted(twin.active()), offset})
+    twin.house.again()
+    assert [each for each in found if each != offset] == twin.house.offsets(), "transactions stay whole, transients go"
+    assert twin.house.store.record_count == len(found) - 1
+
+
+def test_reading_goes_on_while_it_is_cleaned(twin: Twin) -> None:
+    twin.fill(30)
+    active = twin.active()
+    first = twin.house.store.read(0, 300)
+    maintain(twin.house)
+    after = twin.house.store.read(first[-1].offset + 1, 1 << 40)
+    assert [record.offset for record in after] == [
+        offset for offset in twin.compacted(active) if offset > first[-1].offset
+    ]
+
+
+def test_a_trim_meanwhile(twin: Twin) -> None:
+    """What was trimmed while the cleaner was at work does not come back with the new segments."""
+    twin.fill(30)
+    active = twin.active()
+    twin.house.storage.maintain()  # the cleaner has done its part, the loop not yet
+    middle = twin.compacted(active)[3]
+    trim(twin.house.store, middle)
+    twin.house.turn()
+    expected = [offset for offset in twin.compacted(active) if offset >= middle]
+    twin.check(expected)
+    twin.house.storage.flush()
+    twin.house.loop()
+    twin.house.again()
+    twin.check(expected)
+
+
+def test_a_queue_deleted_meanwhile(twin: Twin) -> None:
+    twin.fill(30)
+    twin.house.storage.maintain()
+    gone = []
+    twin.house.storage.delete_queue(twin.house.store, lambda: gone.append(True))
+    twin.house.loop()
+    assert gone == [True]
+    assert twin.house.filesystem.listdir(twin.house.directory) == []
+    twin.house.storage.maintain()
+
+
+def test_what_is_damaged_is_left_alone(twin: Twin) -> None:
+    twin.fill(30)
+    names = twin.house.names(".log")
+    twin.house.data(names[2])[300] ^= 1
+    maintain(twin.house)
+    assert twin.house.names(".log") == names
+    assert twin.house.names(".cleaned") == []
+    assert len(twin.house.offsets()) == 145
+
+
+def test_a_damaged_checkpoint_counts_as_missing(twin: Twin) -> None:
+    history = [(17, 1_700_000_000_000), (90, 1_700_000_100_000)]
+    filesystem = twin.house.filesystem
+    text = encode_clean_offsets(history)
+    twin.fill(1)
+    path = f"{twin.house.directory}/cleaner-offset-checkpoint"
+    filesystem.replace_file(path, text, sync=False)
+    assert read_clean_offsets(filesystem, twin.house.directory) == history
+    for position in range(len(text) - 1):
+        for bit in range(8):
+            wrong = bytearray(text)
+            wrong[position] ^= 1 << bit
+            filesystem.replace_file(path, bytes(wrong), sync=False)
+            assert read_clean_offsets(filesystem, twin.house.directory) in ([], history)
+    filesystem.unlink(path)
+    assert read_clean_offsets(filesystem, twin.house.directory) == []
+
+
+def test_compaction_and_retention_together(make_house: Callable[..., Any]) -> None:
+    policy = RetentionPolicy(max_age_ms=40_000, compaction=CleanerPolicy())
+    twin = Twin(make_house(segment_size_bytes=3000), policy)
+    twin.fill(60, keys=200)
+    maintain(twin.house)
+    maintain(twin.house)
+    oldest = twin.house.store.read(0, 1)[0]
+    assert oldest.timestamp_ms >= twin.house.clock.now_ms - 40_000 - 10_000
+    twin.house.again()
+    assert twin.house.store.read(0, 1)[0].offset == oldest.offset
+
+
+def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
+    """Power cuts during a cleaning: whatever call it ends at, each key's last record is there, once, in order."""
+    house = make_house(segment_size_bytes=1500)
+    twin = Twin(house)
+    twin.fill(14, keys=5, each=3)
+    house.storage.flush()
+    house.loop()
+    active = twin.active()
+    compacted, whole = twin.compacted(active), [offset for offset, _, _ in twin.all]
+    image = house.filesystem
+    seen: set[int] = set()
+    number = 0
+    while True:
+        filesystem = image.killed()
+        house.again(filesystem)
+        house.storage.set_policy(house.store, COMPACT)
+        left = [number]
+
+        def fault(name: str, path: str, left: list[int] = left) -> OSError | None:
+            if left[0] == 0:
+                raise KeyboardInterrupt  # the machine ends here
+            left[0] -= 1
+            return None
+
+        filesystem.fault = fault
+        with contextlib.suppress(KeyboardInterrupt):
+            maintain(house)
+        filesystem.fault = None
+        for seed in range(3):
+            after = filesystem.killed() if seed == 0 else filesystem.crashed(number * 10 + seed)
+            house.again(after, boot_id=f"{number * 10 + seed:032x}" if seed else "1" * 32)
+            offsets = house.offsets()
+            assert set(compacted) <= set(offsets) <= set(whole), (number, seed)
+            assert offsets == sorted(set(offsets))
+            assert house.store.record_count == len(offsets), (number, seed)
+            assert not house.store.degraded, (number, seed)
+            assert house.names(".log.swap") == house.names(".cleaned") == []
+            seen.add(len(offsets))
+            (new,) = house.append(b"new")
+            assert new == len(whole)
+            house.turn()
+            assert house.again().next_offset == new + 1
+            house.storage.set_policy(house.store, COMPACT)
+            maintain(house)
+            assert [offset for offset in house.offsets() if offset != new] == compacted, "and cleaned after all"
+        if left[0] > 0:
+            break
+        number += 1
+    assert number > 40
+    assert {len(compacted), len(whole)} <= seen
+
+
+def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
+    posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+    lock = threading.Lock()
+
+    def post(function: Callable[..., object], *arguments: Any) -> None:
+        with lock:
+            posted.append((function, arguments))
+
+    def loop() -> None:
+        while True:
+            with lock:
+                if not posted:
+                    return
+                function, arguments = posted.pop(0)
+            function(*arguments)
+
+    storage = Storage(tmp_path, post=post, segment_size_bytes=100_000)
+    queue_id, store = storage.create_queue("v", "q", "/", policy=COMPACT)
+    chance = random.Random(1)
+    last = {}
+    for number in range(5000):
+        key = b"key %d" % chance.randrange(50)
+        last[key] = store.append_parts(RecordRoute(b"", key), b"", b"%d" % number + b"." * 100, True)
+        if number % 50 == 0:
+            storage.end_of_turn()
+            loop()
+    storage.end_of_turn()
+    deadline = time.monotonic() + 20
+    while store.record_count > 1200 and time.monotonic() < deadline:
+        storage.maintain()
+        storage.end_of_turn()
+        loop()
+        time.sleep(0.01)
+    assert store.record_count < 1200
+    storage.close(clean=True)
+    storage = Storage(tmp_path, post=post, segment_size_bytes=100_000)
+    store = storage.open_queue("v", queue_id, "q", "/")
+    found = {record.routing_key: record.offset for record in store.read(0, 1 << 30)}
+    assert found == last
+    storage.close(clean=False)
+
+
+def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
+    posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+    storage = Storage(
+        tmp_path, post=lambda function, *arguments: posted.append((function, arguments)), segment_size_bytes=50_000
+    )
+    queue_id, store = storage.create_queue("v", "q", "/", policy=COMPACT)
+    for number in range(3000):
+        store.append_parts(RecordRoute(b"", b"%d" % (number % 9)), b"", b"." * 100, True)
+        if number % 50 == 0:
+            storage.end_of_turn()
+    storage.end_of_turn()
+    storage.maintain()
+    storage.close(clean=True)
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    for function, arguments in posted:
+        function(*arguments)  # what the loop still does is too late
+    storage.maintain()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == names
+    storage = Storage(tmp_path, post=lambda *arguments: None, segment_size_bytes=50_000)
+    store = storage.open_queue("v", queue_id, "q", "/")
+    found = {record.routing_key: record.offset for record in store.read(0, 1 << 30)}
+    assert sorted(found.values()) == list(range(2991, 3000))
+    storage.close(clean=False)
+
+
+def test_the_map_of_keys() -> None:
+    keys = OffsetMap(24 * 100)
+    assert keys.capacity == 75
+    for number in range(75):
+        assert keys.put(b"%d" % number, number)
+    assert not keys.put(b"one more", 100)
+    assert keys.put(b"7", 101), "one that is in it always fits"
+    assert [keys.get(b"%d" % number) for number in (0, 7, 74, 75)] == [0, 101, 74, -1]

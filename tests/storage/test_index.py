@@ -1,0 +1,88 @@
+"""The sparse indexes: look-up, cutting, and entries that cannot be right; and how a log gets on with bad ones."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.index import OffsetIndex, TimeIndex
+
+
+def test_offset_look_up() -> None:
+    index = OffsetIndex()
+    assert index.floor(100) == (-1, 0)
+    for relative, position in [(9, 5000), (19, 10_000), (29, 15_000)]:
+        index.add(relative, position)
+    assert [index.floor(each)[1] for each in (0, 8, 9, 18, 19, 100)] == [0, 0, 5000, 5000, 10_000, 15_000]
+    assert [index.next_position(each) for each in (0, 4999, 5000, 15_000)] == [5000, 5000, 10_000, -1]
+    assert bytes(index.data) == struct.pack(">6I", 9, 5000, 19, 10_000, 29, 15_000)
+    index.cut(10_000)
+    assert index.floor(100) == (9, 5000)
+
+
+@pytest.mark.parametrize(
+    ("entries", "good"),
+    [
+        ([(1, 10), (2, 20)], True),
+        ([(1, 10), (1, 20)], False),
+        ([(2, 10), (1, 20)], False),
+        ([(1, 20), (2, 20)], False),
+        ([(1, 10), (2, 999)], False),
+    ],
+)
+def test_plausible(entries: list[tuple[int, int]], good: bool) -> None:
+    assert OffsetIndex(b"".join(struct.pack(">2I", *entry) for entry in entries)).plausible(100) is good
+
+
+def test_time_look_up() -> None:
+    times = TimeIndex()
+    for timestamp, relative in [(1000, 5), (1000, 6), (900, 7), (2000, 8)]:
+        times.add(timestamp, relative)
+    assert bytes(times.data) == struct.pack(">qIqI", 1000, 5, 2000, 8)
+    assert [times.offset_before(each) for each in (0, 1000, 1001, 2000, 2001)] == [0, 0, 5, 5, 8]
+    times.cut(8)
+    assert len(times) == 1
+
+
+def test_files_of_a_log(make_house: Callable[..., Any]) -> None:
+    """One entry each time 4096 bytes have gone by, of the last offset of the batch at that position."""
+    house = make_house(segment_size_bytes=40_000)
+    house.begin()
+    for _ in range(60):
+        house.clock.now_ms += 10
+        house.append(b"x" * 500, b"y" * 500)
+        house.turn()
+    name = house.names(".index")[0]
+    entries = list(struct.iter_unpack(">2I", bytes(house.data(name))))
+    log = bytes(house.log(0))
+    assert len(entries) == pytest.approx(len(log) / 5000, abs=3)
+    for relative, position in entries:
+        base, _, _, _, _, _, delta = struct.unpack_from(">qiibIhi", log, position)
+        assert base + delta == relative
+    times = list(struct.iter_unpack(">qI", bytes(house.data(house.names(".timeindex")[0]))))
+    assert times == sorted(times)
+    assert times[0][0] % 10 == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_wrong_entries_lose_nothing(make_house: Callable[..., Any], clean: bool) -> None:
+    """Each bit of an index flipped: every message is still found by its offset."""
+    house = make_house(segment_size_bytes=30_000)
+    house.begin()
+    for number in range(60):
+        house.append(*(b"%d" % number * 100 for _ in range(3)))
+        house.turn()
+    house.storage.close(clean=clean)
+    image = house.filesystem
+    name = house.names(".index")[0]
+    for place in range(0, len(house.data(name)) * 8, 5):
+        house.data(name)[place // 8] ^= 1 << place % 8
+        house.again(image.killed())
+        for offset in range(0, 90, 7):
+            assert house.store.read_one(offset).offset == offset
+        assert house.store.lost == []
+        house.filesystem = image
+        house.data(name)[place // 8] ^= 1 << place % 8

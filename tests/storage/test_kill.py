@@ -1,0 +1,76 @@
+"""A process that writes, killed in the middle of it; what it was told is safe is there."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import amqpd
+from amqpd.storage.storage import Storage
+
+WRITER = """
+import queue, sys
+from amqpd.storage.record import RecordRoute
+from amqpd.storage.storage import Storage
+posted = queue.SimpleQueue()
+post = lambda function, *arguments: posted.put((function, arguments))
+storage = Storage(sys.argv[1], post=post, segment_size_bytes=200_000)
+queue_id, store = storage.create_queue("v", "tasks", "/")
+print("queue", queue_id, flush=True)
+route = RecordRoute(b"", b"tasks")
+ends = {}
+def commit(generation, failed):
+    print("safe", ends.get(generation, 0), settled, flush=True)
+storage.on_commit = commit
+settled = 0
+while True:
+    for _ in range(20):
+        offset = store.append_parts(route, b"", b"%d" % store.next_offset * 30, True)
+    ends[storage.generation] = offset + 1
+    while settled < offset - 500:
+        store.settle(settled)
+        settled += 1
+    storage.end_of_turn()
+    while not posted.empty():
+        function, arguments = posted.get()
+        function(*arguments)
+"""
+
+
+def test_kill_in_the_middle(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(amqpd.__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    queue_id = process.stdout.readline().split()[1]
+    for line in process.stdout:
+        if int(line.split()[1]) > 5000:
+            break
+    process.send_signal(signal.SIGKILL)
+    rest = [line for line in process.stdout if line.endswith("\n")]
+    process.stdout.close()
+    process.wait()
+    _, safe, settled = [line, *rest][-1].split()
+    posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
+    storage = Storage(tmp_path, post=lambda function, *arguments: posted.put((function, arguments)))
+    store = storage.open_queue("v", queue_id)
+    records = store.read(0, 1 << 40)
+    offsets = [record.offset for record in records]
+    assert offsets == list(range(offsets[0], store.next_offset))
+    assert store.next_offset >= int(safe)
+    assert offsets[0] <= store.next_offset - 500, "nothing younger was settled"
+    assert offsets[0] >= int(settled) - 1000, "what was settled long ago does not come back"
+    assert all(record.body == b"%d" % record.offset * 30 for record in records)
+    assert not store.degraded
+    assert not store.redelivered(offsets[0]), "nothing was ever delivered"
+    while len(list((tmp_path / "vhosts" / "v" / "queues" / queue_id).glob("*.log"))) > 4:
+        function, arguments = posted.get(timeout=10)  # the space comes back without anything else being done
+        function(*arguments)
+    storage.close(clean=False)

@@ -1,0 +1,290 @@
+"""The store of one queue on a disk that is full, or that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.queue_store import LogFailed
+from amqpd.storage.record import RecordRoute
+
+
+def failing(call: str, suffix: str, number: int, times: int = 1) -> Callable[[str, str], OSError | None]:
+    """A fault: the first `times` such calls raise."""
+    left = [times]
+
+    def fault(name: str, path: str) -> OSError | None:
+        if name == call and path.endswith(suffix) and left[0] > 0:
+            left[0] -= 1
+            return OSError(number, os.strerror(number), path)
+        return None
+
+    return fault
+
+
+def test_offsets_counts_and_parts(house: Any) -> None:
+    store = house.begin()
+    source = b"HEAD\x10\x00\x02BODY-BYTES"
+    route = RecordRoute(b"", b"tasks")
+    assert store.append(route, source, 4, 7, 7, len(source), True) == 0
+    assert store.append_parts(route, b"\x00\x00", b"", False) == 1
+    assert (store.record_count, store.size_bytes, store.next_offset) == (2, 10, 2)
+    first, second = store.read(0, 1000)
+    assert (first.body, first.properties, first.exchange, first.routing_key) == (
+        b"BODY-BYTES",
+        b"\x10\x00\x02",
+        b"",
+        b"tasks",
+    )
+    assert (first.persistent, second.persistent, second.body) == (True, False, b"")
+    assert first.timestamp_ms == house.clock.now_ms
+    store.settle(0, 10)
+    assert (store.record_count, store.size_bytes) == (1, 0)
+    assert store.read_one(0) is None
+    assert store.read_one(1).offset == 1
+    assert store.read_one(2) is None
+
+
+def test_settling_twice_counts_once(house: Any) -> None:
+    store = house.begin()
+    house.append(b"a", b"b", b"c")
+    house.turn()
+    for offset in (1, 1, 0, 1):
+        store.settle(offset)
+    house.turn()
+    assert store.record_count == 1
+    store.settle(1)
+    store.settle_range(0, 1)
+    house.turn()
+    assert store.record_count == 1
+    assert house.offsets() == [2]
+
+
+def test_reading_in_steps(house: Any) -> None:
+    house.begin()
+    house.append(*(b"%d" % number * 50 for number in range(500)))
+    house.turn()
+    offset, seen = 0, []
+    while records := house.store.read(offset, 1000):
+        assert len(records) < 20
+        seen += [record.offset for record in records]
+        offset = seen[-1] + 1
+    assert seen == list(range(500))
+    assert house.store.read(100, 1)[0].offset == 100
+    assert house.store.read(37, 1)[0].offset == 37
+
+
+def test_files_come_with_the_first_append(house: Any) -> None:
+    store = house.begin()
+    assert house.filesystem.listdir(house.directory) == []
+    store.read(0, 100)
+    house.turn()
+    assert house.filesystem.listdir(house.directory) == []
+    house.append(b"x")
+    house.turn()
+    assert set(house.filesystem.listdir(house.directory)) == {
+        "00000000000000000000.log",
+        "00000000000000000000.settled",
+        "high-watermark",
+        "leader-epoch-checkpoint",
+        "queue.json",
+    }
+    assert house.store.synced_end == 1
+
+
+def test_full_disk_and_room_again(house: Any) -> None:
+    """What does not fit is cut off and told; what fits stays; settling works meanwhile; then it goes on."""
+    store = house.begin()
+    house.append(*[b"x" * 1000] * 10)
+    house.turn()
+    house.filesystem.capacity = house.filesystem.used() + 70_000
+    offsets = house.append(*[b"y" * 1000] * 200)
+    house.commits.clear()
+    house.turn()
+    assert house.commits == [(2, [store])]
+    ((first, last),) = store.take_failed_ranges()
+    assert last == offsets[-1]
+    assert first > offsets[0], "a whole batch did fit"
+    assert not store.failed
+    assert store.take_failed_ranges() == []
+    assert store.record_count == first
+    assert house.offsets() == list(range(first))
+    house.filesystem.capacity = house.filesystem.used()  # not a byte is free
+    store.settle(0)
+    house.turn()
+    assert store.record_count == first - 1
+    again = house.again(house.filesystem.killed())
+    assert again.record_count == first - 1, "the settlement was written into the reserve"
+    house.filesystem.capacity = None
+    (offset,) = house.append(b"new")
+    house.turn()
+    assert house.commits[-1][1] == []
+    assert house.offsets()[-1] == offset
+    assert not house.filesystem.exists("/data/reserve")
+    house.clock.now_ms += 2000
+    house.append(b"newer")
+    house.turn()
+    assert house.filesystem.size("/data/reserve") == 1 << 20, "the reserve is made again when there is room"
+    assert house.again().record_count == first + 1
+
+
+def test_full_disk_takes_a_transaction_back(house: Any) -> None:
+    store = house.begin()
+    house.append(b"before")
+    house.turn()
+    house.filesystem.capacity = house.filesystem.used() + 100_000
+    store.begin_transaction()
+    offsets = house.append(*[b"y" * 1000] * 200)
+    store.end_transaction()
+    house.turn()
+    assert store.take_failed_ranges() == [(offsets[0], offsets[-1] + 1)]
+    assert house.bodies() == [b"before"]
+    house.filesystem.capacity = None
+    house.append(b"after")
+    house.turn()
+    house.again()
+    assert house.bodies() == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_write_error_that_does_not_pass(house: Any, number: int) -> None:
+    store = house.begin()
+    house.append(b"old")
+    house.turn()
+    house.filesystem.fault = failing("write", ".log", number)
+    house.append(b"new")
+    house.turn()
+    assert house.commits[-1][1] == [store]
+    assert store.failed
+    assert store.take_failed_ranges() == [(1, 1)]
+    assert house.bodies() == [b"old"]
+    with pytest.raises(LogFailed):
+        house.append(b"more")
+
+
+def test_a_failed_sync_is_never_tried_again(house: Any) -> None:
+    store = house.begin()
+    other_id, other = house.storage.create_queue("v", "other", "/")
+    house.append(b"old")
+    other.append_parts(RecordRoute(b"", b"o"), b"", b"other", True)
+    house.turn()
+    house.filesystem.fault = failing("fdatasync", f"{house.queue_id}/00000000000000000000.log", errno.EIO)
+    house.append(b"new")
+    other.append_parts(RecordRoute(b"", b"o"), b"", b"other", True)
+    house.turn()
+    assert house.commits[-1] == (2, [store]), "the other queue is confirmed"
+    assert store.failed
+    assert not other.failed
+    assert house.bodies() == [b"old"], "nothing behind the synced end is served"
+    house.filesystem.calls.clear()
+    store.settle(0)
+    house.turn()
+    other.append_parts(RecordRoute(b"", b"o"), b"", b"other", True)
+    house.turn()
+    synced = [path for name, path in house.filesystem.calls if name == "fdatasync"]
+    assert not any(path.startswith(house.directory) for path in synced)
+    assert any(other_id in path for path in synced)
+
+
+def test_a_failed_directory_sync_confirms_nothing(house: Any) -> None:
+    store = house.begin()
+    house.filesystem.fault = failing("fsync_dir", house.queue_id, errno.EIO)
+    house.append(b"new")
+    house.turn()
+    assert house.commits == [(1, [store])]
+    assert store.failed
+
+
+@pytest.mark.parametrize("errors_after", [True, False])
+def test_failed_syncfs_finds_the_culprit_or_fails_all(house: Any, errors_after: bool) -> None:
+    house.begin()
+    stores = [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(12)]
+    for store in stores:
+        store.append_parts(RecordRoute(b"", b"o"), b"", b"body", True)
+    bad = stores[3].log.directory
+
+    def fault(name: str, path: str) -> OSError | None:
+        if name == "syncfs" or (errors_after and name == "fdatasync" and path.startswith(bad)):
+            return OSError(errno.EIO, "no")
+        return None
+
+    house.filesystem.fault = fault
+    house.turn()
+    ((generation, failed),) = house.commits
+    assert generation == 1
+    assert set(failed) == ({stores[3]} if errors_after else set(stores))
+
+
+def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> None:
+    """A message at the head pins its own segment; the others go as they are settled, the active one as well."""
+    house = make_house(segment_size_bytes=10_000)
+    store = house.begin()
+    for _ in range(30):
+        house.append(*[b"x" * 1000] * 5)
+        house.turn()
+    assert len(house.names(".log")) >= 15
+    for offset in range(1, 150):
+        store.settle(offset, 1000)
+    for _ in range(3):
+        house.turn()
+        house.storage.flush()
+        house.loop()
+    assert len(house.names(".log")) == 2
+    assert len(house.names(".settled")) > 2, "the sign that they went on purpose"
+    again = house.again()
+    assert (again.record_count, again.size_bytes, again.lost) == (1, 1000, [])
+    assert house.offsets() == [0]
+    again.settle(0, 1000)
+    for _ in range(4):
+        house.turn()
+        house.storage.flush()
+        house.loop()
+    assert len(house.names(".log")) == 1
+    assert len(house.names(".settled")) <= 1
+    assert house.append(b"new") == [150]
+
+
+def test_settled_file_is_written_anew_when_it_has_grown(house: Any) -> None:
+    """A message that is given back for ever does not fill the disk."""
+    store = house.begin()
+    house.append(b"poison", b"next")
+    house.turn()
+    largest = 0
+    for count in range(1, 30_000):
+        store.mark_returned(0, count)
+        store.write()
+        if count % 500 == 0:
+            house.storage.flush()
+            house.loop()
+            largest = max(largest, *(len(house.data(name)) for name in house.names(".settled")))
+    store.settle(1)
+    house.turn()
+    house.storage.flush()
+    house.loop()
+    assert largest < 600_000
+    assert house.names(".swap") == []
+    again = house.again()
+    assert again.returned == {0: 29_999}
+    assert again.record_count == 1
+
+
+def test_a_kill_while_settled_is_written_anew(house: Any) -> None:
+    store = house.begin()
+    house.append(*[b"m"] * 40)
+    house.turn()
+    for count in range(1, 9000):
+        store.mark_returned(0, count)
+        store.write()
+        if house.names(".swap"):
+            break
+    store.settle(5)
+    store.write()
+    assert house.names(".swap")
+    again = house.again()
+    assert again.record_count == 39
+    assert again.returned[0] >= 8000
+    assert house.names(".swap") == []

@@ -1,0 +1,302 @@
+"""Reading a log that is not in memory any more: another thread reads, the caller never waits for the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.readahead import STRETCH_SIZE
+from amqpd.storage.record import Record, RecordRoute
+from amqpd.storage.storage import Storage
+
+ROUTE = RecordRoute(b"", b"tasks")
+SEGMENT_SIZE = 9 << 20
+READ_SIZE = 256 << 10
+
+
+class ColdFileSystem(FileSystem):
+    """Knows what was fetched; whatever was not counts as cold. Notes each read of cold bytes; the disk may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cold = True
+        self.failing = False
+        self.fetched: dict[int, list[tuple[int, int]]] = {}  # descriptor -> (from, to)
+        self.fetches = 0
+        self.fetched_bytes = 0
+        self.logs: set[int] = set()
+        self.waits: list[tuple[int, int]] = []  # (position, size) of reads that a disk would have been asked for
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def resident(self, fd: int, size: int, position: int) -> bool:
+        return not self.cold or self._is_there(fd, size, position)
+
+    def _is_there(self, fd: int, size: int, position: int) -> bool:
+        for first, last in sorted(self.fetched.get(fd, [])):
+            if first <= position:
+                position, size = max(position, last), position + size - max(position, last)
+        return size <= 0
+
+    def open(self, path: str, flags: int) -> int:
+        fd = super().open(path, flags)
+        if path.endswith(".log"):
+            self.logs.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self.fetched.pop(fd, None)
+        self.logs.discard(fd)
+        super().close(fd)
+
+    def fetch(self, fd: int, size: int, position: int) -> None:
+        self.gate.wait(10)
+        self.fetches += 1
+        self.fetched_bytes += size
+        if self.failing:
+            raise OSError(errno.EIO, "the disk")
+        super().fetch(fd, size, position)
+        self.fetched.setdefault(fd, []).append((position, position + size))
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        if self.cold and fd in self.logs and not self._is_there(fd, size, position):
+            self.waits.append((position, size))
+        return super().pread(fd, size, position)
+
+
+class Reading:
+    """A storage whose log holds `bodies`, and what stands for the loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
+        self.filesystem = ColdFileSystem()
+        self.storage = Storage(
+            path, post=self._post, filesystem=self.filesystem, segment_size_bytes=SEGMENT_SIZE, boot_id="1" * 32
+        )
+        self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
+        self.arrivals = 0
+        self.waits = 0
+
+    def _post(self, function: Callable[..., object], *arguments: Any) -> None:
+        self.posted.put((function, arguments))
+
+    def fill(self, count: int, size: int = 1000) -> None:
+        for number in range(count):
+            self.store.append_parts(ROUTE, b"\x00\x00", b"%08d" % number + bytes(size - 8), True)
+            if number % 500 == 0:
+                self.storage.end_of_turn()
+        self.storage.flush()
+        self.until(lambda: self.storage.unsynced_bytes == 0)
+        self.store.release()
+        self.filesystem.waits.clear()
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not ready():
+            function, arguments = self.posted.get(timeout=max(0.01, deadline - time.monotonic()))
+            function(*arguments)
+
+    def arrived(self) -> None:
+        self.arrivals += 1
+
+    def read_all(self, offset: int = 0) -> list[Record]:
+        """As a queue reads: what is at hand, and again when the disk has answered."""
+        found: list[Record] = []
+        while True:
+            records = self.store.read_at_hand(offset, READ_SIZE, self.arrived)
+            found += records
+            if records:
+                offset = records[-1].offset + 1
+            elif self.store.waiting_offset < 0:
+                return found
+            else:
+                offset = self.store.waiting_offset
+                self.waits += 1
+                before = self.arrivals
+                self.until(lambda before=before: self.arrivals > before)  # type: ignore[misc]
+
+    def numbers(self, records: list[Record]) -> list[int]:
+        return [int(record.body[:8]) for record in records]
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[Reading]:
+    reading = Reading(tmp_path / "data")
+    yield reading
+    reading.filesystem.gate.set()
+    reading.storage.close(clean=False)
+
+
+def test_a_cold_log_is_fetched_by_the_other_thread(reading: Reading) -> None:
+    """In order, whole, across segments, and never read before it is there; hardly a byte is fetched twice."""
+    reading.fill(30_000)
+    assert len(reading.store.log.segments) > 3
+    assert reading.numbers(reading.read_all()) == list(range(30_000))
+    assert reading.filesystem.waits == []
+    size = sum(segment.size for segment in reading.store.log.segments)
+    assert size <= reading.filesystem.fetched_bytes <= 1.2 * size
+    assert 0 < reading.waits <= reading.filesystem.fetches
+
+
+def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
+    reading.fill(12_000)
+    reading.filesystem.cold = False
+    assert reading.numbers(reading.read_all()) == list(range(12_000))
+    assert reading.filesystem.fetches == 0
+    assert reading.waits == 0
+    assert not reading.storage._ahead.worker.began
+
+
+def test_the_next_stretch_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
+    """One ahead, and no more than that however long the reader takes."""
+    reading.fill(30_000)
+    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    assert reading.store.waiting_offset == 0
+    reading.until(lambda: reading.arrivals == 1)
+    records = reading.store.read_at_hand(0, READ_SIZE, reading.arrived)
+    assert len(records) > 100
+    reading.until(lambda: reading.storage._ahead.count == 2)  # nobody waits for it yet
+    for _ in range(4):
+        records = reading.store.read_at_hand(records[-1].offset + 1, READ_SIZE, reading.arrived)
+        assert len(records) > 100
+    assert reading.storage._ahead.count == reading.filesystem.fetches == 2
+    assert reading.arrivals == 1
+
+
+def test_settled_parts_are_passed_over(reading: Reading) -> None:
+    reading.fill(12_000)
+    reading.store.settle_range(10, 9_999)
+    reading.storage.end_of_turn()
+    assert reading.numbers(reading.read_all()) == [*range(10), *range(10_000, 12_000)]
+    assert reading.filesystem.waits == []
+
+
+@pytest.mark.parametrize("size", [300_000, STRETCH_SIZE - 100, STRETCH_SIZE + 1, 3 * STRETCH_SIZE])
+def test_large_batches(reading: Reading, size: int) -> None:
+    reading.fill(7, size)
+    records = reading.read_all()
+    assert reading.numbers(records) == list(range(7))
+    assert {len(record.body) for record in records} == {size}
+
+
+def test_a_disk_that_fails_is_asked_again_by_the_caller(reading: Reading) -> None:
+    """What comes of it is raised where it always was."""
+    reading.fill(6_000)
+    reading.filesystem.failing = True
+    assert reading.numbers(reading.read_all()) == list(range(6_000))
+    assert reading.filesystem.waits
+
+
+def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
+    """Its descriptors go when the thread is done with them; nobody is called."""
+    reading.fill(6_000)
+    reading.filesystem.gate.clear()
+    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    file = reading.store.log.segments[0].log_file
+    assert file is not None and file.pins == 1
+    gone: list[bool] = []
+    reading.storage.delete_queue(reading.store, lambda: gone.append(True))
+    assert file.fd >= 0
+    reading.filesystem.gate.set()
+    reading.until(lambda: bool(gone) and file.fd < 0)
+    assert reading.arrivals == 0
+
+
+def test_files_in_use_are_not_given_up(reading: Reading) -> None:
+    reading.fill(6_000)
+    reading.filesystem.gate.clear()
+    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    assert not reading.store.release()
+    reading.filesystem.gate.set()
+    reading.until(lambda: reading.arrivals == 1)
+    assert reading.store.release()
+    assert reading.numbers(reading.read_all()) == list(range(6_000))
+
+
+def test_a_read_that_waits_comes_between(reading: Reading) -> None:
+    """basic.get behind a consumer: it waits for the disk, and the other one goes on where it was."""
+    reading.fill(6_000)
+    reading.filesystem.gate.clear()
+    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    assert reading.numbers(reading.store.read(0, 1)) == [0]
+    assert reading.numbers(reading.store.read(4_000, 1)) == [4_000]
+    reading.filesystem.gate.set()
+    assert reading.numbers(reading.read_all(1)) == list(range(1, 6_000))
+
+
+def test_the_page_cache_is_asked(tmp_path: Path) -> None:
+    """Just written: there. Dropped: not there. A file system that cannot say counts as not there."""
+    filesystem = FileSystem()
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    fd = filesystem.open(str(path), os.O_RDWR)
+    try:
+        try:
+            os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+        except OSError:
+            pytest.skip("this file system does not know RWF_NOWAIT")
+        assert filesystem.resident(fd, 1 << 20, 0)
+        filesystem.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert not filesystem.resident(fd, 1 << 20, 0)
+        filesystem.fetch(fd, 1 << 20, 0)
+        assert filesystem.resident(fd, 1 << 20, 0)
+    finally:
+        filesystem.close(fd)
+
+
+def test_a_removed_segment_is_closed_elsewhere(reading: Reading) -> None:
+    """Its last descriptor frees its blocks, which takes the disk's time: neither the loop's nor the committer's."""
+    reading.fill(30_000)
+    store = reading.store
+    assert len(reading.numbers(reading.read_all())) == 30_000
+    gone = [segment.base for segment in store.log.segments[:-1]]
+    here = threading.get_ident()
+    closed: list[int] = []
+    close = reading.filesystem.close
+
+    def noted(fd: int) -> None:
+        closed.append(threading.get_ident())
+        close(fd)
+
+    reading.filesystem.close = noted  # type: ignore[method-assign]
+    store.settle_range(0, 29_999)
+    reading.storage.flush()
+    reading.until(lambda: not {segment.base for segment in store.log.segments} & set(gone))
+    reading.storage._chores.close()
+    assert [thread for thread in closed if thread != here]
+    assert reading.filesystem.open_file_count <= 4
+    assert all(f"{base:020d}.log" not in reading.filesystem.listdir(store.log.directory) for base in gone)
+
+
+def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
+    """A long log takes seconds to remove, in which the committer has others to sync."""
+    reading.fill(12_000)
+    other = reading.storage.create_queue("v", "other", "/")[1]
+    begun, let_go = threading.Event(), threading.Event()
+    remove = reading.filesystem.remove_tree
+
+    def slowly(path: str) -> None:
+        begun.set()
+        let_go.wait(10)
+        remove(path)
+
+    reading.filesystem.remove_tree = slowly  # type: ignore[method-assign]
+    gone: list[bool] = []
+    reading.storage.delete_queue(reading.store, lambda: gone.append(True))
+    assert begun.wait(10)
+    other.append_parts(ROUTE, b"\x00\x00", b"one", True)
+    reading.storage.end_of_turn()
+    reading.until(lambda: other.synced_end == 1)
+    assert not gone
+    let_go.set()
+    reading.until(lambda: bool(gone))

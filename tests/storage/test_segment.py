@@ -1,0 +1,127 @@
+"""Whole `.log` files, read by parsers nobody here wrote; rolls; the small files beside them."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiokafka.record.memory_records import MemoryRecords as AioRecords
+
+from amqpd.storage.checkpoint import (
+    decode_high_watermark,
+    encode_clean,
+    encode_high_watermark,
+    encode_lines,
+    read_clean,
+    read_high_watermark,
+    read_lines,
+)
+from amqpd.storage.simulation import SimulatedFileSystem
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.memory_records import MemoryRecords as KafkaRecords
+
+
+def values(parser: type, data: bytes) -> list[tuple[int, bytes]]:
+    records = parser(data)
+    found = []
+    while (batch := records.next_batch()) is not None:
+        assert batch.validate_crc()
+        if not batch.is_control_batch:
+            found += [(record.offset, bytes(record.value)) for record in batch]
+    return found
+
+
+@pytest.mark.parametrize("parser", [AioRecords, KafkaRecords])
+def test_logs_read_by_others(make_house: Callable[..., Any], parser: type) -> None:
+    house = make_house(segment_size_bytes=50_000)
+    house.begin()
+    expected = []
+    for turn in range(30):
+        bodies = [b"%d.%d" % (turn, number) * 20 for number in range(turn * 3 + 1)]
+        expected += list(zip(house.append(*bodies, persistent=turn % 5 != 0), bodies, strict=True))
+        house.turn()
+    house.store.begin_transaction()
+    bodies = [b"transaction %d" % number for number in range(100)]
+    expected += list(zip(house.append(*bodies), bodies, strict=True))
+    house.store.end_transaction()
+    house.turn()
+    names = house.names(".log")
+    assert len(names) > 2
+    found = []
+    for name in names:
+        part = values(parser, bytes(house.data(name)))
+        assert int(name[:20]) == part[0][0], "a file is named after its first offset"
+        found += part
+    assert found == expected
+
+
+def test_a_transaction_stays_in_one_segment(make_house: Callable[..., Any]) -> None:
+    house = make_house(segment_size_bytes=3000)
+    house.begin()
+    house.append(b"before" * 100)
+    house.turn()
+    house.store.begin_transaction()
+    house.append(*[b"x" * 100] * 200)
+    house.store.end_transaction()
+    house.append(b"after")
+    house.turn()
+    assert len(house.names(".log")) == 3
+    assert house.again().record_count == 202
+
+
+def test_a_message_larger_than_a_segment(make_house: Callable[..., Any]) -> None:
+    house = make_house(segment_size_bytes=10_000)
+    house.begin()
+    bodies = [b"small", b"L" * 1_000_000, b"small again", b"M" * 300_000]
+    house.append(*bodies)
+    house.turn()
+    assert house.bodies() == bodies
+    house.again()
+    assert house.bodies() == bodies
+    assert house.store.size_bytes == sum(map(len, bodies))
+
+
+def test_recovery_point_moves_with_the_roll(make_house: Callable[..., Any]) -> None:
+    house = make_house(segment_size_bytes=3000)
+    house.begin()
+    for _ in range(10):
+        house.append(b"x" * 1000)
+        house.turn()
+    base = int(house.names(".log")[-1][:20])
+    path = f"{house.directory}/recovery-point-checkpoint"
+    assert read_lines(house.filesystem, path, 1) == [(base,)]
+    assert read_high_watermark(house.filesystem, f"{house.directory}/high-watermark") == 10
+    house.filesystem.calls.clear()
+    house.again(house.filesystem)
+    reads = Counter(path for name, path in house.filesystem.calls if name == "pread" and path.endswith(".log"))
+    tail = reads.pop(f"{house.directory}/{base:020d}.log")
+    assert tail >= 1
+    assert len(reads) >= 4, "sealed segments there are"
+    assert max(reads.values()) <= 2, "of a sealed segment only the heads of two batches are read"
+
+
+def test_checkpoint_files() -> None:
+    filesystem = SimulatedFileSystem()
+    filesystem.mkdir("/d")
+    filesystem.replace_file("/d/lines", encode_lines([(0, 0), (1, 77)]), sync=True)
+    assert filesystem.read_file("/d/lines") == b"0\n2\n0 0\n1 77\n"
+    assert read_lines(filesystem, "/d/lines", 2) == [(0, 0), (1, 77)]
+    assert read_lines(filesystem, "/d/lines", 1) == []
+    assert read_lines(filesystem, "/d/none", 2) == []
+    data = bytearray(encode_clean(10, 5, 4096))
+    filesystem.replace_file("/d/clean", bytes(data), sync=True)
+    assert read_clean(filesystem, "/d/clean") == (10, 5, 4096)
+    data[3] ^= 1
+    filesystem.replace_file("/d/clean", bytes(data), sync=True)
+    assert read_clean(filesystem, "/d/clean") is None
+    mark = encode_high_watermark(1 << 40)
+    assert decode_high_watermark(mark) == 1 << 40
+    for place in range(128):
+        broken = bytearray(mark)
+        broken[place // 8] ^= 1 << place % 8
+        assert decode_high_watermark(bytes(broken)) == 0

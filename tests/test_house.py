@@ -1,0 +1,362 @@
+"""The map of the house against the house: who imports whom, what is documented, what nobody may use.
+
+It reads the sources of the repository, not the installed package. Every import counts, also one inside a function or
+for type checkers only, unless a rule says otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from amqpd.settings import rows
+from amqpd.settings_help import shown
+
+ROOT = Path(__file__).parent.parent
+LINKED = ("routing", "storage", "cli")
+"""Rooms that stand at the top and are linked into the package."""
+
+SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
+NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
+LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.commands"}
+"""Field tables, properties, methods: pure, so the log tools, the sink and the command line may use them too."""
+
+LOG_READERS = {f"amqpd.storage.{name}" for name in ("record", "filesystem", "inspect", "verify")}
+EVALUATORS = {"eval", "exec", "compile"}
+DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+class Import(NamedTuple):
+    """One imported module. typing_only: stands under `if TYPE_CHECKING`."""
+
+    importer: str
+    module: str
+    line: int
+    typing_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.module}"
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    found: dict[str, Path] = {}
+    for room in ("amqpd", *LINKED):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if room == "amqpd" and len(parts) > 1 and parts[1] in LINKED:
+                continue  # seen through a link: counted under its own folder
+            name = ".".join(parts).removesuffix(".__init__")
+            found[name if room == "amqpd" else f"amqpd.{name}"] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(sources()[module].read_text("utf-8"))
+
+
+def _nodes(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    yield node, typing_only
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        for child in node.body:
+            yield from _nodes(child, True)
+        for child in node.orelse:
+            yield from _nodes(child, typing_only)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _nodes(child, typing_only)
+
+
+def imports_in(importer: str, is_package: bool, tree: ast.Module, known: set[str]) -> list[Import]:
+    """Imports of one module. `from a import b` is `a.b` where that is a module of ours, else `a`."""
+    found: list[Import] = []
+    for node, typing_only in _nodes(tree):
+        if isinstance(node, ast.Import):
+            found += [Import(importer, alias.name, node.lineno, typing_only) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = importer.split(".")
+            if node.level:
+                base = base[: len(base) - node.level + is_package]
+                package = ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                package = node.module or ""
+            for alias in node.names:
+                whole = f"{package}.{alias.name}"
+                name = whole if whole in known or package in {"urllib", "concurrent"} else package
+                found.append(Import(importer, name, node.lineno, typing_only))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                found.append(Import(importer, first.value, node.lineno, typing_only))
+    return found
+
+
+@cache
+def all_imports() -> tuple[Import, ...]:
+    known = set(sources())
+    return tuple(
+        one
+        for module, path in sources().items()
+        for one in imports_in(module, path.name == "__init__.py", tree_of(module), known)
+    )
+
+
+def within(module: str, *rooms: str) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)
+
+
+def is_ours(module: str) -> bool:
+    return within(module, "amqpd")
+
+
+def offences(broken: Iterator[Import]) -> str:
+    return "\n".join(str(one) for one in broken)
+
+
+def settings_read(tree: ast.Module) -> set[str]:
+    """`section.name` of all that may be a reading of a setting: `settings.amqp.port` is `amqp.port`."""
+    sections = {row.name.split(".")[-2] for row in rows() if "." in row.name} | {"settings"}
+    by_class = {"Settings" if section == "settings" else f"{section.title()}Settings": section for section in sections}
+    names: dict[str, set[str]] = {section: {section} for section in sections}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            section = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            section = by_class.get(ast.unparse(node.annotation).strip("'\""), "")
+            targets = [ast.Name(node.arg)]
+        else:
+            continue
+        if section in sections:
+            for target in targets:
+                names.setdefault(ast.unparse(target).rpartition(".")[2].lstrip("_"), set()).add(section)
+    return {
+        f"{section}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        for section in names.get(ast.unparse(node.value).rpartition(".")[2].lstrip("_"), ())
+    }
+
+
+class TestTheReader:
+    """The rules below are worth what this reader sees."""
+
+    def test_it_sees_every_form_of_import(self) -> None:
+        text = """
+import a.b, c
+from typing import TYPE_CHECKING
+from amqpd.storage import log, Storage
+from . import near
+from .near import thing
+from ..broker import queue
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel
+else:
+    import late
+def f():
+    import hidden
+    importlib.import_module("by.name")
+"""
+        known = {"amqpd.storage.log", "amqpd.channel.near", "amqpd.broker.queue"}
+        found = imports_in("amqpd.channel.on_basic", False, ast.parse(text), known)
+        assert [one.module for one in found if not one.typing_only] == [
+            "a.b", "c", "typing", "amqpd.storage.log", "amqpd.storage", "amqpd.channel.near", "amqpd.channel.near",
+            "amqpd.broker.queue", "late", "hidden", "by.name",
+        ]  # fmt: skip
+        assert [one.module for one in found if one.typing_only] == ["amqpd.channel.channel"]
+
+    def test_a_package_is_its_own_base(self) -> None:
+        found = imports_in("amqpd.channel", True, ast.parse("from . import near\n"), {"amqpd.channel.near"})
+        assert found[0].module == "amqpd.channel.near"
+
+    def test_it_sees_every_room(self) -> None:
+        rooms = {".".join(module.split(".")[:2]) for module in sources()}
+        names = ("protocol", "connection", "channel", "broker", "auth", "management", *LINKED)
+        assert rooms >= {f"amqpd.{name}" for name in names}
+
+
+class TestImports:
+    @pytest.mark.parametrize("room", ["amqpd.routing", "amqpd.storage"])
+    def test_routing_and_storage_know_themselves_only(self, room: str) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.importer, room)
+            and not within(one.importer, "amqpd.storage.export")
+            and ((is_ours(one.module) and not within(one.module, room)) or within(one.module, *NETWORK))
+        )
+
+    def test_the_export_knows_storage_and_the_pure_leaves(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.importer, "amqpd.storage.export")
+            and is_ours(one.module)
+            and not (within(one.module, "amqpd.storage") or one.module in LEAVES)
+        )
+
+    def test_the_server_knows_neither_export_nor_spark_nor_cli(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if not within(one.importer, "amqpd.storage.export", "amqpd.cli")
+            and within(one.module, "amqpd.storage.export", "pyspark", "pyspark_amqp", "amqpd.cli")
+        )
+
+    def test_protocol_does_no_input_or_output(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.importer, "amqpd.protocol")
+            and (
+                within(one.module, *NETWORK, "os", "pathlib", "threading")
+                or (is_ours(one.module) and not within(one.module, "amqpd.protocol", "amqpd.errors"))
+            )
+        )
+
+    def test_only_connection_and_management_open_sockets(self) -> None:
+        # server.py composes: it binds the listeners; testing.py is a program around the server.
+        # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
+        allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
+        allowed = (*allowed, "amqpd.storage.export")
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.module, *SOCKETS) and not within(one.importer, *allowed)
+        )
+
+    def test_the_command_line_is_a_client(self) -> None:
+        allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
+        job = ("amqpd.storage.export", "amqpd.storage.hold")  # which the command line starts
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.importer, "amqpd.cli")
+            and is_ours(one.module)
+            and not within(one.module, "amqpd.cli")
+            and one.module not in allowed
+            and not (one.importer == "amqpd.cli.export" and within(one.module, *job))
+        )
+
+    def test_the_broker_does_not_look_back_up_the_road(self) -> None:
+        """Calls go down, answers come back as values: lower rooms do not import the ones above them.
+
+        broker/broker.py is let pass: it is the one place that ties the rooms together.
+        """
+        above = {
+            "amqpd.broker": ("amqpd.channel", "amqpd.connection", "amqpd.management", "amqpd.server"),
+            "amqpd.channel": ("amqpd.connection", "amqpd.management", "amqpd.server"),
+            "amqpd.auth": ("amqpd.channel", "amqpd.connection", "amqpd.management", "amqpd.server"),
+            "amqpd.connection": ("amqpd.management", "amqpd.server"),
+        }
+        assert not offences(
+            one
+            for one in all_imports()
+            if not one.typing_only
+            and one.importer != "amqpd.broker.broker"
+            and any(within(one.importer, room) and within(one.module, *rooms) for room, rooms in above.items())
+        )
+
+    def test_class_files_know_the_channel_as_a_type_only(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if one.importer.startswith("amqpd.channel.on_")
+            and within(one.module, "amqpd.channel.channel")
+            and not one.typing_only
+        )
+
+    def test_start_up_imports_nothing_heavy(self) -> None:
+        """What the settings and `--version` need is part of every start."""
+        light = {"amqpd", "amqpd.settings", "amqpd.settings_help", "amqpd._build"}
+        assert not offences(
+            one for one in all_imports() if one.importer in light and is_ours(one.module) and one.module not in light
+        )
+
+
+class TestCompiledModules:
+    with (ROOT / "pyproject.toml").open("rb") as _file:
+        modules = tomllib.load(_file)["tool"]["amqpd"]["compiled-modules"]
+
+    def test_the_list_names_modules_that_exist(self) -> None:
+        assert [module for module in self.modules if module not in sources()] == []
+        assert len(set(self.modules)) == len(self.modules)
+
+    def test_they_know_no_event_loop(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if one.importer in self.modules and within(one.module, *NETWORK) and not one.typing_only
+        )
+
+    def test_no_built_extension_lies_beside_the_sources(self) -> None:
+        """It would shadow later edits of the source."""
+        assert [path for room in ("amqpd", *LINKED) for path in (ROOT / room).rglob("*.so")] == []
+        assert not (ROOT / "build").exists()
+
+
+class TestDanger:
+    def test_nothing_that_runs_data_as_code(self) -> None:
+        assert not offences(one for one in all_imports() if within(one.module, *DANGEROUS))
+        calls = [
+            f"{module}:{node.lineno} calls {node.func.id}"
+            for module in sources()
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EVALUATORS
+        ]
+        assert calls == []
+
+
+class TestDocumentation:
+    def test_every_room_has_its_readme(self) -> None:
+        rooms = {path.parent for path in sources().values()} | {ROOT, ROOT / "tests", ROOT / "interop"}
+        assert sorted(str(room.relative_to(ROOT)) for room in rooms if not (room / "README.md").is_file()) == []
+
+    def test_every_module_opens_with_its_story(self) -> None:
+        written = [module for module, path in sources().items() if path.stat().st_size]
+        assert [module for module in written if not ast.get_docstring(tree_of(module))] == []
+
+    def test_the_settings_table_is_the_settings(self) -> None:
+        """After a change of a setting: put this text between the two marks of amqpd/README.md."""
+        table = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        for row in rows():
+            default = f"`{shown(row.default)}`" if shown(row.default) else ""
+            also = f" Also `{row.environ_also}`." if row.environ_also else ""
+            table.append(f"| `{row.name}` | {row.kind.word.replace('|', ' or ')} | {default} | {row.doc}{also} |")
+        text = (ROOT / "amqpd" / "README.md").read_text("utf-8")
+        documented = text.partition("<!-- settings -->\n")[2].partition("<!-- end of settings -->")[0]
+        assert documented.splitlines() == table
+
+    def test_every_setting_is_obeyed_somewhere(self) -> None:
+        """`amqp.tls.port` is read as `...tls.port`, `data_dir` as `...settings.data_dir`, `compat` by `product`.
+
+        A section may go by another name in the module that reads it: `amqp = settings.amqp`, or a parameter annotated
+        with its class.
+        """
+        read = {
+            reading
+            for module in sources()
+            if module not in {"amqpd.settings", "amqpd.settings_help"}
+            for reading in settings_read(tree_of(module))
+        }
+        looked_for = {row.name: ".".join(["settings", *row.name.split(".")][-2:]) for row in rows()}
+        looked_for["compat"] = "settings.product"
+        assert [name for name, spelling in looked_for.items() if spelling not in read] == []
+
+    def test_the_reader_of_settings_sees_other_names(self) -> None:
+        text = """
+def f(self, limits: AmqpSettings):
+    first = self.settings.default
+    print(first.user, limits.port, self._settings.data_dir, settings.amqp.tls.key, elsewhere.password)
+"""
+        found = settings_read(ast.parse(text))
+        assert {"default.user", "amqp.port", "settings.data_dir", "tls.key"} <= found
+        assert not any(reading.endswith(".password") and reading.startswith("default") for reading in found)

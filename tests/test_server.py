@@ -1,0 +1,319 @@
+"""The process from outside: how it starts, what it says, how it refuses to start, how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import amqp
+import pamqp.commands as spec
+import pamqp.frame
+import pika
+import pika.exceptions
+import pytest
+
+from amqpd import __version__
+from amqpd._build import is_compiled
+from amqpd.testing import BrokerFailed, BrokerProcess, parse_ready_line
+
+BUILD = "compiled" if is_compiled() else "interpreted"
+COMMAND = [sys.executable, "-P", "-m", "amqpd"]
+FREE_PORTS = ["--amqp.port", "0", "--http.port", "0", "--amqp.host", "127.0.0.1"]
+HOME = str(Path(__import__("amqpd").__file__).parent.parent)
+
+
+def environment(**more: str) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AMQPD_", "RABBITMQ_"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [HOME, env.get("PYTHONPATH")]))
+    return {**env, **more}
+
+
+def run(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=env or environment(),
+        cwd=cwd,
+    )
+
+
+def connect(broker: BrokerProcess, user: str = "guest", password: str = "guest", vhost: str = "/") -> Any:
+    return pika.BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", broker.amqp_port, vhost, pika.PlainCredentials(user, password))
+    )
+
+
+# -- starting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_line_then_silence_then_a_clean_end(tmp_path: Path, number: signal.Signals) -> None:
+    """Standard output carries the ready line and nothing else; both signals end it with 0."""
+    with subprocess.Popen(
+        [*COMMAND, *FREE_PORTS, "--data-dir", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        ready = parse_ready_line(line)
+        assert ready is not None, line
+        assert (ready.version, ready.build, ready.data) == (__version__, BUILD, str(tmp_path / "data"))
+        assert set(ready.listeners) == {"amqp", "http"}
+        for host, port in ready.listeners.values():  # both ports take connections once the line is out
+            socket.create_connection((host, port), timeout=2).close()
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert (process.wait(5), rest) == (0, "")
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0, "others can look into the data directory"
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"amqpd {__version__} ({BUILD}")
+    assert result.stdout.count("\n") == 1
+
+
+def test_print_settings(tmp_path: Path) -> None:
+    """Value and source of each; nothing is started, no directory made."""
+    (tmp_path / "amqpd.toml").write_text("[log]\nlevel = 'warning'\n")
+    result = run("--print-settings", "--amqp.port", "5999", env=environment(AMQPD_HTTP__PORT="16000"), cwd=tmp_path)
+    assert result.returncode == 0
+    found = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for name, value, source in (
+        ("amqp.port", "5999", "command line"),
+        ("http.port", "16000", "AMQPD_HTTP__PORT"),
+        ("log.level", "warning", "amqpd.toml"),
+        ("amqp.frame_max", "131072", "default"),
+    ):
+        assert value in found[name]
+        assert source in found[name]
+    assert "guest" not in found["default.password"]
+    assert [path.name for path in tmp_path.iterdir()] == ["amqpd.toml"]
+
+
+def test_settings_that_cannot_be_used() -> None:
+    result = run("--amqp.port", "70000", "--no.such", "1")
+    assert result.returncode == 64
+    assert result.stdout == ""
+    assert "amqp.port" in result.stderr
+    assert "no.such" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def refused(*arguments: str) -> str:
+    result = run(*FREE_PORTS, *arguments)
+    assert result.returncode == 69, result.stderr
+    assert result.stdout == "", "a ready line although it is not"
+    assert "Traceback" not in result.stderr, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("amqpd: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", ["amqp.port", "http.port"])
+def test_a_port_that_is_taken(tmp_path: Path, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("--data-dir", str(tmp_path / "data"), f"--{name}", str(port))
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert "in use" in said
+
+
+def test_a_data_directory_in_use(amqpd_broker: BrokerProcess) -> None:
+    said = refused("--data-dir", str(amqpd_broker.data_dir))
+    assert str(amqpd_broker.data_dir) in said
+    assert "in use" in said
+    connect(amqpd_broker).close()  # the first one is none the worse
+
+
+def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    assert "file" in refused("--data-dir", str(tmp_path / "file"))
+
+
+def test_another_ones_metadata(tmp_path: Path) -> None:
+    """The data directory of one broker with the database of another would make every queue unknown: it refuses."""
+    for name in ("one", "two"):
+        with BrokerProcess(tmp_path / name):
+            pass
+    databases = [path for path in (tmp_path / "one").iterdir() if path.name.startswith("metadata")]
+    assert databases
+    for path in databases:
+        (tmp_path / "two" / path.name).write_bytes(path.read_bytes())
+    assert "two" in refused("--data-dir", str(tmp_path / "two"))
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_with_clients_that_do_not_answer(tmp_path: Path) -> None:
+    """Half a handshake, an idle client that never reads, a good one: all are gone in under five seconds."""
+    broker = BrokerProcess(tmp_path / "data")
+    broker.start()
+    sockets = [socket.create_connection(("127.0.0.1", broker.amqp_port)) for _ in range(3)]
+    sockets[1].sendall(b"AMQP\x00\x00\x09\x01")
+    deaf = connect(broker)
+    channel = deaf.channel()
+    channel.queue_declare("kept", durable=True)
+    channel.confirm_delivery()
+    for number in range(100):
+        channel.basic_publish("", "kept", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+    begun = time.monotonic()
+    broker.stop(5.0)
+    assert time.monotonic() - begun < 5.0
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=r"\(320, "):
+        deaf.process_data_events(1)
+    for sock in sockets:
+        sock.close()
+    assert "Traceback" not in broker.stderr, broker.stderr
+
+    marks = list((tmp_path / "data").rglob("*clean-shutdown*"))
+    assert len(marks) == 1
+    broker.start()
+    again = connect(broker)
+    assert again.channel().queue_declare("kept", passive=True).method.message_count == 100
+    assert "recover" not in broker.stderr.lower(), broker.stderr
+    again.close()
+    broker.close()
+
+
+def test_sigterm_does_not_wait_for_who_is_not_open(tmp_path: Path) -> None:
+    """A handshake that has only begun, and a client that has said goodbye and keeps its socket."""
+    whole = [
+        spec.Connection.StartOk(mechanism="PLAIN", response="\0guest\0guest"),
+        spec.Connection.TuneOk(channel_max=1, frame_max=131072, heartbeat=0),
+        spec.Connection.Open(),
+        spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0),
+    ]
+    with BrokerProcess(tmp_path) as broker:
+        begun, gone = (socket.create_connection(("127.0.0.1", broker.amqp_port), 10) for _ in range(2))
+        begun.sendall(b"AMQP\x00\x00\x09\x01")
+        gone.sendall(b"AMQP\x00\x00\x09\x01" + b"".join([pamqp.frame.marshal(method, 0) for method in whole]))
+        close_ok = pamqp.frame.marshal(spec.Connection.CloseOk(), 0)
+        heard = b""
+        while not heard.endswith(close_ok):
+            heard += gone.recv(4096)
+        started = time.monotonic()
+        broker.stop(5.0)
+        assert time.monotonic() - started < 2.5  # waiting for them would be three seconds, and one more
+        begun.close()
+        gone.close()
+
+
+# -- the first start -------------------------------------------------------------------------------------------------
+
+
+def test_first_user_and_vhost(tmp_path: Path) -> None:
+    """RABBITMQ_DEFAULT_* make the first user and vhost; later starts leave what there is alone."""
+    first = {"RABBITMQ_DEFAULT_USER": "ada", "RABBITMQ_DEFAULT_PASS": "secret", "RABBITMQ_DEFAULT_VHOST": "works"}
+    with BrokerProcess(tmp_path / "data", env=first) as broker:
+        connect(broker, "ada", "secret", "works").close()
+        for user, password, vhost in (("guest", "guest", "works"), ("ada", "guest", "works"), ("ada", "secret", "/")):
+            with pytest.raises(pika.exceptions.AMQPConnectionError):
+                connect(broker, user, password, vhost)
+    later = {"RABBITMQ_DEFAULT_USER": "eve", "RABBITMQ_DEFAULT_PASS": "other", "RABBITMQ_DEFAULT_VHOST": "new"}
+    with BrokerProcess(tmp_path / "data", env=later) as broker:
+        connect(broker, "ada", "secret", "works").close()
+        for user, password, vhost in (("eve", "other", "new"), ("eve", "other", "works"), ("ada", "other", "works")):
+            with pytest.raises(pika.exceptions.AMQPConnectionError):
+                connect(broker, user, password, vhost)
+
+
+# -- what clients are told -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compatible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("compatible"), settings={"compat": "rabbitmq-3.12"}) as broker:
+        yield broker
+
+
+def announced(broker: BrokerProcess) -> tuple[object, object]:
+    connection = connect(broker)
+    properties = connection._impl.server_properties
+    connection.close()
+    return properties["product"], properties["version"]
+
+
+def test_product(amqpd_broker: BrokerProcess) -> None:
+    assert announced(amqpd_broker) == ("amqpd", __version__)
+
+
+def test_compat(compatible: BrokerProcess) -> None:
+    assert announced(compatible) == ("RabbitMQ", "3.12.0")
+
+
+def unacked_at_once(broker: BrokerProcess, prefetches: list[int]) -> list[int]:
+    """py-amqp: two consumers on one channel under the first prefetch; deliveries then, and after each later one.
+
+    Ten messages wait; none is acked.
+    """
+    heard: list[object] = []
+    counts = []
+    with amqp.Connection(f"127.0.0.1:{broker.amqp_port}", "guest", "guest") as connection:
+        channel = connection.channel()
+        queue = channel.queue_declare(exclusive=True).queue
+        for _ in range(10):
+            channel.basic_publish(amqp.Message("x"), "", queue)
+        channel.basic_qos(0, prefetches[0], False)
+        for _ in range(2):
+            channel.basic_consume(queue, callback=heard.append)
+        for prefetch in [None, *prefetches[1:]]:
+            if prefetch is not None:
+                channel.basic_qos(0, prefetch, False)
+            channel.queue_declare(queue, passive=True)  # what was due has come by then
+            counts.append(len(heard))
+    return counts
+
+
+def test_py_amqp_qos_is_one_window_for_the_channel(amqpd_broker: BrokerProcess) -> None:
+    """DESIGN section 7: py-amqp reads global=false as the specification does, and raises it under running consumers."""
+    assert unacked_at_once(amqpd_broker, [3, 5, 1, 8]) == [3, 5, 5, 8]
+
+
+def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
+    """Told it talks to RabbitMQ it knows that global=false is per consumer, for consumers to come."""
+    assert unacked_at_once(compatible, [3, 5]) == [6, 6]
+
+
+# -- how long a start takes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiled_only
+@pytest.mark.skipif(not is_compiled(), reason="the figure is the compiled package's")
+def test_start_time(tmp_path: Path) -> None:
+    """Issue 2: at most 600 ms to accepting connections, warm; the ready line tells the truth about it.
+
+    The best of five: what else the machine does only ever adds.
+    """
+    took = []
+    for _ in range(5):
+        begun = time.monotonic()
+        with BrokerProcess(tmp_path / "data") as broker:
+            wall_ms = (time.monotonic() - begun) * 1000
+            assert broker.ready is not None
+            assert broker.ready.took_ms <= wall_ms + 1
+            took.append(wall_ms)
+    assert min(took) < 600, took
+
+
+def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
+    with pytest.raises(BrokerFailed, match="exit code 69"):
+        BrokerProcess(tmp_path / "data", settings={"metadata.url": "nosuchdb://x/y"}).start()

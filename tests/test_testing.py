@@ -1,0 +1,152 @@
+"""amqpd.testing against a stand-in for the broker: what matters here is how a process is started, watched and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from amqpd.testing import BrokerFailed, BrokerProcess, Vhost, parse_ready_line
+
+STAND_IN = """
+import signal, sys, time
+options = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:] if "=" in a)
+port = int(options["amqp.port"]) or 40001
+print("noise before", flush=True)
+print("starting", file=sys.stderr, flush=True)
+print(" ".join(sys.argv[1:]), file=sys.stderr, flush=True)
+MODE = {mode!r}
+if MODE == "dies":
+    sys.exit("no such setting")
+if MODE == "silent":
+    time.sleep(60)
+if MODE == "bad-exit":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+elif MODE == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+listeners = f"amqp 127.0.0.1:{{port}}, http 127.0.0.1:40002"
+print(f"amqpd 0.1.0 (compiled) ready in 7 ms: {{listeners}}, data {{sys.argv[2]}}", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def stand_in(tmp_path: Path, mode: str = "good", **more: object) -> BrokerProcess:
+    command = [sys.executable, "-c", STAND_IN.format(mode=mode)]
+    return BrokerProcess(tmp_path / "data", command=command, start_timeout_s=5.0, **more)  # type: ignore[arg-type]
+
+
+def test_ready_line() -> None:
+    ready = parse_ready_line(
+        "amqpd 0.1.0 (compiled) ready in 212 ms: "
+        "amqp 127.0.0.1:5672, amqps [::1]:5671, http 0.0.0.0:15672, data ./a, b\n"
+    )
+    assert ready is not None
+    assert (ready.version, ready.build, ready.took_ms, ready.data) == ("0.1.0", "compiled", 212, "./a, b")
+    assert ready.listeners == {"amqp": ("127.0.0.1", 5672), "amqps": ("::1", 5671), "http": ("0.0.0.0", 15672)}
+    assert parse_ready_line("amqpd 0.1.0 (compiled) is starting") is None
+
+
+def test_starts_and_stops(tmp_path: Path) -> None:
+    with stand_in(tmp_path, settings={"storage.segment_size_bytes": 4096, "amqp.tcp_nodelay": True}) as broker:
+        pid = broker.pid
+        os.kill(pid, 0)
+        assert (broker.amqp_port, broker.http_port) == (40001, 40002)
+        assert broker.url == "amqp://guest:guest@127.0.0.1:40001/"
+        assert broker.http_url == "http://127.0.0.1:40002"
+    assert not broker.running
+    assert "--storage.segment-size-bytes=4096" in broker.stderr
+    assert "--amqp.tcp-nodelay=true" in broker.stderr
+    assert "noise before" in broker.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_starts_again_on_the_same_ports_after_a_kill(tmp_path: Path) -> None:
+    broker = stand_in(tmp_path, settings={})
+    broker.start()
+    first = broker.pid
+    with pytest.raises(RuntimeError, match="runs already"):
+        broker.start()
+    broker.kill()
+    assert not broker.running
+    broker.start()
+    assert broker.pid != first
+    assert "--amqp.port=40001 --http.port=40002" in _settled(broker, "--amqp.port")
+    broker.kill()
+    broker.start(same_ports=False)
+    assert "--amqp.port=0 --http.port=0" in _settled(broker, "--amqp.port")
+    broker.close()
+
+
+def _settled(broker: BrokerProcess, text: str) -> str:
+    deadline = time.monotonic() + 5
+    while text not in broker.stderr and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return broker.stderr
+
+
+def test_a_broker_that_dies_shows_why(tmp_path: Path) -> None:
+    with pytest.raises(BrokerFailed, match=r"exit code 1 before it was ready(.|\n)*no such setting"):
+        stand_in(tmp_path, "dies").start()
+
+
+def test_a_silent_broker_is_not_waited_for(tmp_path: Path) -> None:
+    broker = stand_in(tmp_path, "silent")
+    broker.start_timeout_s = 0.5
+    with pytest.raises(BrokerFailed, match=r"within 0.5 s(.|\n)*starting"):
+        broker.start()
+    assert not broker.running
+
+
+def test_a_bad_exit_is_told(tmp_path: Path) -> None:
+    broker = stand_in(tmp_path, "bad-exit")
+    broker.start()
+    with pytest.raises(BrokerFailed, match="exit code 3"):
+        broker.stop()
+
+
+def test_a_broker_that_ended_by_itself_is_told(tmp_path: Path) -> None:
+    broker = stand_in(tmp_path).start()
+    os.kill(broker.pid, signal.SIGKILL)
+    with pytest.raises(BrokerFailed, match="exit code -9"):
+        broker.stop()
+
+
+def test_a_stubborn_broker_is_killed(tmp_path: Path) -> None:
+    broker = stand_in(tmp_path, "stubborn").start()
+    with pytest.raises(BrokerFailed, match="did not stop within 0.3 s"):
+        broker.stop(0.3)
+    assert not broker.running
+
+
+def test_configuration_of_the_caller_is_not_handed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMQPD_AMQP__PORT", "1")
+    monkeypatch.setenv("RABBITMQ_DEFAULT_USER", "somebody")
+    show = "import os, sys; sys.exit(str(sorted(k for k in os.environ if k.startswith(('AMQPD', 'RABBIT')))))"
+    broker = BrokerProcess(tmp_path, command=[sys.executable, "-c", show], env={"AMQPD_LOG__LEVEL": "debug"})
+    with pytest.raises(BrokerFailed, match=r"standard error:\n\['AMQPD_LOG__LEVEL'\]"):
+        broker.start()
+
+
+def test_a_real_broker_and_its_control_command(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        vhost = broker.add_vhost()
+        assert vhost.url == f"{broker.url}{vhost.name}"
+        listed = broker.ctl("list_vhosts", "-q", "--no-table-headers")
+        assert (listed.returncode, sorted(listed.stdout.split())) == (0, ["/", vhost.name])
+        broker.delete_vhost(vhost.name)
+        assert broker.ctl("list_vhosts", "-q", "--no-table-headers").stdout.split() == ["/"]
+        with pytest.raises(BrokerFailed, match="404"):
+            broker.api("GET", "/api/vhosts/nosuch")
+
+
+def test_the_fixtures(amqpd_broker: BrokerProcess, amqpd_url: str, amqpd_vhost: Vhost) -> None:
+    assert amqpd_url == amqpd_broker.url
+    assert {"/", amqpd_vhost.name} <= {each["name"] for each in amqpd_broker.api("GET", "/api/vhosts")}  # type: ignore[attr-defined]

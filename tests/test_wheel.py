@@ -1,0 +1,111 @@
+"""The wheel: what it puts where, and that a project with `storage/`, `routing/`, `cli/` of its own lives beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from amqpd import __version__
+from amqpd._build import is_compiled
+
+ROOT = Path(__file__).parent.parent
+LINKED = ("routing", "storage", "cli")
+pytestmark = pytest.mark.timeout(180)
+
+
+def run(*command: str | Path, cwd: Path, **environ: str) -> str:
+    # Without PYTHONPATH and the like: what is found must be found because it is installed.
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+    done = subprocess.run(command, cwd=cwd, env=kept | environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def pip(*arguments: str | Path, cwd: Path, **environ: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", *quiet, *arguments, cwd=cwd, PIP_NO_INDEX="1", PIP_NO_INPUT="1", **environ)
+
+
+def built_things() -> set[Path]:
+    """What a build may leave in a source tree."""
+    tops = [ROOT / room for room in ("amqpd", *LINKED)]
+    return {
+        *(path for top in tops for path in top.rglob("*.so")),
+        *(path for pattern in ("build", "*.egg-info", "amqpd/build") for path in ROOT.glob(pattern)),
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreted wheel of the sources, built offline; the source tree is as it was before."""
+    directory = tmp_path_factory.mktemp("wheel")
+    before = built_things()
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", directory)
+    pip("wheel", *options, ROOT, cwd=directory, AMQPD_INTERPRETED="1")
+    assert built_things() == before
+    (found,) = directory.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an empty environment with nothing but that wheel in it."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
+    interpreter = environment / "bin" / "python"
+    pip("--python", interpreter, "install", "--no-deps", wheel, cwd=environment)
+    return interpreter
+
+
+def test_it_is_an_interpreted_wheel_for_every_machine(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"amqpd", "pyspark_amqp.py"}
+    assert "amqpd/py.typed" in names
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "amqpd").rglob("*.py")}
+    for room in LINKED:
+        modules |= {f"amqpd/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / room).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == {*modules, "pyspark_amqp.py"}
+    assert len(names) == len(set(names))
+
+
+def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tmp_path: Path) -> None:
+    for room in LINKED:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text(f"WHOSE = 'the project, {room}'\n")
+    (tmp_path / "program.py").write_text(
+        "import storage, routing, cli\n"
+        "import amqpd.storage, amqpd.routing, amqpd.cli\n"
+        "for room in storage, routing, cli: print(room.WHOSE)\n"
+        "for room in amqpd.storage, amqpd.routing, amqpd.cli:\n"
+        "    print(room.__name__, hasattr(room, 'WHOSE'), room.__file__)\n"
+    )
+    site = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    expected = [f"the project, {room}" for room in ("storage", "routing", "cli")]
+    expected += [f"amqpd.{room} False {site}/amqpd/{room}/__init__.py" for room in ("storage", "routing", "cli")]
+    assert run(python, "program.py", cwd=tmp_path).splitlines() == expected
+
+
+def test_its_program_starts_from_anywhere(python: Path, tmp_path: Path) -> None:
+    assert run(python.parent / "amqpd", "--version", cwd=tmp_path).startswith(f"amqpd {__version__} (interpreted), ")
+    assert "amqp.port" in run(python, "-m", "amqpd", "--print-settings", cwd=tmp_path)
+
+
+@pytest.mark.skipif(not is_compiled(), reason="looks at a compiled installation")
+def test_the_compiled_library_lies_inside_the_package() -> None:
+    files = importlib.metadata.files("amqpd")
+    assert files
+    libraries = [str(file) for file in files if file.suffix == ".so"]
+    assert any(library.startswith("amqpd/_hot__mypyc.") for library in libraries)
+    assert [library for library in libraries if not library.startswith("amqpd/")] == []
