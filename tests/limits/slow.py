@@ -16,11 +16,9 @@ from typing import Any, Final
 
 from quickclient import EMPTY_TABLE, Link, Message, method, shortstr
 
-from amqpd._build import is_compiled
-
 RATE: Final = 100
 BOUND_MS: Final = 50.0
-LAX_MS: Final = 400.0
+LAX_MS: Final = 500.0
 
 
 def anon_mb(pid: int) -> float:
@@ -147,6 +145,6 @@ class Machine:
         """The 99th percentile."""
         return percentile(self._late_ms, 0.99)
 
-    def bound_ms(self) -> float:
-        """What a 99th percentile may be."""
-        return (BOUND_MS if is_compiled() else LAX_MS) + 3 * self.late_ms
+    def bound_ms(self, *, strict: bool) -> float:
+        """What a 99th percentile may be: the promise's bound, or one that holds on a machine that others use too."""
+        return (BOUND_MS if strict else LAX_MS) + 3 * self.late_ms

@@ -63,7 +63,7 @@ class Drain:
             self.done.set()
 
 
-async def drain(data_dir: Path, size_bytes: int) -> float:
+async def drain(data_dir: Path, size_bytes: int, *, strict: bool = False) -> float:
     """The 99th percentile of the witness's round trips meanwhile, as a share of what it may be."""
     count = size_bytes // SIZE
     broker = BrokerProcess(data_dir, settings={"log.level": "error"})
@@ -101,7 +101,7 @@ async def drain(data_dir: Path, size_bytes: int) -> float:
         )
         assert "Traceback" not in broker.stderr, broker.stderr
         assert machine.peak_mb < 200
-        return percentile(met, 0.99) / machine.bound_ms()
+        return percentile(met, 0.99) / machine.bound_ms(strict=strict)
     finally:
         await asyncio.to_thread(broker.kill)
 
@@ -120,7 +120,7 @@ async def test_a_cold_backlog(tmp_path: Path) -> None:
 @pytest.mark.on_demand
 @pytest.mark.timeout(300)
 async def test_a_cold_backlog_of_two_gibibytes(tmp_path: Path) -> None:
-    assert await drain(tmp_path / "data", LONG_BYTES) < 1
+    assert await drain(tmp_path / "data", LONG_BYTES, strict=True) < 1
 
 
 async def test_a_cold_backlog_that_has_a_time_to_live(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ async def test_a_flood(tmp_path: Path, name: str) -> None:
     for attempt in range(ATTEMPTS):
         measured = await measure(tmp_path / f"data{attempt}", name, SHORT_S)
         assert measured.machine.peak_mb < MEMORY_MAX_MB
-        best = min(best, measured.p99_ms() / measured.machine.bound_ms())
+        best = min(best, measured.p99_ms() / measured.machine.bound_ms(strict=False))
         if best < 1:
             break
     assert best < 1, f"{name}: the 99th percentile is {best:.1f} times what it may be"
@@ -154,7 +154,7 @@ async def test_a_flood_of_a_minute(tmp_path: Path, name: str) -> None:
     published = measured.published * CASES[name].size
     print(f"the bare disk: {pace / 1e6:.0f} MB/s, the publishers {published / 1e6:.0f} MB/s")
     assert measured.machine.peak_mb < MEMORY_MAX_MB
-    assert measured.p99_ms() < measured.machine.bound_ms()
+    assert measured.p99_ms() < measured.machine.bound_ms(strict=True)
     assert percentile(measured.late_ms, 0.99) < 2 * percentile(measured.early_ms, 0.99) + measured.machine.late_ms
     if name == "durable":
         assert published > min(pace / 2, 100e6)
@@ -288,7 +288,7 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
             )
             assert shares > 0.999, "messages of some are missing"
             assert means > 0.8, "some wait longer than others"
-            best = min(best, p99 / machine.bound_ms())
+            best = min(best, p99 / machine.bound_ms(strict=False))
             if best < 1:
                 break
         assert best < 1, f"the 99th percentile is {best:.1f} times what it may be"
