@@ -161,6 +161,8 @@ class ChannelConsumer(Consumer):
             entry.consumer = self
             channel.add_unacked(tag, entry)
             channel.window_used += 1
+            if channel.window_size > 0:
+                channel.window_turn = self
             if entry.queue.logged:
                 # Its log can give it back; memory must not grow with what a peer has not read or acked.
                 entry.message = None
@@ -230,6 +232,8 @@ class Channel(Confirmer):
         self.prefetch_count: i64 = 0
         self.window_size: i64 = 0
         self.window_used: i64 = 0
+        # Who took the window's last room: the next that comes free is for the consumers after it.
+        self.window_turn: ChannelConsumer | None = None
         # Closed by the broker, waiting for the client's close-ok.
         self.closing = False
         # The client closed it while our own close was on the way, and was answered.
@@ -552,8 +556,18 @@ class Channel(Confirmer):
             consumer.queue.activate(consumer)
 
     def activate_all(self) -> None:
-        """Credit may have come for every consumer of the channel."""
+        """Credit may have come for every consumer of the channel: they go on behind the one that was served last, be
+        they of one queue or of many."""
+        before: list[ChannelConsumer] = []
+        last = self.window_turn
+        turned = last is None or last.cancelled
         for consumer in self.consumers.values():
+            if not turned:
+                before.append(consumer)
+                turned = consumer is last
+            elif consumer.parked:
+                consumer.queue.activate(consumer)
+        for consumer in before:
             if consumer.parked:
                 consumer.queue.activate(consumer)
 

@@ -226,6 +226,42 @@ def test_global_window(speaker: Peer) -> None:
     assert sorted(int(c.body) for c in got + more + last) == [0, 0, 1, 1, 2, 2]
 
 
+def test_global_window_goes_round_the_consumers_of_a_queue(speaker: Peer, broker_is_ours: bool) -> None:
+    """Each time the channel's window opens, the consumer after the one that filled it has its turn."""
+    speaker.queue()
+    fill(speaker, 9)
+    speaker.call("basic.qos", prefetch_count=1, global_=True)
+    for tag in ("a", "b", "c"):
+        speaker.method("basic.consume", queue=speaker.q, consumer_tag=tag)
+    served = _served(speaker, 9)
+    assert served == ["a", "b", "c"] * 3 if broker_is_ours else set(served) > {"a"}
+
+
+def test_global_window_goes_round_the_queues(speaker: Peer, broker_is_ours: bool) -> None:
+    """Whichever queue filled the channel's window, the next room in it is another's."""
+    tags = ["a", "b", "c"]
+    for tag in tags:
+        speaker.queue(speaker.q + tag)
+        for _ in range(4):
+            speaker.publish(speaker.q + tag)
+    speaker.call("basic.qos", prefetch_count=1, global_=True)
+    for tag in tags:
+        speaker.method("basic.consume", queue=speaker.q + tag, consumer_tag=tag)
+    served = _served(speaker, 9)
+    assert served == tags * 3 if broker_is_ours else set(served) > {"a"}
+
+
+def _served(speaker: Peer, count: int) -> list[str]:
+    """Who gets the next deliveries, each of them acked at once."""
+    served: list[str] = []
+    while len(served) < count:
+        frame = speaker.read()
+        if frame.name == "basic.deliver":
+            served.append(frame["consumer_tag"])
+            speaker.method("basic.ack", delivery_tag=frame["delivery_tag"])
+    return served
+
+
 def test_global_window_may_be_changed_while_running(speaker: Peer, kept: Declare) -> None:
     kept(speaker)
     fill(speaker, 10)
