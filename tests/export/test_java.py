@@ -70,11 +70,33 @@ def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setattr(java, "find_spec", lambda name: object())
     assert java.prepare() == str(home) == os.environ["JAVA_HOME"]
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    assert os.environ["PYTHONPATH"].split(os.pathsep)[-1] == "/somewhere"
     monkeypatch.setenv("PYSPARK_PYTHON", "mine")
     java.prepare()
     assert os.environ["PYSPARK_PYTHON"] == "mine"
+
+
+def test_workers_look_where_this_process_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def path() -> list[str]:
+        found = java.worker_environment()
+        assert found["PYTHONSAFEPATH"] == "1"
+        return [each for each in found["PYTHONPATH"].split(os.pathsep) if each]
+
+    def installed_in(site: Path) -> None:
+        monkeypatch.setattr(java, "__file__", str(site / "amqpd" / "storage" / "export" / "java.py"))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/usr/lib/python"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/somewhere", "", "/sources"]))
+    installed_in(Path("/usr/lib/site-packages"))  # where every Python looks by itself
+    assert path() == ["/somewhere", "/sources"]
+    installed_in(Path("/sources"))
+    assert path() == ["/sources", "/somewhere"]
+    monkeypatch.setattr(sys, "path", ["", "/usr/lib/python"])  # python -c, python -m
+    assert path() == ["/sources", "/somewhere", str(tmp_path)]
+    (tmp_path / "amqpd").mkdir()  # sources that are not those which run
+    assert path() == ["/sources", "/somewhere"]
+    installed_in(tmp_path)
+    assert path() == [str(tmp_path), "/somewhere", "/sources"]
