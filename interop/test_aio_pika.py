@@ -32,7 +32,7 @@ async def channel(connection: AbstractConnection) -> AbstractChannel:
     return await connection.channel(on_return_raises=True)
 
 
-async def gathered(bodies: list[bytes], count: int, timeout_s: float = 5.0) -> list[bytes]:
+async def gathered(bodies: list[bytes], count: int, timeout_s: float = 30.0) -> list[bytes]:
     async with asyncio.timeout(timeout_s):
         while len(bodies) < count:  # noqa: ASYNC110 - a callback fills it
             await asyncio.sleep(0.005)

@@ -20,7 +20,7 @@ import pytest
 from celery import Celery, chain, group
 from celery.exceptions import TaskRevokedError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 Eventually = Callable[..., Any]
 HERE = Path(__file__).parent
 
@@ -124,40 +124,40 @@ def ready_count(broker: Any, queue: str) -> int:
 
 
 def test_round_trip(app: Celery, worker: Worker) -> None:
-    assert app.tasks["add"].delay(2, 3).get(timeout=10) == 5
+    assert app.tasks["add"].delay(2, 3).get(timeout=30) == 5
 
 
 def test_states_and_exceptions(app: Celery, worker: Worker) -> None:
     result = app.tasks["fail"].delay("this one")
     with pytest.raises(ValueError, match="this one"):
-        result.get(timeout=10)
+        result.get(timeout=30)
     assert result.state == "FAILURE"
 
 
 def test_group_and_chain(app: Celery, worker: Worker) -> None:
     add = app.tasks["add"]
-    assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=20) == [2 * n for n in range(60)]
-    assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=10) == 113
+    assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=30) == [2 * n for n in range(60)]
+    assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=30) == 113
 
 
 def test_large_argument_and_result(app: Celery, worker: Worker) -> None:
     value = {"text": "grüße" * 100_000, "list": list(range(1000)), "none": None}
-    assert app.tasks["echo"].delay(value).get(timeout=15) == value
+    assert app.tasks["echo"].delay(value).get(timeout=30) == value
 
 
 def test_retry(app: Celery, worker: Worker) -> None:
-    assert app.tasks["flaky"].delay(3).get(timeout=15) == 3
+    assert app.tasks["flaky"].delay(3).get(timeout=30) == 3
 
 
 def test_countdown_and_eta(app: Celery, worker: Worker) -> None:
     sent = time.time()
-    assert app.tasks["when"].apply_async(countdown=1).get(timeout=15) >= sent + 1
+    assert app.tasks["when"].apply_async(countdown=1).get(timeout=30) >= sent + 1
 
 
 def test_expired_task_is_not_run(app: Celery, worker: Worker) -> None:
     result = app.tasks["when"].apply_async(countdown=0.5, expires=0.1)
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=15)
+        result.get(timeout=30)
 
 
 def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
@@ -171,13 +171,13 @@ def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually:
     eventually(started.exists, 10)
     assert [task["id"] for task in inspect.active()[worker.node]] == [result.id]
     release.touch()
-    assert result.get(timeout=10) == "released"
+    assert result.get(timeout=30) == "released"
     assert inspect.active() == {worker.node: []}
 
 
 def test_ping_to_everybody(app: Celery, worker: Worker) -> None:
     """Without a destination the answer is awaited for the whole timeout: replies of nobody are lost on the way."""
-    assert app.control.ping(timeout=0.5) == [{worker.node: {"ok": "pong"}}]
+    assert app.control.ping(timeout=10, limit=1) == [{worker.node: {"ok": "pong"}}]
 
 
 def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventually) -> None:
@@ -188,7 +188,7 @@ def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventu
     eventually(lambda: {task["request"]["id"] for task in inspect.scheduled()[worker.node]} == ids, 15)
     app.control.revoke(list(ids), reply=True, destination=[worker.node], timeout=5, limit=1)
     assert set(inspect.revoked()[worker.node]) >= ids
-    assert app.tasks["add"].delay(1, 1).get(timeout=10) == 2
+    assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
 
 
 def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
@@ -197,8 +197,8 @@ def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path:
     eventually(started.exists, 10)
     result.revoke(terminate=True, signal="SIGKILL")
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=15)
-    assert app.tasks["add"].delay(1, 1).get(timeout=10) == 2
+        result.get(timeout=30)
+    assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
 
 
 def test_a_queue_is_added_and_cancelled_at_run_time(
@@ -206,7 +206,7 @@ def test_a_queue_is_added_and_cancelled_at_run_time(
 ) -> None:
     queue = f"{name}-more"
     app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
-    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=10) == 3
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=30) == 3
     app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
     eventually(lambda: declared(broker, queue).consumer_count == 0)  # the reply comes before the deed
     app.tasks["add"].apply_async((1, 2), queue=queue)
@@ -226,7 +226,7 @@ def test_events(app: Celery, worker: Worker) -> None:
         )
         with receiver.consumer_context() as (served, _channel, _consumers):
             result = app.tasks["add"].delay(4, 4)
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 30
             while not (result.id in seen.get("task-succeeded", []) and "worker-heartbeat" in seen):
                 assert time.monotonic() < deadline, seen
                 with contextlib.suppress(TimeoutError):
@@ -252,7 +252,7 @@ def test_prefetch_multiplier(
     time.sleep(0.2)
     assert ready_count(broker, queue) == 4
     release.touch()
-    assert [result.get(timeout=10) for result in results] == [False] * 5
+    assert [result.get(timeout=30) for result in results] == [False] * 5
     assert worker.stop() == 0
 
 
@@ -268,7 +268,7 @@ def test_late_acks_survive_a_killed_worker(
     started.rename(again)
     release.touch()
     alone(queue)
-    assert result.get(timeout=20) is True  # delivered once more, and told so
+    assert result.get(timeout=30) is True  # delivered once more, and told so
     assert started.exists()
 
 
@@ -296,9 +296,9 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     worker.process.terminate()
     release.touch()
     assert worker.process.wait(15) == 0
-    assert result.get(timeout=10) == "released"
+    assert result.get(timeout=30) == "released"
     alone(queue)
-    assert [r.get(timeout=10) for r in later] == [0, 2, 4]
+    assert [r.get(timeout=30) for r in later] == [0, 2, 4]
 
 
 def test_worker_comes_back_after_its_connection_was_closed(
@@ -307,12 +307,12 @@ def test_worker_comes_back_after_its_connection_was_closed(
     """All connections of the worker are closed by an operator; it connects anew and goes on."""
     queue = f"{name}-closed"
     worker = alone(queue)
-    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=10) == 3
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=30) == 3
     ours = {c["name"] for c in _connections_of(broker, worker.process.pid)}
     assert ours
     for connection in ours:
         broker.api("DELETE", f"/api/connections/{quote(connection, safe='')}", headers={"X-Reason": "test"})
-    assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=20) == 4
+    assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=30) == 4
 
 
 def _connections_of(broker: Any, pid: int) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ def _connections_of(broker: Any, pid: int) -> list[dict[str, Any]]:
         fields = line.split()
         if fields[9] in inodes:
             ports.add(int(fields[1].split(":")[1], 16))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         found = [c for c in broker.api("GET", "/api/connections") if c.get("peer_port") in ports]
         if found or time.monotonic() > deadline:

@@ -32,7 +32,7 @@ def queue(unique: Unique) -> Queue:
     return Queue(unique("queue"), exchange, routing_key="key", exclusive=True, durable=False)
 
 
-def drain(connection: Connection, condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def drain(connection: Connection, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
@@ -289,7 +289,7 @@ def test_consumer_mixin_reconnects(broker: Any, unique: Unique) -> None:
         queue(other.channel()).delete()
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"

@@ -66,7 +66,7 @@ def queue(channel: amqp.Channel) -> str:
     return str(channel.queue_declare(exclusive=True, auto_delete=False).queue)
 
 
-def drain(connection: amqp.Connection, condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def drain(connection: amqp.Connection, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
@@ -130,7 +130,7 @@ def test_a_silent_client_is_dropped(connect: Callable[..., amqp.Connection], bro
         while time.monotonic() - started < 10:
             with contextlib.suppress(TimeoutError):
                 connection.drain_events(timeout=0.5)
-    assert 1.0 < time.monotonic() - started < 6.0
+    assert 1.0 < time.monotonic() - started < 10.0
 
 
 def test_closed_from_outside(connect: Callable[..., amqp.Connection], broker: Any, unique: Unique) -> None:

@@ -22,7 +22,7 @@ from kombu.mixins import ConsumerMixin
 from amqpd.testing import BrokerProcess
 
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(180),
     pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="ends the broker: not with one that is only lent"),
 ]
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -119,17 +119,17 @@ async def test_aio_pika_robust_connection(mortal: BrokerProcess, how: str) -> No
         await channel.default_exchange.publish(aio_pika.Message(b"before"), queue.name)
         await until(lambda: got == [b"before"])
         await asyncio.to_thread(restart, mortal, how)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
-                    await channel.default_exchange.publish(aio_pika.Message(b"after"), queue.name, timeout=2)
+                    await channel.default_exchange.publish(aio_pika.Message(b"after"), queue.name, timeout=5)
                     break
                 except (TimeoutError, aio_pika.exceptions.AMQPError, ConnectionError, RuntimeError):
                     await asyncio.sleep(0.1)
         await until(lambda: b"after" in got)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - a callback fills it
             await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
             thread.join(10)
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"

@@ -48,7 +48,7 @@ class Received(list[tuple[Any, Any, str]]):
     def bodies(self) -> list[str]:
         return [body for _, _, body in self]
 
-    def wait(self, count: int, timeout_s: float = 5.0) -> Received:
+    def wait(self, count: int, timeout_s: float = 30.0) -> Received:
         deadline = time.monotonic() + timeout_s
         while len(self) < count:
             assert time.monotonic() < deadline, f"{count} messages expected, {self.bodies} came"
@@ -56,7 +56,7 @@ class Received(list[tuple[Any, Any, str]]):
         return self
 
 
-def serve(connection: pika.BlockingConnection, timeout_s: float = 5.0) -> None:
+def serve(connection: pika.BlockingConnection, timeout_s: float = 30.0) -> None:
     """Reads for so long that what is on its way has come; the connection's end is raised from here."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

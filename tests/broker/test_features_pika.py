@@ -47,7 +47,7 @@ class Client:
     def count(self, queue: str) -> int:
         return self.channel.queue_declare(queue, passive=True).method.message_count
 
-    def get(self, queue: str, within_s: float = 5.0) -> tuple:
+    def get(self, queue: str, within_s: float = 30.0) -> tuple:
         """(method, properties, body) of the next message, unacked; waits for one."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
@@ -75,7 +75,7 @@ def lose(connection: pika.BlockingConnection) -> None:
         connection.sleep(5)
 
 
-def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not so within {within_s} s"

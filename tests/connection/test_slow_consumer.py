@@ -97,7 +97,7 @@ def test_who_vanishes_while_parked_gives_back(amqpd_vhost: Vhost) -> None:
             publisher.publish("q", number.to_bytes(4, "big") + bytes(64 * KIB))
         publisher.fence()
         lazy.socket.close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while publisher.call("queue.declare", queue="q", passive=True)["message_count"] < 200:
             assert time.monotonic() < deadline, "not all came back"
             time.sleep(0.02)

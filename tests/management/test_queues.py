@@ -247,7 +247,7 @@ class TestMessages:
         got: list[bytes] = []
         channel.basic_consume("q", lambda _c, _m, _p, body: got.append(body), auto_ack=True)
         api.done("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "now"})
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not got and time.monotonic() < deadline:
             channel.connection.process_data_events(0.05)
         assert got == [b"now"]
@@ -369,7 +369,7 @@ class TestLists:
         api.done("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
         started = time.monotonic()
         api.get(f"/api/queues/{v}?page=1&name=(a%2B)%2B%24b&use_regex=true")
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
 
     def test_columns(self, api, v):
         api.done("PUT", f"/api/queues/{v}/q", {})

@@ -653,7 +653,7 @@ QueueMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestQueue = pytest.mark.timeout(55)(QueueMachine.TestCase)
+TestQueue = pytest.mark.timeout(300)(QueueMachine.TestCase)
 
 
 def one_channel() -> tuple[MemoryBroker, Client]:

@@ -272,4 +272,4 @@ QueueStoreMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestQueueStore = pytest.mark.timeout(55)(QueueStoreMachine.TestCase)
+TestQueueStore = pytest.mark.timeout(300)(QueueStoreMachine.TestCase)

@@ -24,7 +24,7 @@ def connect(broker: BrokerProcess) -> Any:
 
 
 def until(there: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not there():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

@@ -409,7 +409,7 @@ def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
             storage.end_of_turn()
             loop()
     storage.end_of_turn()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while store.record_count > 1200 and time.monotonic() < deadline:
         storage.maintain()
         storage.end_of_turn()

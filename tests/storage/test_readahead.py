@@ -100,7 +100,7 @@ class Reading:
         self.filesystem.waits.clear()
 
     def until(self, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not ready():
             function, arguments = self.posted.get(timeout=max(0.01, deadline - time.monotonic()))
             function(*arguments)

@@ -32,7 +32,7 @@ class Loop:
         self.commits.append((generation, failed))
 
     def until(self, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not ready():
             function, arguments = self._posted.get(timeout=max(0.01, deadline - time.monotonic()))
             function(*arguments)
