@@ -8,7 +8,8 @@ committed past it, or when the drained segments that are kept are larger than th
 lost is logged and counted, and an export finds its offsets missing (`failOnDataLoss`).
 
 A queue declared with `x-export: NAME` has that hold from the start, `amqpctl set_export` sets one on a live queue. The
-file is the hold: it is written when the hold is set or the log gets its directory, read when the queue is opened, and
+file is the hold: it is written, and synced, when the hold is set (one that is declared stands in the metadata, and gets
+its file with the log's directory), read when the queue is opened, and
 an exporter sees by it that what is settled is there on purpose. The broker writes it; an export job does only while no
 broker runs. One that is damaged counts as offset 0: too much is kept rather than too little.
 """
@@ -52,14 +53,15 @@ class Hold:
     kept_bytes: how much that was when a segment was last looked at.
     """
 
-    def __init__(self, filesystem: FileSystem, directory: str, queue: str, losses: Losses) -> None:
+    def __init__(self, filesystem: FileSystem, directory_chain: list[str], queue: str, losses: Losses) -> None:
         self.exported: dict[str, int] = {}
         self.limit_bytes = LIMIT_BYTES
         self.kept_bytes = 0
         self.losses = losses
         self.declared = ""  # the exporter that the queue's declaration names, which stays
         self._filesystem = filesystem
-        self._directory = directory
+        self._chain = directory_chain
+        self._directory = directory_chain[-1]
         self._queue = queue
         self._given_up = -1  # segments below it go in any case
 
@@ -82,21 +84,35 @@ class Hold:
             self.limit_bytes = limit_bytes
 
     def add(self, name: str, limit_bytes: int | None = None) -> None:
-        """Another exporter; its offset stays if it is known. Written when the directory is there, and then synced: what
-        is settled from now on has to stay. Raises: OSError.
+        """Another exporter; its offset stays if it is known. Safe when this returns, also where the log has no
+        directory yet: what is settled from now on has to stay. Raises: OSError; then nothing is held.
         """
+        before = dict(self.exported), self.limit_bytes
         self.exported.setdefault(name, 0)
         if limit_bytes is not None:
             self.limit_bytes = limit_bytes
-        self.write(sync=True)
+        try:
+            self._make_directory()
+            self.write(sync=True)
+        except OSError:
+            self.exported, self.limit_bytes = before
+            raise
+
+    def _make_directory(self) -> None:
+        filesystem = self._filesystem
+        for index, path in enumerate(self._chain):
+            if (filesystem.mkdir(path) or path not in filesystem.safe_directories) and index > 0:
+                filesystem.fsync_dir(self._chain[index - 1])
+        filesystem.safe_directories.update(self._chain[:-1])
 
     def clear(self, name: str) -> bool:
-        """Nothing is kept for it any more. False: it was not known. Raises: OSError."""
+        """Nothing is kept for it any more, also after a power cut. False: it was not known. Raises: OSError."""
         if self.exported.pop(name, None) is None:
             return False
         path = f"{self._directory}/{file_name(name)}"
         if self._filesystem.exists(path):
             self._filesystem.unlink(path)
+            self._filesystem.fsync_dir(self._directory)
         return True
 
     def commit(self, name: str, offset: int) -> bool:
@@ -175,9 +191,10 @@ def _decode(data: bytes, name: str) -> tuple[int, int]:
     try:
         text, _, crc = data.decode("ascii").strip().rpartition(" ")
         version, offset, limit = map(int, text.split())
-        if crc32c(text.encode()) == int(crc) and version == VERSION:
-            return offset, limit
+        good = crc32c(text.encode()) == int(crc) and version == VERSION
     except ValueError:
-        pass
-    logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
-    return 0, 0
+        good = False
+    if not good:
+        logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
+        return 0, 0
+    return offset, limit

@@ -562,11 +562,11 @@ class Log:
             return
         self._directories += [parent for parent in self.chain[:-1] if parent not in self.filesystem.safe_directories]
         self._directories += self.chain[-2:]
-        # Drained segments may go with the next job; what settled them may be in the page cache only.
+        # What was settled in an earlier life may be in the page cache only; drained segments go with the next job.
         self._paths += [
             f"{segment.prefix}.settled"
             for segment in self.segments
-            if segment.settled_size > 0 and (segment.gone or (segment.sealed and segment.live == 0))
+            if segment.settled_size > 0 and (segment.gone or segment is not self.segments[-1])
         ]
         for segment in self.segments[-1:]:
             if segment.gone:

@@ -12,6 +12,7 @@ as well.)
     what was synced, not there  (damage.py) lost as well
     a transaction without its   cut off with everything behind it: it was written in one go, so nothing can be behind
     commit marker at the end    it but pieces of it
+    a hole in a transaction     none of it counts, and `.settled` says so from now on
     settlements, marks          those at or beyond the end are dropped and the file written anew, since the offsets may
                                 be used again. Cut, files and directory are synced before this returns
     `.index`, `.timeindex`      of scanned segments: built anew
@@ -235,6 +236,7 @@ def _check_tail(state: _Recovery) -> None:
         for segment in segments:
             if segment.base <= part[0] < segment.end:
                 _forget(segment, part)
+                _tell(state, segment, part[0], part[1])
     end = max([segment.end for segment in segments], default=0)
     if state.clean is not None:
         end = max(end, state.clean[0])
@@ -273,6 +275,14 @@ def _forget(segment: Segment, part: tuple[int, int, int]) -> None:
         segment.transient_gone.append(part)
 
 
+def _tell(state: _Recovery, segment: Segment, first: int, last: int) -> None:
+    """`.settled` has to tell of these offsets before anything is appended: once the high watermark is behind them, a
+    start would take a hole for damage, and the pieces of a transaction for all that damage has left of it.
+    """
+    if untold_ranges(state.entries[segment.base], first, last + 1):
+        segment.settled_size = -1
+
+
 def _settle_scan(state: _Recovery, segment: Segment, scan: Scan) -> None:
     segment.gaps = scan.gaps
     for first, last in scan.gaps:
@@ -283,6 +293,7 @@ def _settle_scan(state: _Recovery, segment: Segment, scan: Scan) -> None:
         segment.settled.add(first, last)
         if first >= state.log.synced_end:
             segment.gaps.append((first, last))
+            _tell(state, segment, first, last)
             continue
         # What `.settled` tells of was done with, or told as a gap or as lost by the start before.
         for lost in untold_ranges(state.entries[segment.base], first, last + 1):

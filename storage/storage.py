@@ -211,7 +211,7 @@ class Storage:
         """What the store's log keeps for exports; a new hold keeps nothing before it has exporters."""
         removals = store.log.removals
         if removals.hold is None:
-            removals.hold = Hold(self.filesystem, store.log.directory, store.name, self.export_losses)
+            removals.hold = Hold(self.filesystem, store.log.chain, store.name, self.export_losses)
         return removals.hold
 
     def hold_changed(self, store: QueueStore) -> None:
@@ -486,6 +486,7 @@ class Storage:
         self.filesystem.close(self._lock_fd)
 
     def _close_clean(self) -> None:
+        self._sync_unopened()
         for store in self._stores:
             if store.ready:
                 store.finish()
@@ -511,6 +512,14 @@ class Storage:
         if self._cut_noted:
             self.filesystem.unlink(f"{self.data_dir}/{BOOT_ID}")
 
+    def _sync_unopened(self) -> None:
+        """What a kill left in the page cache of logs that nobody has opened since: the stop is clean for them too."""
+        if self._unclean_before and not all(store.ready for store in self._stores):
+            try:
+                self.filesystem.syncfs(self._lock_fd)
+            except OSError as error:  # those logs have no clean mark, so the next start looks at all of them
+                logger.error("what an earlier life left could not be synced: %s", error)
+
     def _write_format(self) -> None:
         """A full disk must not keep a broker from starting: then the next start writes it."""
         path = f"{self.data_dir}/{checkpoint.FORMAT}"
@@ -535,6 +544,7 @@ class Storage:
             before = self.filesystem.read_file(path).decode("ascii", "replace").strip()
         if before == "":
             self._note_boot()
+        self._unclean_before = before != ""
         return before not in {"", self.boot_id}
 
     def _note_boot(self) -> None:

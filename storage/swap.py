@@ -8,14 +8,13 @@
     in the committer's        the directory is synced; the other files of the old segments go; the directory is synced;
                               the new ones get their names
 
-What a crash leaves (`finish_swaps`, at recovery): `.cleaned` files are dropped. A `.log.swap` is whole: old segments in
-its range are removed with all their files, what these told of messages being kept, the directory synced, and it gets
-its name. It is believed only if
-`.settled.swap` (or `.settled`) names its size and end, and every batch is good or the old logs have begun to go; where
-that entry is damaged, if every batch is good and no log stands in its range. Any other is not ours: it is renamed
-`.foreign`, and nothing is removed for it. A `.settled.swap` without a
-`.log.swap` is united with `.settled`, as any other: it settles what a later record of the same key supersedes, and that
-one is on the medium.
+What a crash leaves (`finish_swaps`, at recovery): `.cleaned` files are dropped. A `.log.swap` is whole: the directory
+is synced, since a kill may have come before that; old segments in its range are removed with all their files, what these
+told of messages being kept, the directory synced, and it gets its name. It is believed only if `.settled.swap` (or
+`.settled`) names its size and end, and every batch is good or the old logs have begun to go; where that entry is
+damaged, if every batch is good and no log stands in its range. Any other is not ours: it is renamed `.foreign`, and
+nothing is removed for it. A `.settled.swap` without a `.log.swap` is united with `.settled`, as any other: it settles
+what a later record of the same key supersedes, and that one is on the medium.
 
 While a log is being cleaned none of its segments is removed and no `.settled` file is written anew, so nobody else
 touches these names.
@@ -246,6 +245,8 @@ def placed(segment: Segment, held: list[OpenFile]) -> None:
 def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bool:
     """At recovery: see the module. True when something was done, and `names` is not true any more. Raises: OSError."""
     swaps = sorted(name for name in names if name.endswith(".log.swap") and name[:20].isdigit() and len(name) == 29)
+    if swaps:  # their names may be in memory only; without them the old ones' removal would be a loss
+        filesystem.fsync_dir(directory)
     for name in swaps:
         base = int(name[:20])
         end = _end(filesystem, directory, name, names)

@@ -294,7 +294,6 @@ class Life:
             found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
             offsets = {_body(record): record.offset for record in store.read(0, 1 << 30)}
             for message in self.ledger.queues.setdefault(queue, []):
-                message.transaction = 0
                 if message.body not in found:
                     # A settlement that only the page cache knows may be lost yet: the message then comes again.
                     message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
