@@ -9,9 +9,9 @@
                               the new ones get their names
 
 What a crash leaves (`finish_swaps`, at recovery): `.cleaned` files are dropped. A `.log.swap` is whole: the directory
-is synced, since a kill may have come before that; old segments in its range are removed with all their files, what these
-told of messages being kept, the directory synced, and it gets its name. It is believed only if `.settled.swap` (or
-`.settled`) names its size and end, and every batch is good or the old logs have begun to go; where that entry is
+is synced, since a kill may have come before that; old segments in its range are removed with all their files, what
+these told of messages being kept, the directory synced, and it gets its name. It is believed only if `.settled.swap`
+(or `.settled`) names its size and end, and every batch is good or the old logs have begun to go; where that entry is
 damaged, if every batch is good and no log stands in its range. Any other is not ours: it is renamed `.foreign`, and
 nothing is removed for it. A `.settled.swap` without a `.log.swap` is united with `.settled`, as any other: it settles
 what a later record of the same key supersedes, and that one is on the medium.

@@ -210,13 +210,18 @@ class ChannelConsumer(Consumer):
 
 @final
 class ConfirmMark:
-    """Publishes up to `sequence` are in commit group `generation`; `reply` is a tx.commit-ok instead."""
+    """Publishes up to `sequence` are in commit group `generation`; `reply` is a tx.commit-ok instead, `stores` the logs
+    of what was settled with it.
+    """
 
-    def __init__(self, generation: i64, sequence: i64, routes: list[Route], reply: bytes) -> None:
+    def __init__(
+        self, generation: i64, sequence: i64, routes: list[Route], reply: bytes, stores: list[QueueStore]
+    ) -> None:
         self.generation = generation
         self.sequence = sequence
         self.routes = routes
         self.reply = reply
+        self.stores = stores
 
 
 @final
@@ -273,6 +278,7 @@ class Channel(Confirmer):
         self._last_route: Route | None = None
         self._marks: deque[ConfirmMark] = deque()
         self.pending_reply = b""
+        self.pending_stores: list[QueueStore] = []
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
@@ -405,9 +411,12 @@ class Channel(Confirmer):
 
     # -- confirms ----------------------------------------------------------------------------------------------------
 
-    def commit_reply(self, reply: bytes) -> None:
-        """Sends `reply` (tx.commit-ok) once everything appended or settled so far is synced."""
+    def commit_reply(self, reply: bytes, stores: list[QueueStore]) -> None:
+        """Sends `reply` (tx.commit-ok) once everything appended or settled so far is synced. stores: the logs of what
+        was settled.
+        """
         self.pending_reply = reply
+        self.pending_stores = stores
         self.connection.turn.urgent = True
         if not self._turn_wanted:
             self._turn_wanted = True
@@ -417,17 +426,20 @@ class Channel(Confirmer):
         self._turn_wanted = False
         routes = self._turn_routes
         reply = self.pending_reply
-        self.pending_reply = b""
+        stores = self.pending_stores
+        if reply:
+            self.pending_reply = b""
+            self.pending_stores = []
         self._last_route = None
         if not self._marks and (safe or (not routes and not reply)):
             if routes:
                 self._turn_routes = []
             self._confirm(self.publish_sequence)
             if reply:
-                self.connection.finish_busy(self, reply)
+                self._end_commit(reply, stores)
             return False
         self._turn_routes = []
-        self._marks.append(ConfirmMark(generation, self.publish_sequence, routes, reply))
+        self._marks.append(ConfirmMark(generation, self.publish_sequence, routes, reply, stores))
         return True
 
     def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
@@ -441,8 +453,15 @@ class Channel(Confirmer):
                 continue
             self._confirm(mark.sequence)
             if mark.reply:
-                self.connection.finish_busy(self, mark.reply)
+                self._end_commit(mark.reply, mark.stores)
         return len(marks) > 0
+
+    def _end_commit(self, reply: bytes, stores: list[QueueStore]) -> None:
+        for store in stores:
+            if store.failed and not store.deleted:
+                self.connection.fail_commit(self)
+                return
+        self.connection.finish_busy(self, reply)
 
     def _nack(self, sequence: i64) -> None:
         """A queue refused it. What comes before it may still wait for its log."""

@@ -3,20 +3,23 @@
 Within a transaction publishes are checked and kept, settlements are checked and noted; `commit` does them, in the order
 publishes then settlements, and answers when all of it is synced. A crash before the answer leaves, per queue, all of a
 transaction's publishes or none. Across queues nothing is promised.
+
+A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, what other
+queues took is there. Either is a 406 on the channel, which gives back what it had unacked; the connection lives on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.queue import Queue
 from amqpd.channel.on_basic import reject_entries, requeue_all
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
-from amqpd.protocol.commands import TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
+from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
+    from amqpd.storage.queue_store import QueueStore
 
 ACK, REQUEUE, DISCARD = 0, 1, 2
 
@@ -31,28 +34,32 @@ def select(channel: Channel, _command: TxSelect) -> None:
 def commit(channel: Channel, _command: TxCommit) -> None:
     _check(channel)
     publishes = [(channel.still_there(route), message) for route, message in channel.tx_publishes]
+    logs: set[QueueStore] = set()
+    concerned: set[QueueStore] = set()
+    for route, message in publishes:
+        for destination in route.destinations:
+            log = destination.log()
+            if log is not None:
+                concerned.add(log)
+                if message.persistent:
+                    logs.add(log)
     settlements = channel.tx_settlements
+    stores = {store for _, entry, _ in settlements if (store := entry.queue.log()) is not None}
+    for store in concerned | stores:
+        if store.failed and not store.deleted:
+            raise PreconditionFailed(f"the log of queue '{store.name}' has failed, nothing is committed", TX_COMMIT)
     channel.tx_publishes = []
     channel.tx_settlements = []
     channel.tx_bytes = 0
-    logs = {
-        log
-        for route, message in publishes
-        if message.persistent
-        for destination in route.destinations
-        if (log := destination.log()) is not None
-    }
     for log in logs:
         log.begin_transaction()
     for route, message in publishes:
         channel.dispatch(route, message)
     for log in logs:
         log.end_transaction()
-    touched: dict[Queue, None] = {}
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.take(tag, False)
-        touched[entry.queue] = None
         if action == ACK:
             channel.settle(entry)
         elif action == DISCARD:
@@ -60,7 +67,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
         else:
             requeue_all(channel, [entry])
     channel.busy = True
-    channel.commit_reply(commands.frame(channel.number, TxCommitOk()))
+    channel.commit_reply(commands.frame(channel.number, TxCommitOk()), list(stores))
 
 
 def rollback(channel: Channel, _command: TxRollback) -> None:

@@ -31,6 +31,7 @@ from amqpd.errors import (
     HardError,
     InternalError,
     NotAllowed,
+    PreconditionFailed,
     ResourceError,
     SoftError,
 )
@@ -447,10 +448,11 @@ class Connection(CommandSink):
             self.release()
 
     def fail_commit(self, channel: Channel) -> None:
-        """A log failed under a transaction: nothing of it is promised."""
+        """A log failed under a transaction: nothing of it is promised. rabbit: 406, in these words."""
         channel.busy = False
-        if self.state == RUNNING:
-            self.fail(InternalError("transaction could not be written", commands.TX_COMMIT))
+        if self.state == RUNNING and self.channels.get(channel.number) is channel:
+            self.fail_channel(channel.number, PreconditionFailed("partial tx completion", commands.TX_COMMIT))
+            self.work_off(channel)
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
