@@ -38,7 +38,7 @@ from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.storage.export import borders
 from amqpd.storage.export.arrow import Decoder
 from amqpd.storage.export.columns import BASE
-from amqpd.storage.export.direct import write_part
+from amqpd.storage.export.direct import write_task
 from amqpd.storage.export.files import DirectorySource
 from amqpd.storage.export.job import ExportOptions, Job
 from amqpd.storage.export.offsets import batch_parts
@@ -208,8 +208,8 @@ def _plain(directory: str, target: str, columns: Sequence[str]) -> Callable[[], 
 
     def work() -> None:
         options = parse({"path": directory, "queue": "bench", "columns": ",".join(columns), "splitBytes": str(1 << 40)})
-        for numbered in enumerate(batch_parts(options)):
-            write_part(options, target, (), numbered)
+        for number, part in enumerate(batch_parts(options)):
+            write_task(options, target, (), (number, [part]))
 
     return work
 

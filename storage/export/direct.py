@@ -2,8 +2,9 @@
 
 Through `format("amqp")` every row crosses from Python to the JVM and is encoded there, which costs more than reading
 and decoding together. Where nothing is to be done with the rows on the way (no `where`; directories by the broker's
-date and hour, or none), Spark is only wanted for spreading the work: a task per part, a file per part and directory,
-and only names and counts come back.
+date and hour, or none), Spark is only wanted for spreading the work: a task for some parts that follow one another, a
+file per task and directory, and only names and counts come back. Few tasks, then: `spread` makes them of one size, as
+many as there are cores or a small multiple of it.
 
 The broker's time rises along the log, so that nearly every piece belongs to one directory and is handed on as it is.
 A task that Spark runs twice, or two at once, writes under other names each time, and only those that its answer names
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 GROUP_BYTES: Final = 32 << 20
 """A row group is about that large before it is encoded: a few of these are what a task holds in memory."""
+TASK_BYTES: Final = 512 << 20
+"""Of log for one task, at most: that much is read again where one fails."""
+TASK_BYTES_MIN: Final = 16 << 20
+"""A task costs some 20 ms of the JVM and as much of its worker, which read and write that much in 60."""
 
 
 class Written(NamedTuple):
@@ -52,15 +57,46 @@ def write_parquet(
     """
     if not parts:
         return []
-    numbered = list(enumerate(parts))
-    work = partial(write_part, options, directory, by)
-    found = spark.sparkContext.parallelize(numbered, len(numbered)).map(work).collect()
+    tasks = list(enumerate(spread(parts, spark.sparkContext.defaultParallelism)))
+    work = partial(_in_worker, options, directory, by)
+    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
     return [each for some in found for each in some]
 
 
-def write_part(options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Part]) -> list[Written]:
-    """One part, in this process: one file for each date and hour in it. Raises: DataLoss, SourceError, OSError."""
-    number, part = numbered
+def spread(parts: Sequence[Part], cores: int) -> list[list[Part]]:
+    """The parts in their order, cut into tasks of about one size: as many for each core, of at most TASK_BYTES.
+
+    Fewer than there are cores only where they would be smaller than TASK_BYTES_MIN.
+    """
+    total = sum(part.size_bytes for part in parts)
+    rounds = -(-total // (cores * TASK_BYTES))
+    count = min(len(parts), max(1, min(cores * rounds, total // TASK_BYTES_MIN)))
+    tasks: list[list[Part]] = [[] for _ in range(count)]
+    before = 0
+    for part in parts:
+        middle = before + part.size_bytes / 2
+        tasks[min(count - 1, int(middle * count / max(1, total)))].append(part)
+        before += part.size_bytes
+    return [task for task in tasks if task]
+
+
+def _in_worker(
+    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[Part]]
+) -> list[Written]:
+    """`write_task` in a process of Spark's, with the allocator that suits it.
+
+    What a group took is freed at once when it is written, and wanted again for the next. Arrow's own allocators return
+    that to the kernel, which clears each page anew; glibc's keeps it (see read.py).
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    return write_task(options, directory, by, numbered)
+
+
+def write_task(
+    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[Part]]
+) -> list[Written]:
+    """Some parts, in this process: one file for each date and hour in them. Raises: DataLoss, SourceError, OSError."""
+    number, parts = numbered
     names = list(options.columns)
     if by and "timestamp" not in names:
         options = replace(options, columns=(*options.columns, "timestamp"))
@@ -69,7 +105,7 @@ def write_part(options: ReadOptions, directory: str, by: tuple[str, ...], number
     sizes: dict[str, int] = {}
     attempt = os.urandom(16).hex()
     try:
-        for group in _groups(batches(options, part)):
+        for group in _groups(batch for part in parts for batch in batches(options, part)):
             for below, table in _split(group, by):
                 chosen = table.select(names)
                 path = os.path.join(directory, below, f"part-{number:05d}-{attempt}.parquet")

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-FILE_BYTES = (64 << 20, 16 << 20)
-"""Of log for one task and file: a task costs the JVM some 20 ms. The lesser when there are cores to spare."""
+PART_BYTES = 16 << 20
+"""Of log: tasks that write files are put together from parts of that size (direct.py)."""
 DERIVED = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), strict=True))
 """What --partition-by knows beside columns; in UTC."""
 
@@ -388,9 +388,7 @@ class Job:
         from amqpd.storage.export.direct import write_parquet
 
         spark = self._session()
-        parts = self._parts(spans, FILE_BYTES[0])
-        if len(parts) < 2 * spark.sparkContext.defaultParallelism:
-            parts = self._parts(spans, FILE_BYTES[1])
+        parts = self._parts(spans, PART_BYTES)
         return write_parquet(spark, replace(self._parsed, columns=self.options.columns), parts, directory, by)
 
     def _parts(self, spans: list[Span], split_bytes: int) -> list[Part]:

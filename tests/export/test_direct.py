@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from amqpd.storage.export.direct import write_part
+from amqpd.storage.export.direct import spread, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.plan import DataLoss
@@ -24,7 +25,9 @@ def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> No
     options: ReadOptions = lake.options(splitBytes="2000", includeHeaders="true", includeProperties="true")
     parts = batch_parts(options)
     assert len(parts) > 2
-    written = [each for numbered in enumerate(parts) for each in write_part(options, str(tmp_path), (), numbered)]
+    tasks = enumerate(([parts[0]], parts[1:]))
+    written = [each for numbered in tasks for each in write_task(options, str(tmp_path), (), numbered)]
+    assert len(written) == 2
     expected = [n for n in range(300) if not 40 <= n < 50]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(Path(each.path).name for each in written)
     table = pq.read_table(tmp_path)
@@ -35,7 +38,7 @@ def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> No
     query = f"SELECT count(*), count(DISTINCT \"offset\"), min(value) FROM '{tmp_path}/*.parquet'"
     assert duckdb.sql(query).fetchall() == [(290, 290, b"0")]
 
-    (again,) = write_part(options, str(tmp_path), (), (0, parts[0]))  # the same task, run twice
+    (again,) = write_task(options, str(tmp_path), (), (0, parts[:1]))  # the same task, run twice
     assert again.path != written[0].path and pq.read_table(again.path) == pq.read_table(written[0].path)
 
 
@@ -56,7 +59,7 @@ def test_directories_by_time(lake: Any, tmp_path: Path, by: tuple[str, ...], wan
     options: ReadOptions = lake.options(columns="offset,value")
     (part,) = batch_parts(options)
     found: dict[str, int] = {}
-    for each in write_part(options, str(tmp_path), by, (7, part)):
+    for each in write_task(options, str(tmp_path), by, (7, [part])):
         assert Path(each.path).name.startswith("part-00007-")
         found[str(Path(each.path).parent.relative_to(tmp_path))] = each.rows
         assert pq.ParquetFile(each.path).schema_arrow.names == ["offset", "value"]
@@ -71,7 +74,7 @@ def test_a_part_that_fails_names_no_file(lake: Any, tmp_path: Path) -> None:
     (part,) = batch_parts(options)
     lake.data(lake.names(".log")[0])[-100] ^= 1
     with pytest.raises(DataLoss):
-        write_part(options, str(tmp_path), (), (0, part))
+        write_task(options, str(tmp_path), (), (0, [part]))
 
 
 def test_a_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
@@ -81,4 +84,27 @@ def test_a_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
     lake.settled()
     options: ReadOptions = lake.options(startingOffsets="70")
     (part,) = batch_parts(lake.options(startingOffsets="70", includeSettled="true"))
-    assert write_part(options, str(tmp_path), (), (0, part)) == [] and list(tmp_path.iterdir()) == []
+    assert write_task(options, str(tmp_path), (), (0, [part])) == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes_mib", "cores", "wanted"),
+    [
+        ([16] * 64, 2, [32, 32]),  # 1 GiB: one task for each core
+        ([16] * 65, 2, [16, 16, 17, 16]),  # two, since one is at most 512 MiB
+        ([16] * 64, 4, [16] * 4),
+        ([16, 16, 16, 1], 8, [1, 1, 2]),  # cores idle rather than have tasks of less than 16 MiB
+        ([1, 1, 1], 2, [3]),
+        ([40, 1, 1, 40], 2, [2, 2]),
+        ([0], 2, [1]),
+        ([600], 2, [1]),
+    ],
+)
+def test_tasks_are_few_and_of_one_size(lake: Any, sizes_mib: list[int], cores: int, wanted: list[int]) -> None:
+    lake.append(b"x")
+    lake.turn()
+    (part,) = batch_parts(lake.options())
+    parts = [replace(part, first=number, size_bytes=size << 20) for number, size in enumerate(sizes_mib)]
+    tasks = spread(parts, cores)
+    assert [each for task in tasks for each in task] == parts  # in order
+    assert [len(task) for task in tasks] == wanted
