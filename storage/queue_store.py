@@ -39,6 +39,7 @@ from amqpd.storage.batch import (
 from amqpd.storage.committer import JobPart
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.log import Log
+from amqpd.storage.prepared import Prepared
 from amqpd.storage.readahead import ReadAhead
 from amqpd.storage.reader import LogReader
 from amqpd.storage.record import BadRecord, Record, RecordRoute, write_record, write_tombstone
@@ -294,6 +295,25 @@ class QueueStore:
         self.next_offset += 1
         self._transaction_start = -1
 
+    def append_prepared(self, prepared: Prepared) -> i64:
+        """What was prepared, closed, as one transaction; returns the offset of its first record.
+
+        Cost: 1 us and the CRC per batch of 64 records. Raises: LogFailed.
+        """
+        self.begin_transaction()
+        self._timestamp_ms = self._context.clock.time_ms()
+        first: i64 = self.next_offset
+        for batch in prepared.batches:
+            self._persistent = batch.persistent
+            self._count = batch.count
+            self._body_bytes = batch.body_bytes
+            self.next_offset += batch.count
+            self.record_count += batch.count
+            self.size_bytes += batch.body_bytes
+            self._close(batch.records)
+        self.end_transaction()
+        return first
+
     def _ensure_open(self) -> None:
         if not self._ready:
             self.recover()
@@ -321,6 +341,14 @@ class QueueStore:
         writer = self._writer
         if writer is None:
             return
+        self._close(writer.getvalue())
+        if len(writer) > _KEPT_WRITER_SIZE:
+            self._writer = None
+        else:
+            writer.truncate(0)
+
+    def _close(self, records: bytes) -> None:
+        """The `_count` records that end below `next_offset` are a batch."""
         attributes: i64 = LOG_APPEND_TIME
         if not self._persistent:
             attributes |= TRANSIENT
@@ -334,7 +362,7 @@ class QueueStore:
         self._batches.append(
             close_batch(
                 self._context.scratch,
-                writer.getvalue(),
+                records,
                 self.next_offset - self._count,
                 self._count,
                 self.log.next_epoch(),
@@ -348,10 +376,6 @@ class QueueStore:
         )
         if self._persistent and self.log.durable:
             self.needs_commit = True
-        if len(writer) > _KEPT_WRITER_SIZE:
-            self._writer = None
-        else:
-            writer.truncate(0)
         self._count = 0
         self._body_bytes = 0
 

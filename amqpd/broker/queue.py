@@ -31,6 +31,7 @@ from amqpd.broker.message import Entry, Envelope, Message, make_message
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import scan
 from amqpd.storage.checkpoint import UnknownFormat
+from amqpd.storage.prepared import Prepared
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.record import Record
 from amqpd.storage.recovery import DamagedLog
@@ -116,6 +117,14 @@ class Destination(Versioned):
     def offer(self, message: Message) -> bool:
         """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
         nacked."""
+        raise NotImplementedError
+
+    def takes_prepared(self) -> bool:
+        """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
+        return False
+
+    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+        """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
         raise NotImplementedError
 
 
@@ -277,6 +286,34 @@ class Queue(Destination):
         if self.expiry is not None and self.ready_count == 1:
             self.expiry.arm()
         return True
+
+    def takes_prepared(self) -> bool:
+        return type(self) is Queue and self.store is not None and not self.spilled
+
+    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+        store = self.store
+        assert store is not None  # takes_prepared has looked
+        count = prepared.count
+        offset = store.append_prepared(prepared)
+        self.published_count += count
+        self.next_offset = offset + count
+        if self.ready_count == 0:
+            self.cold_offset = offset
+        self.ready_count += count
+        for message in first:
+            if (
+                self.cold_offset != offset
+                or self.hot_bytes >= self.hot_bytes_max
+                or len(self.hot) >= self.hot_count_max
+            ):
+                break
+            self.hot.append(Entry(self, offset, message, False))
+            self.hot_bytes += message.body_size
+            offset += 1
+            self.cold_offset = offset
+        if self.expiry is not None and self.ready_count == count:
+            self.expiry.arm()
+        self.vhost.pump_later(self)
 
     def watch(self, message: Message) -> None:
         """The message has a time to live, which begins now."""

@@ -254,6 +254,8 @@ class Channel(Confirmer):
         # Refused and not yet passed by a confirm.
         self._nacked: set[int] = set()
         self.transactional = False
+        # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
+        self.committing = False
         self.tx_publishes: list[tuple[Route, Message]] = []
         self.tx_settlements: list[tuple[i64, Entry, i64]] = []
         self.tx_bytes: i64 = 0
@@ -627,8 +629,12 @@ class Channel(Confirmer):
         return taken
 
     def take_all(self) -> list[Entry]:
-        """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it."""
-        entries = [entry for entry in self._unacked if entry is not None]
+        """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it. Not what a
+        commit has begun to settle.
+        """
+        entries = [
+            entry for entry in self._unacked if entry is not None and not (self.committing and entry.in_transaction)
+        ]
         for entry in entries:
             entry.in_transaction = False
         self._unacked.clear()

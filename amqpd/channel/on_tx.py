@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.channel.commit import SMALL_COUNT, Commit
 from amqpd.channel.on_basic import reject_entries, requeue_all
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
@@ -33,6 +34,10 @@ def select(channel: Channel, _command: TxSelect) -> None:
 
 def commit(channel: Channel, _command: TxCommit) -> None:
     _check(channel)
+    count = len(channel.tx_settlements) + len(channel.tx_publishes)
+    if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in channel.tx_publishes) > SMALL_COUNT:
+        _commit_in_slices(channel)
+        return
     publishes = [(channel.still_there(route), message) for route, message in channel.tx_publishes]
     logs: set[QueueStore] = set()
     concerned: set[QueueStore] = set()
@@ -68,6 +73,14 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             requeue_all(channel, [entry])
     channel.busy = True
     channel.commit_reply(commands.frame(channel.number, TxCommitOk()), list(stores))
+
+
+def _commit_in_slices(channel: Channel) -> None:
+    large = Commit(channel, channel.tx_publishes, channel.tx_settlements)
+    channel.tx_publishes = []
+    channel.tx_settlements = []
+    channel.tx_bytes = 0
+    large.start()
 
 
 def rollback(channel: Channel, _command: TxRollback) -> None:

@@ -1,7 +1,7 @@
 """Transactions over kill -9: of each one a queue shows everything or nothing, and everything after tx.commit-ok.
 
-A transaction is 2 to 200 messages to two queues, some large enough for several batches. Acks within a transaction count
-when it was answered.
+A transaction is 2 to 700 messages to two queues, some large enough for several batches, some worked off in slices. Acks
+within a transaction count when it was answered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def commit_until_gone(port: int, choose: random.Random, sizes: dict[int, i
         await link.tx_select()
         while True:
             number = len(sizes)
-            sizes[number] = choose.choice([2, 3, 10, 70, 200])
+            sizes[number] = choose.choice([2, 3, 10, 70, 200, 700])
             filler = b"." * choose.choice([0, 10, 1000, 4000])
             for _ in range(sizes[number]):
                 for queue in QUEUES:

@@ -1,0 +1,308 @@
+"""A large tx.commit, worked off in slices, so that others keep their place on the loop.
+
+What it owns: the channel's publishes and settlements from tx.commit to its answer. The channel is busy so long; what
+its client says meanwhile waits. The stages, each over as many loop turns as it takes:
+
+    look      no log concerned has failed, or nothing is done at all
+    sort      messages to their queues: encoded for its log where a queue takes them at once (Queue.takes_prepared)
+    append    queue after queue, each log's part in one turn, as one transaction
+    sync      until all of it is on the disk
+    settle    acks, rejects, requeues
+    answer    tx.commit-ok when the settlements are on the disk too
+
+So a queue shows all of its publishes or none, after a crash too, and a settlement is on the disk only when the
+publishes are. A commit that was begun goes on when its channel or its connection ends: an end in the middle leaves
+nothing half done. Where a log fails, nothing is settled and the channel is told (406).
+
+One turn's part is bounded by SLICE_S. A single queue's part is not cut where it must be offered message by message
+under one log transaction: a queue with a log and with limits or priorities.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.message import Entry, Message
+from amqpd.broker.queue import HOT_COUNT_MAX, Destination, Queue
+from amqpd.channel.on_basic import reject_entries, requeue_all
+from amqpd.errors import InternalError
+from amqpd.protocol import commands
+from amqpd.protocol.commands import TxCommitOk
+from amqpd.storage.prepared import Prepared
+from amqpd.storage.queue_store import LogFailed, QueueStore
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel, Route
+
+log = logging.getLogger(__name__)
+
+# How long one turn may be at it.
+SLICE_S: Final = 0.003
+# How much is done between two looks at the clock.
+_STEP: Final[i64] = 64
+# What a commit does in one turn without being cut: offers to queues, and settlements.
+SMALL_COUNT: Final = 1000
+
+ACK: Final = 0
+REQUEUE: Final = 1
+
+_LOOK: Final = 0
+_SORT: Final = 1
+_APPEND: Final = 2
+_SYNC: Final = 3
+_SETTLE: Final = 4
+_OVER: Final = 5
+
+
+@final
+class Part:
+    """What one queue gets. messages: all of them, or the first of those that are prepared."""
+
+    def __init__(self, destination: Destination, prepared: Prepared | None, synced_log: QueueStore | None) -> None:
+        self.destination = destination
+        self.prepared = prepared
+        self.synced_log = synced_log
+        self.messages: list[Message] = []
+        self.persistent = False
+
+    def add(self, message: Message) -> None:
+        if message.persistent:
+            self.persistent = True
+        prepared = self.prepared
+        if prepared is None:
+            self.messages.append(message)
+            return
+        destination = self.destination
+        if message.info is not None and message.info.expiration is not None and isinstance(destination, Queue):
+            destination.watch(message)
+        _prepare(prepared, message)
+        if len(self.messages) < HOT_COUNT_MAX:
+            self.messages.append(message)
+
+
+def _prepare(prepared: Prepared, message: Message) -> None:
+    route = message.envelope.record_route()
+    if message.body_size == message.frame_payload_max:
+        content = message.content
+        header_end = message.header_size - 1
+        if message.body_size == 0:
+            prepared.append(route, content, 19, header_end, 0, 0, message.persistent)
+        else:
+            prepared.append(route, content, 19, header_end, header_end + 8, len(content) - 1, message.persistent)
+        return
+    source = message.unframed()
+    end = len(source) - message.body_size
+    prepared.append(route, source, 0, end, end, len(source), message.persistent)
+
+
+@final
+class Commit:
+    """See the module. `start` begins it; the rest calls itself."""
+
+    def __init__(
+        self, channel: Channel, publishes: list[tuple[Route, Message]], settlements: list[tuple[i64, Entry, i64]]
+    ) -> None:
+        self.channel = channel
+        self._stage = _LOOK
+        # Both are taken from their ends, so that what is done with is freed slice by slice.
+        publishes.reverse()
+        settlements.reverse()
+        self._publishes = publishes
+        self._settlements = settlements
+        self._parts: dict[Destination, Part] = {}
+        self._waiting: list[Part] = []
+        self._logs: set[QueueStore] = set()
+        self._settled_logs: set[QueueStore] = set()
+        self._looked: i64 = 0
+        self._syncs: i64 = 0
+        self._failed = False
+
+    def start(self) -> None:
+        self.channel.busy = True
+        self.channel.committing = True
+        self.channel.connection.control.soon(self.step)
+
+    def step(self) -> None:
+        """One turn's share."""
+        try:
+            self._work(time.monotonic() + SLICE_S)
+        except (OSError, LogFailed) as error:
+            log.error("connection %s: a transaction: %s", self.channel.connection.name, error)
+            self._fail()
+        except Exception as error:
+            log.exception("connection %s: a bug of the broker", self.channel.connection.name)
+            self._fail()
+            self.channel.connection.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
+
+    def _work(self, deadline: float) -> None:
+        if self._stage == _LOOK and self._look(deadline):
+            self._stage = _SORT
+        if self._stage == _SORT and self._sort(deadline):
+            self._stage = _APPEND
+            self._waiting = list(self._parts.values())
+            self._waiting.reverse()
+            self._parts.clear()
+        if self._stage == _APPEND and not self._failed and self._append(deadline):
+            self._stage = _SYNC
+        if self._failed and self._syncs == 0:
+            self._fail()
+            return
+        if self._stage == _SYNC:
+            if self._syncs > 0:
+                return  # `_synced` goes on
+            self._stage = _SETTLE
+        if self._stage == _SETTLE and self._settle(deadline):
+            self._answer()
+            return
+        self.channel.connection.control.soon(self.step)
+
+    def _look(self, deadline: float) -> bool:
+        """Whether it is through."""
+        settlements = self._settlements
+        count: i64 = len(settlements)
+        while self._looked < count:
+            store = settlements[self._looked][1].queue.log()
+            if store is not None and store not in self._settled_logs:
+                self._settled_logs.add(store)
+                self._check(store)
+            self._looked += 1
+            if self._looked % _STEP == 0 and time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _check(self, store: QueueStore) -> None:
+        if store.failed and not store.deleted:
+            self._failed = True
+
+    def _sort(self, deadline: float) -> bool:
+        channel = self.channel
+        publishes = self._publishes
+        last: Route | None = None
+        route: Route | None = None
+        count: i64 = 0
+        while publishes:
+            kept, message = publishes.pop()
+            if route is None or kept is not last:
+                last = kept
+                route = channel.still_there(kept)
+            if not route.destinations:
+                channel.connection.vhost.unroutable_count += 1
+                if route.mandatory and not channel.closing:
+                    channel.connection.send_return(channel.number, message)
+            for destination in route.destinations:
+                part = self._parts.get(destination)
+                if part is None:
+                    part = self._part(destination)
+                part.add(message)
+                count += 1
+            if count >= _STEP:
+                count = 0
+                if time.monotonic() >= deadline:
+                    return False
+        return True
+
+    def _part(self, destination: Destination) -> Part:
+        store = destination.log()
+        if store is not None:
+            self._logs.add(store)
+            self._check(store)
+        part = Part(destination, Prepared() if destination.takes_prepared() else None, store)
+        self._parts[destination] = part
+        return part
+
+    def _append(self, deadline: float) -> bool:
+        wrote = False
+        while self._waiting:
+            part = self._waiting[len(self._waiting) - 1]
+            wrote = wrote or part.synced_log is not None
+            if part.destination.gone() or self._append_part(part, deadline):
+                self._waiting.pop()
+            if time.monotonic() >= deadline:
+                break
+        if wrote:
+            # In the turn of the append: whether it got to the disk is told to those who wait for this very group.
+            self._syncs += 1
+            self.channel.connection.turn.when_synced(self._synced)
+        return not self._waiting
+
+    def _append_part(self, part: Part, deadline: float) -> bool:
+        """Whether it is all there."""
+        destination = part.destination
+        prepared = part.prepared
+        messages = part.messages
+        store = part.synced_log
+        if prepared is not None:
+            prepared.close()
+            destination.enqueue_prepared(prepared, messages)
+            return True
+        if store is not None and part.persistent:
+            store.begin_transaction()
+            for message in messages:
+                destination.offer(message)
+            store.end_transaction()
+            return True
+        done: i64 = 0
+        count: i64 = len(messages)
+        while done < count:
+            destination.offer(messages[done])
+            done += 1
+            if done % _STEP == 0 and time.monotonic() >= deadline:
+                break
+        del messages[:done]
+        return not messages
+
+    def _synced(self, failed: list[QueueStore]) -> None:
+        self._syncs -= 1
+        for store in failed:
+            if store in self._logs:
+                self._failed = True
+        if self._syncs == 0 and self._stage == _SYNC:
+            self.channel.connection.control.soon(self.step)
+
+    def _settle(self, deadline: float) -> bool:
+        channel = self.channel
+        settlements = self._settlements
+        count: i64 = 0
+        while settlements:
+            tag, entry, action = settlements.pop()
+            entry.in_transaction = False
+            if not channel.closing:
+                channel.take(tag, False)
+            if action == ACK:
+                channel.settle(entry)
+            elif action == REQUEUE:
+                requeue_all(channel, [entry])
+            else:
+                reject_entries(channel, [entry])
+            count += 1
+            if count % _STEP == 0 and time.monotonic() >= deadline:
+                # Written now and then: one turn's worth of them is not the whole transaction's.
+                channel.connection.turn.want()
+                return False
+        return True
+
+    def _answer(self) -> None:
+        self._stage = _OVER
+        self.channel.committing = False
+        self.channel.commit_reply(commands.frame(self.channel.number, TxCommitOk()), list(self._settled_logs))
+
+    def _fail(self) -> None:
+        """A log failed: what is not settled goes back, with all that the channel has unacked."""
+        channel = self.channel
+        channel.committing = False
+        self._stage = _OVER
+        self._publishes.clear()
+        self._waiting.clear()
+        self._parts.clear()
+        if channel.closing:
+            # The channel has ended and left these to the commit.
+            entries = [entry for _, entry, _ in reversed(self._settlements)]
+            for entry in entries:
+                entry.in_transaction = False
+            requeue_all(channel, entries)
+        self._settlements.clear()
+        channel.connection.fail_commit(channel)
