@@ -119,15 +119,23 @@ def encode_clean_offsets(history: list[tuple[int, int]]) -> bytes:
     return text + f"{value(text)}\n".encode()
 
 
-def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int, int]]:
-    """What `encode_clean_offsets` was given; empty where the file is missing or damaged."""
+def decode_clean_offsets(data: bytes) -> list[tuple[int, int]]:
+    """What `encode_clean_offsets` was given; empty where the text is damaged."""
     try:
-        text, _, crc = filesystem.read_file(f"{directory}/{CLEANER_OFFSET}").rstrip(b"\n").rpartition(b"\n")
+        text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         if value(text + b"\n") != int(crc):
             return []
         lines = [line.split() for line in text.decode("ascii").splitlines()]
         return [(int(offset), int(time_ms)) for offset, time_ms in lines]
-    except (OSError, ValueError):
+    except ValueError:
+        return []
+
+
+def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int, int]]:
+    """What `encode_clean_offsets` was given; empty where the file is missing or damaged."""
+    try:
+        return decode_clean_offsets(filesystem.read_file(f"{directory}/{CLEANER_OFFSET}"))
+    except OSError:
         return []
 
 

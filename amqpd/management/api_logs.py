@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FILE: Final = re.compile(
     r"\d{20}\.(?:log|log\.swap|log\.deleted|index|timeindex|settled|settled\.swap)|high-watermark|leader-epoch-checkpoint"
-    r"|log-start-offset-checkpoint|queue\.json|export-[A-Za-z0-9_.-]+\.offset"
+    r"|log-start-offset-checkpoint|cleaner-offset-checkpoint|queue\.json|export-[A-Za-z0-9_.-]+\.offset"
 )
 
 

@@ -93,8 +93,8 @@ def batches(directory: str, columns: Sequence[str], *, check_crc: bool = True) -
     source = DirectorySource(directory)
     (queue,) = source.queues("/")
     with ExitStack() as stack:
-        snapshot = stack.enter_context(closing(Snapshot(source, queue)))
         files = stack.enter_context(closing(source.open(queue)))
+        snapshot = Snapshot(files, queue)
         for part in snapshot.parts(snapshot.start, snapshot.end):
             yield from PartReader(files, part, Decoder("/", "bench", columns), check_crc=check_crc).batches()
 

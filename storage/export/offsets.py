@@ -33,7 +33,7 @@ class Range:
 def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
     """Of every selected queue that is there, by its key in a stream's offsets; closed with the stack."""
     return {
-        key_of(options.vhost, queue.queue): stack.enter_context(closing(Snapshot(options.source, queue)))
+        key_of(options.vhost, queue.queue): stack.enter_context(closing(Snapshot(options.source.open(queue), queue)))
         for queue in options.queues()
     }
 

@@ -1,8 +1,10 @@
 """What there is to read in a queue's log, and how it is cut into parts that workers read side by side.
 
 A `Snapshot` is the log at one moment: its high watermark is read first, then the files are listed, so whatever it names
-was whole and synced. It knows three kinds of offsets between `start` and `end`: in a segment that is here; in a segment
-that was removed on purpose because everything in it was settled (its `.settled` file stays as the sign); and lost ones.
+was whole and synced. It knows four kinds of offsets between `start` and `end`: in a segment that is here; in a segment
+that was removed on purpose because everything in it was settled (its `.settled` file stays as the sign); superseded
+ones, in a log that is compacted: a cleaning leaves nothing of a segment whose every record has a later one of its key,
+so what is missing below the first dirty offset counts as such; and lost ones.
 
 `.index` and `.timeindex` only say where to begin looking. They are never synced and may be wrong: a part names the
 batch it expects at its position, and a reader that does not find it walks from the segment's beginning (read.py). So
@@ -23,7 +25,8 @@ from dataclasses import dataclass, field
 
 from amqpd.storage import checkpoint, settled
 from amqpd.storage.batch import HEADER_SIZE, BatchHeader
-from amqpd.storage.export.files import LogFiles, LogSource, QueueName
+from amqpd.storage.cleaner import CLEANER_OFFSET, decode_clean_offsets
+from amqpd.storage.export.files import LogFiles, QueueName
 from amqpd.storage.index import OffsetIndex, TimeIndex
 from amqpd.storage.segment import segment_name
 
@@ -80,12 +83,12 @@ class SegmentView:
 class Snapshot:
     """One queue's log at one moment. Cost: two small reads and a listing; `.settled` and indexes when asked for.
 
-    Raises: SourceError, OSError.
+    files: the queue's, from a LogSource. Raises: SourceError, OSError.
     """
 
-    def __init__(self, source: LogSource, queue: QueueName) -> None:
+    def __init__(self, files: LogFiles, queue: QueueName) -> None:
         self.queue = queue
-        self.files: LogFiles = source.open(queue)
+        self.files = files
         mark = self._high_watermark()
         sizes = self.files.sizes()
         bases = _bases(sizes)
@@ -93,6 +96,8 @@ class Snapshot:
             sizes = self.files.sizes()  # a file that was renamed while it was listed is in neither place
             bases = _bases(sizes)
         self.transient_start = self._epoch_start()
+        cleanings = decode_clean_offsets(self.files.read(CLEANER_OFFSET))
+        self.clean_end = cleanings[-1][0] if cleanings else 0
         self.segments: list[SegmentView] = []
         swapped = self._swapped(sizes)
         instead = {base: swap for swap in swapped for base in swap.instead}
@@ -257,8 +262,9 @@ class Snapshot:
         if stop > self.end:
             found.append((max(first, self.end), stop - 1, "the log ends before them"))
         known = self.segments[0].base if self.segments else self.end
-        if first < min(known, stop):
-            found.append((first, min(known, stop) - 1, "their segments have been removed"))
+        missing = max(first, self.clean_end)
+        if missing < min(known, stop):
+            found.append((missing, min(known, stop) - 1, "their segments have been removed"))
         for segment in self.segments:
             low, high = max(first, segment.base), min(stop, segment.end) - 1
             if high < low:
@@ -268,8 +274,8 @@ class Snapshot:
                     found.append((low, high, "they were settled and their segment has been removed"))
                 elif not _all_set(self.settled_bits(segment), low - segment.base, high - segment.base):
                     found.append((low, high, "their segment's log is missing"))
-            elif segment is not self.segments[-1] and (missing := self._cut(segment)) is not None and missing <= high:
-                found.append((max(low, missing), high, "their segment's log has been cut off"))
+            elif segment is not self.segments[-1] and (cut := self._cut(segment)) is not None and cut <= high:
+                found.append((max(low, cut), high, "their segment's log has been cut off"))
         return found
 
     def _cut(self, segment: SegmentView) -> int | None:

@@ -5,14 +5,18 @@
                                         logged, and reading goes on at the next position that `.index` knows and whose
                                         batch is good and fits (bodies are never searched for what looks like one)
     the segment has been removed        DataLoss likewise: it was there when the part was planned. Not so while it is
-                                        only called `.deleted`, or has been cleaned
+                                        only called `.deleted`
     the file ends early                 likewise
+    the queue was compacted             another log stands there by now. While the planned one is called `.deleted` it is
+                                        read on; when it has gone, what is left of the part is planned anew, and gives
+                                        what the cleaning has left of it
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +25,7 @@ from amqpd.storage.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.export.arrow import Decoder
 from amqpd.storage.export.borders import BAD, DONE, FULL, IRREGULAR, Borders, scan
 from amqpd.storage.export.files import LogFiles
-from amqpd.storage.export.plan import DataLoss, Part
+from amqpd.storage.export.plan import DataLoss, Part, Snapshot
 from amqpd.storage.index import OffsetIndex
 from amqpd.storage.record import BadRecord, Record
 from amqpd.storage.segment import segment_name
@@ -30,11 +34,17 @@ logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 8192
 _NO_LIMIT = 1 << 60
+_PLANS_MAX = 8
+"""A part is planned anew at most so often: a cleaning takes longer than reading a segment does."""
 
 # Once a large block has been freed, glibc keeps what is freed up to twice its size (mallopt(3)). Otherwise it returns
 # every piece of log to the kernel, which clears the next one anew: a fifth of what decoding costs. Never touched.
 _block = bytearray(16 << 20)
 del _block
+
+
+class _Moved(Exception):
+    """The log that was planned is not there any more, or another one has its name."""
 
 
 class PartReader:
@@ -53,6 +63,7 @@ class PartReader:
         batch_rows: int = BATCH_ROWS,
         check_crc: bool = True,
         fail_on_data_loss: bool = True,
+        plans: int = _PLANS_MAX,
     ) -> None:
         self._files = files
         self._part = part
@@ -60,6 +71,7 @@ class PartReader:
         self._batch_rows = batch_rows
         self._check_crc = check_crc
         self._fail = fail_on_data_loss
+        self._plans = plans
         self._name = segment_name(part.base) + (".log.swap" if part.swap else ".log")
         self._found = Borders(part.base, part.end)
         self._data = b""
@@ -67,9 +79,16 @@ class PartReader:
 
     def batches(self) -> Iterator[Any]:
         """The part's records in order, as pyarrow.RecordBatch. Raises: DataLoss, SourceError, OSError."""
+        try:
+            yield from self._as_planned()
+        except _Moved:
+            if self._plans == 0:
+                raise DataLoss(f"{self._where()}: it is cleaned faster than it can be read") from None
+            yield from self._planned_anew()
+
+    def _as_planned(self) -> Iterator[Any]:
         found, part = self._found, self._part
-        if not self._begin():
-            return
+        self._begin()
         while True:
             status = self._scan()
             if found.rows:
@@ -83,35 +102,61 @@ class PartReader:
                 if records:
                     yield self._decoder.scalar(records)
             elif status == BAD:
+                self._still_there()
                 if not self._pass_over(position, found.reason):
                     return
             elif status != FULL:
                 if found.expected >= part.stop:
                     return
                 if not self._load(position, found.needed):
+                    self._still_there()
                     self._ended(position)
                     return
+                if BatchHeader(self._data, 0).base_offset != found.expected:
+                    self._still_there()  # where names are followed, and not files, this may be another log's middle
 
-    def _begin(self) -> bool:
-        """Loads the first piece; False when there is none."""
+    def _planned_anew(self) -> Iterator[Any]:
+        """What is left of the part, as it stands in the log now. What was settled when it was planned stays so."""
         part = self._part
-        try:
-            self._name = self._file()
-            if part.position:
-                self._load(part.position, HEADER_SIZE)
-                header = BatchHeader(self._data, 0) if len(self._data) >= HEADER_SIZE else None
-                if header is not None and header.plausible() and header.last_offset == part.anchor:
-                    self._found.expected = header.base_offset
-                    return True
-                logger.warning("%s: the index is wrong at %d; reading from the start", self._name, part.position)
-            self._load(0, HEADER_SIZE)
-        except FileNotFoundError:
-            self._lose(part.first, part.stop - 1, "the segment has been removed since this was planned")
-            return False
-        return True
+        first = max(part.first, self._found.expected)
+        snapshot = Snapshot(self._files, part.queue)
+        for low, high, reason in snapshot.losses(first, part.stop, include_settled=True):
+            self._lose(low, high, f"{reason} since this was planned")
+        for new in snapshot.parts(first, part.stop, split_bytes=_NO_LIMIT, include_settled=True):
+            yield from PartReader(
+                self._files,
+                replace(new, bits=part.bits, bits_base=part.bits_base, transient_start=part.transient_start),
+                self._decoder,
+                batch_rows=self._batch_rows,
+                check_crc=self._check_crc,
+                fail_on_data_loss=self._fail,
+                plans=self._plans - 1,
+            ).batches()
+
+    def _still_there(self) -> None:
+        """Raises: _Moved, unless the file of that name is as large as was planned."""
+        if self._files.size(self._name) != self._part.log_size:
+            raise _Moved
+
+    def _begin(self) -> None:
+        """Loads the first piece. Raises: _Moved."""
+        part = self._part
+        self._name = self._file()
+        if part.position:
+            self._load(part.position, HEADER_SIZE)
+            header = BatchHeader(self._data, 0) if len(self._data) >= HEADER_SIZE else None
+            if header is not None and header.plausible() and header.last_offset == part.anchor:
+                self._found.expected = header.base_offset
+                return
+            self._still_there()
+            logger.warning("%s: the index is wrong at %d; reading from the start", self._name, part.position)
+        self._load(0, HEADER_SIZE)
 
     def _file(self) -> str:
-        """The name that the planned log has by now: the cleaner renames, and gives an old one's name to a new one."""
+        """The name that the planned log has by now: the cleaner renames, and gives an old one's name to a new one.
+
+        Raises: _Moved.
+        """
         part = self._part
         found = ""
         for suffix in (".log.swap", ".log", ".log.deleted") if part.swap else (".log", ".log.deleted"):
@@ -119,9 +164,11 @@ class PartReader:
             size = self._files.size(name)
             if size == part.log_size:
                 return name
-            if size >= 0 and not found:
+            if size > part.log_size and not found:
                 found = name  # the segment that is written to has grown
-        return found or self._name
+        if not found:
+            raise _Moved
+        return found
 
     def _scan(self) -> int:
         part = self._part
@@ -138,9 +185,15 @@ class PartReader:
         )
 
     def _load(self, position: int, needed: int) -> bool:
-        """The piece from `position` on becomes the one that is scanned; False when it has not `needed` bytes."""
+        """The piece from `position` on becomes the one that is scanned; False when it has not `needed` bytes.
+
+        Raises: _Moved.
+        """
         wanted = max(self._files.read_size, needed)
-        self._data, self._start = self._files.pread(self._name, wanted, position), position
+        try:
+            self._data, self._start = self._files.pread(self._name, wanted, position), position
+        except FileNotFoundError:
+            raise _Moved from None
         self._found.buffer = pa.py_buffer(self._data)
         self._found.position = 0
         self._found.at_end = len(self._data) < wanted
@@ -203,8 +256,11 @@ class PartReader:
         first, last = max(first, part.first), min(last, part.stop - 1)
         if last < first or all(self._is_settled(offset) for offset in range(first, last + 1)):
             return
-        where = f"queue '{part.queue.queue}' in vhost '{part.queue.vhost}', {self._name}"
-        text = f"{where}: offsets {first} to {last}: {reason}"
+        text = f"{self._where()}: offsets {first} to {last}: {reason}"
         if self._fail:
             raise DataLoss(f"{text} (failOnDataLoss=false goes on without them)")
         logger.warning("lost: %s", text)
+
+    def _where(self) -> str:
+        queue = self._part.queue
+        return f"queue '{queue.queue}' in vhost '{queue.vhost}', {self._name}"

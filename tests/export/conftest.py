@@ -41,7 +41,10 @@ EU = RecordRoute(b"orders", b"eu.new")
 
 
 class Memory(LogSource):
-    """The simulated files as a source. read_size: small, so that every border of a piece is met."""
+    """The simulated files as a source. read_size: small, so that every border of a piece is met. by_name: a file is
+    found by its name whenever it is read, as over the network; else it stays open, as here."""
+
+    by_name = True
 
     def __init__(self, filesystem: SimulatedFileSystem, queues: Sequence[QueueName], read_size: int = 700) -> None:
         self.filesystem = filesystem
@@ -62,6 +65,7 @@ class _MemoryFiles(LogFiles):
         self.source = source
         self.read_size = source.read_size
         self.place = queue.place
+        self.opened: dict[str, bytes] = {}
 
     def sizes(self) -> dict[str, int]:
         filesystem = self.source.filesystem
@@ -72,7 +76,12 @@ class _MemoryFiles(LogFiles):
         return filesystem.size(path) if filesystem.exists(path) else -1
 
     def pread(self, name: str, size: int, position: int) -> bytes:
-        return self.source.filesystem.read_file(f"{self.place}/{name}")[position : position + size]
+        if self.source.by_name:
+            data = self.source.filesystem.read_file(f"{self.place}/{name}")
+        else:
+            data = self.opened.get(name) or self.source.filesystem.read_file(f"{self.place}/{name}")
+            self.opened[name] = data
+        return data[position : position + size]
 
     def close(self) -> None:
         return
@@ -142,7 +151,7 @@ class Lake:
         return Memory(self.filesystem, [self.name], read_size)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.source(), self.name)
+        return Snapshot(self.source().open(self.name), self.name)
 
     def options(self, **given: str) -> ReadOptions:
         from amqpd.storage.export.options import ReadOptions, parse
