@@ -78,15 +78,15 @@ class SimulatedFileSystem(FileSystem):
     # -- crashes
 
     def killed(self) -> SimulatedFileSystem:
-        """As the next process finds it after this one was killed."""
+        """As the next process finds it after this one was killed. What was not synced still is not."""
         after = SimulatedFileSystem(capacity=self.capacity)
-        after._root = _copy(self._root, None)
+        after._root = _twin(self._root, {})
         return after
 
     def crashed(self, seed: int) -> SimulatedFileSystem:
         """As the machine finds it after a power cut; what was not synced is there or not as `seed` decides."""
         after = SimulatedFileSystem(capacity=self.capacity)
-        after._root = _copy(self._root, random.Random(seed))  # noqa: S311 - repeatable on purpose
+        after._root = _survivor(self._root, random.Random(seed))  # noqa: S311 - repeatable on purpose
         return after
 
     # -- helpers
@@ -290,25 +290,34 @@ def _sync_all(node: _Node) -> None:
         _sync_all(below)
 
 
-def _copy(node: _Node, chance: random.Random | None) -> _Node:
+def _twin(node: _Node, twins: dict[_Node, _Node]) -> _Node:
+    twin = twins.get(node)
+    if twin is None:
+        twin = twins[node] = _Node(directory=node.directory)
+        twin.data = bytearray(node.data)
+        twin.synced = node.synced
+        twin.names = {name: _twin(below, twins) for name, below in node.names.items()}
+        twin.synced_names = {name: _twin(below, twins) for name, below in node.synced_names.items()}
+    return twin
+
+
+def _survivor(node: _Node, chance: random.Random) -> _Node:
     after = _Node(directory=node.directory)
     if node.directory:
-        names = node.names
-        if chance is not None:
-            names = dict(node.synced_names)
-            for name in {**node.names, **node.synced_names}:
-                if node.names.get(name) is not node.synced_names.get(name) and chance.random() < 0.5:
-                    if name in node.names:
-                        names[name] = node.names[name]
-                    else:
-                        names.pop(name, None)
-            for name, below in node.synced_names.items():
-                if below not in names.values() and below in node.names.values():
-                    names.setdefault(name, below)  # a rename takes place or it does not: no file is lost by one
-        after.names = {name: _copy(below, chance) for name, below in names.items()}
+        names = dict(node.synced_names)
+        for name in {**node.names, **node.synced_names}:
+            if node.names.get(name) is not node.synced_names.get(name) and chance.random() < 0.5:
+                if name in node.names:
+                    names[name] = node.names[name]
+                else:
+                    names.pop(name, None)
+        for name, below in node.synced_names.items():
+            if below not in names.values() and below in node.names.values():
+                names.setdefault(name, below)  # a rename takes place or it does not: no file is lost by one
+        after.names = {name: _survivor(below, chance) for name, below in names.items()}
         after.synced_names = dict(after.names)
         return after
-    data = bytes(node.data) if chance is None else _surviving(bytes(node.data), node.synced, chance)
+    data = _surviving(bytes(node.data), node.synced, chance)
     after.data = bytearray(data)
     after.synced = data
     return after
