@@ -104,7 +104,8 @@ def settled_in_a_sealed_segment() -> Life:
         for queue in ("q", "r"):
             life.append(queue, 3, 500)
         life.turn()
-    life.flush()
+    life.storage.flush()
+    life.loop()
     for queue in ("q", "r"):
         assert life.stores[queue].log.segments[0].sealed
         life.deliver(queue, life.live(queue)[:1])
@@ -121,7 +122,11 @@ def test_what_was_settled_before_a_kill_is_synced_by_the_next_life(stop: bool) -
     if stop:
         life.stop()
     else:
-        life.flush()
+        life.storage.flush()
+        life.loop()
+        for messages in ledger.queues.values():
+            for message in messages:
+                message.settle_safe = message.settled
     again(barest(life.disk), ledger, 2, "cut")
 
 
@@ -143,14 +148,16 @@ def test_a_kill_within_a_cleaning_and_a_cut_within_the_start() -> None:
     for number in range(12):
         life.append("q", 1, 500, key=b"k%d" % (number % 5))
         life.turn()
-        life.flush()
+        life.storage.flush()
+        life.loop()
     killed: list[Disk] = []
     for message in life.live("q")[:-1]:
         message.may_go = True
     life.disk.watch = lambda: killed.append(life.disk.killed())
     life.storage.maintain()
     life.loop()
-    life.flush()
+    life.storage.flush()
+    life.loop()
     life.disk.watch = None
     assert len(killed) > 20
     cuts = 0
@@ -186,7 +193,8 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
         life.turn()
         life.settle("q", life.live("q"))
         life.turn()
-        life.flush()
+        life.storage.flush()
+        life.loop()
     life = again(barest(life.disk), ledger, 3, "cut")
     assert life.storage.hold(life.stores["q"]).clear("nightly")
     ledger.holds.clear()
