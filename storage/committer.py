@@ -132,34 +132,22 @@ def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
             for part in job.parts:
                 part.failed = True
     for part in job.parts:
-        if not part.failed:
-            _follow_up(filesystem, part)
-
-
-def _follow_up(filesystem: FileSystem, part: JobPart) -> None:
-    """What was waiting for the part's sync. A failure costs time at the next start, or space until then; no message."""
-    extra = {"queue": part.store.name}
-    try:
-        for path, data in part.checkpoints:
-            filesystem.replace_file(path, data, sync=False)
-    except OSError as error:
-        logger.warning("after the sync: %s", error, extra=extra)
-    try:
-        for path in part.unlinks:
-            filesystem.unlink(path)
-        for path in part.discards:
-            if filesystem.exists(path):
-                filesystem.rename(path, path + DELETED)
-    except OSError as error:
-        part.removed = []  # a log that still stands must not lose its `.settled`: all of it would be live again
-        logger.warning("removing segments: %s", error, extra=extra)
-    try:
-        for source, target in part.renames:
-            part.renamed = False
-            filesystem.rename(source, target)
-            part.renamed = True
-    except OSError as error:
-        logger.warning("after the sync: %s", error, extra=extra)
+        if part.failed:
+            continue
+        try:
+            for path, data in part.checkpoints:
+                filesystem.replace_file(path, data, sync=False)
+            for path in part.unlinks:
+                filesystem.unlink(path)
+            for path in part.discards:
+                if filesystem.exists(path):
+                    filesystem.rename(path, path + DELETED)
+            for source, target in part.renames:
+                part.renamed = False
+                filesystem.rename(source, target)
+                part.renamed = True
+        except OSError as error:  # costs time at the next start, or space until then; never a message
+            logger.warning("after the sync: %s", error, extra={"queue": part.store.name})
 
 
 class Committer:

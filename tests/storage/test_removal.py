@@ -1,13 +1,9 @@
-"""Segments that are drained while the committer is at work, and removals that fail."""
+"""Segments that are drained while the committer is at work."""
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 
 def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) -> None:
@@ -36,42 +32,3 @@ def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) ->
     assert not store.failed and not any(failed for _, failed in house.commits)
     assert house.again().next_offset == 24
     assert house.offsets()[0] == first.end
-
-
-@pytest.mark.parametrize("what", [("unlink", ".log"), ("write", "checkpoint.swap"), ("open", "checkpoint.swap")])
-def test_a_removal_that_fails(make_house: Callable[..., Any], what: tuple[str, str]) -> None:
-    """A log that could not be removed keeps the `.settled` beside it: after a start nothing of it is live again."""
-    house = make_house(segment_size_bytes=2000)
-    house.begin()
-    failed: list[str] = []
-
-    def fault(name: str, path: str) -> OSError | None:
-        if name != what[0] or not path.endswith(what[1]) or len(failed) == 3:
-            return None
-        failed.append(path)
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
-    kept: list[bytes] = []
-    for number in range(30):
-        house.append(b"%d" % number * 300)
-        house.turn()
-        if number == 3:
-            house.filesystem.fault = fault
-        if number % 3:
-            house.store.settle(number)
-            house.clock.now_ms += 1000
-            house.turn()
-            house.storage.flush()
-            house.loop()
-        elif number > 24:
-            kept.append(b"%d" % number * 300)
-        else:
-            house.store.settle(number)
-    house.turn()
-    house.storage.flush()
-    house.loop()
-    assert len(failed) == 3
-    assert not house.store.failed
-    assert house.bodies() == kept
-    house.again()
-    assert house.bodies() == kept
