@@ -243,7 +243,7 @@ class BatchCursor:
         self.base_offset: i64 = header.base_offset
         self.last_offset: i64 = header.last_offset
         self.next_offset: i64 = header.base_offset  # no record of a lower offset is still to come
-        self._timestamp_ms: i64 = header.max_timestamp_ms
+        self.timestamp_ms: i64 = header.max_timestamp_ms
         self._persistent: bool = not header.transient()
 
     def read(
@@ -277,7 +277,7 @@ class BatchCursor:
                 continue
             if check and settled is not None and settled.contains(offset):
                 continue
-            record = read_record(data, start, stop, offset, self._timestamp_ms, self._persistent)
+            record = read_record(data, start, stop, offset, self.timestamp_ms, self._persistent)
             if returned:
                 record.delivery_count = returned.get(offset, 0)
             records.append(record)
@@ -286,6 +286,38 @@ class BatchCursor:
         if self.remaining == 0:
             self.next_offset = self.last_offset + 1
         return budget
+
+    def pass_over(self, wanted: i64, settled: SettledSet | None) -> tuple[i64, i64]:
+        """Goes to the batch's end: (how many records from offset `wanted` on are not settled, bytes of their bodies).
+
+        Cost: some 40 ns a record. Raises: BadRecord, and then stays where it is.
+        """
+        data = self._data
+        position: i64 = self._position
+        end: i64 = self._end
+        left: i64 = self.remaining
+        check: bool = settled is not None and settled.highest >= self.next_offset
+        count: i64 = 0
+        size: i64 = 0
+        while left > 0:
+            start: i64 = 0
+            stop: i64 = 0
+            start, stop = record_stop(data, position, end)
+            delta: i64 = 0
+            delta, _ = read_offset_delta(data, start)
+            offset: i64 = self.base_offset + delta
+            position = stop
+            left -= 1
+            if offset < wanted:
+                continue
+            if check and settled is not None and settled.contains(offset):
+                continue
+            count += 1
+            size += value_size(data, start, stop)
+        self._position = position
+        self.remaining = 0
+        self.next_offset = self.last_offset + 1
+        return count, size
 
 
 __all__ = [

@@ -5,6 +5,10 @@ queue for it only at the head (rabbit: the same), so one timer per queue watches
 message is as old as it was. What a log gives back is as old as its record: messages go on ageing while the broker is
 down.
 
+What is over goes in slices: SLICE_MS of work, then the loop has its turn, and the next slice comes with it
+(`pump_later`), so a flood that expires delays the others by no more than that. Where the queue's own time to live
+decides and there is nobody to send a dead letter to, it goes by the batch: `LimitedQueue.drop_old`.
+
 A plain queue gets its `Expiry` with the first message that carries an expiration, one with `x-message-ttl` at its
 declaration. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
 """
@@ -24,10 +28,13 @@ if TYPE_CHECKING:
 NEVER: Final = 1 << 61
 # Longer than any broker lives, and safe to add to.
 TTL_MS_MAX: Final = 1 << 60
-# Messages dropped in one go before the loop has its turn.
-DROP_COUNT_MAX: Final = 1000
-# How many more when as many have come meanwhile: what a turn reads of the smallest messages.
+# How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
+SLICE_MS: Final = 2
+SLICE_COUNT: Final = 256
+# As many as came since the last slice go in any case: what a turn reads of the smallest messages.
 FLOOD_COUNT_MAX: Final = 16384
+# A clock that stands still ends no slice.
+DROP_COUNT_MAX: Final = 65536
 
 
 @final
@@ -39,7 +46,9 @@ class Expiry(Timer):
         self.queue = queue
         self.ttl_ms = ttl_ms
         self._timers = timers
-        self._published_count: i64 = 0  # of the queue, when it last dropped
+        # Whether the last slice left some that were over, and what the queue had been given by then.
+        self._behind = False
+        self._published_count: i64 = 0
 
     def now_ms(self) -> i64:
         return self._timers.now_ms()
@@ -76,27 +85,52 @@ class Expiry(Timer):
             self._timers.arm_sooner(self, due_ms)
 
     def fire(self) -> None:
-        """Drops what is over at the head, in order."""
+        """Drops what is over at the head, in order: a slice of it, and asks for the next one."""
+        self.drop()
+
+    def drop(self) -> bool:
+        """As `fire`. False: what is over is still at the head, for the next turn."""
         queue = self.queue
-        now_ms = self.now_ms()
+        timers = self._timers
+        now_ms = timers.now_ms()
+        came: i64 = 0
+        if self._behind:
+            # Or a flood would outrun the end of its messages.
+            came = queue.published_count - self._published_count
+            if came > FLOOD_COUNT_MAX:
+                came = FLOOD_COUNT_MAX
         dropped: i64 = 0
-        # More than came since the last time, or a flood would outrun the end of its messages.
-        came = queue.published_count - self._published_count
-        self._published_count = queue.published_count
-        limit = DROP_COUNT_MAX + (came if came < FLOOD_COUNT_MAX else FLOOD_COUNT_MAX)
-        due_ms = self._head_due()
-        while due_ms <= now_ms and dropped < limit:
-            if dropped % 64 == 0 and queue.vhost.letters_behind():
+        due_ms = NEVER
+        done = False
+        while not done:
+            looked_at = dropped
+            while dropped - looked_at < SLICE_COUNT:
+                old: i64 = 0
+                if self.ttl_ms >= 0:
+                    old = queue.drop_old(now_ms - self.ttl_ms, SLICE_COUNT)
+                    dropped += old
+                if old == 0:
+                    due_ms = self._head_due()
+                    if due_ms > now_ms or (dropped % 64 == 0 and queue.vhost.letters_behind()):
+                        done = True
+                        break
+                    entry = queue.take()
+                    if entry is not None:
+                        queue.discard(entry, "expired")
+                    dropped += 1
+            if dropped >= DROP_COUNT_MAX or (dropped >= came and timers.now_ms() - now_ms >= SLICE_MS):
                 break
-            entry = queue.take()
-            if entry is not None:
-                queue.discard(entry, "expired")
-            dropped += 1
-            due_ms = self._head_due()
         if dropped:
             queue.vhost.want_turn()
-        if due_ms != NEVER:
-            self._timers.arm_sooner(self, due_ms)
+        if not done:
+            due_ms = self._head_due()
+        self._behind = due_ms <= now_ms
+        self._published_count = queue.published_count
+        if self._behind:
+            queue.vhost.pump_later(queue)
+        elif due_ms != NEVER:
+            timers.arm_sooner(self, due_ms)
+        return not self._behind
 
     def cancel(self) -> None:
         self._timers.cancel(self)

@@ -169,6 +169,43 @@ class LimitedQueue(Queue):
         info = scan(properties, 0, len(properties))
         return make_message(message.envelope, properties, message.body(), message.persistent, info)
 
+    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
+        """Cost: some 0.1 us a message in memory, half of it in the log."""
+        if self.returned or (self.dead_letter_exchange is not None and not self.deleted):
+            return 0
+        hot = self.hot
+        timers: Timers = self.vhost.timers
+        count: i64 = 0
+        while hot and count < count_max:
+            entry = hot[0]
+            message = entry.message
+            if message is None:
+                break
+            if message.arrived_ms == 0:
+                message.arrived_ms = timers.from_wall(message.logged_ms)
+            if message.arrived_ms > arrived_max_ms:
+                break
+            hot.popleft()
+            size = entry.body_size
+            self.hot_bytes -= size
+            self.ready_bytes -= size
+            self.settle_log(entry)
+            count += 1
+        self.ready_count -= count
+        store = self.store
+        if store is not None and not hot and self.ready_count > 0 and count < count_max:
+            logged_max_ms: i64 = timers.wall_ms() - (timers.now_ms() - arrived_max_ms)
+            cold: i64 = 0
+            size_bytes: i64 = 0
+            self.cold_offset, cold, size_bytes = store.settle_older(self.cold_offset, logged_max_ms, count_max - count)
+            self.ready_count -= cold
+            self.ready_bytes -= size_bytes
+            count += cold
+        if self.ready_count <= 0:
+            self.ready_count = 0
+            self.ready_bytes = 0
+        return count
+
     # -- home --------------------------------------------------------------------------------------------------------
 
     def discard(self, entry: Entry, reason: str) -> None:

@@ -317,6 +317,9 @@ class PriorityQueue(LimitedQueue):
             return entry
         return level.hot[0]
 
+    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
+        return 0  # the head is not the oldest
+
     # -- home --------------------------------------------------------------------------------------------------------
 
     def purge(self) -> i64:

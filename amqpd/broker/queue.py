@@ -398,6 +398,8 @@ class Queue(Destination):
             count += 1
             if self.expiry is not None and self.expiry.is_over(entry):
                 self.discard(entry, "expired")
+                if not self.expiry.drop():
+                    return  # a slice went; the next turn goes on
             else:
                 self._hand_over(consumer, entry)
             if count >= PUMP_COUNT_MAX:
@@ -464,6 +466,13 @@ class Queue(Destination):
         if self.ready_count > 0 and (self.hot or self.at_hand()) and self.hot:
             return self.hot[0]
         return None
+
+    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
+        """Ends what arrived by then, monotonic milliseconds, from the head on; a batch of a log goes whole.
+
+        Returns how many went, `count_max` and a batch at most; 0 where they have to be looked at one by one.
+        """
+        return 0
 
     def discard(self, entry: Entry, reason: str) -> None:
         """A ready entry that was taken ends here. reason: expired, maxlen, as a dead-letter says it."""
@@ -551,6 +560,7 @@ class Queue(Destination):
         if expiry is not None:
             while entry is not None and expiry.is_over(entry):
                 self.discard(entry, "expired")
+                expiry.drop()
                 entry = self.take()
             expiry.arm()
         if entry is None:
