@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PARTS_MAX = 512  # batches in one writev: two parts each, and IOV_MAX is 1024
+IOV_MAX = 1024
 INDEX_ENTRIES_MIN = 16  # so many new ones are written with a turn, fewer with what was settled
 SPILL_SYNC_SIZE = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them
 POSITION_MAX = 1 << 30  # positions are u32 in the index, and Kafka reads them as i32
@@ -142,24 +143,31 @@ class Log:
         return stop
 
     def _write_run(self, segment: Segment, batches: list[ClosedBatch], start: int, stop: int) -> int:
-        """One writev (more only if it was short). Returns the number of whole batches that are in the file."""
+        """One writev (more if it was short, or where large messages come in many parts). Returns the number of whole
+        batches that are in the file.
+        """
         file = segment.open_log(create=True)
         parts: list[bytes] = []
         for index in range(start, stop):
             batch = batches[index]
             parts.append(batch.header)
             parts.append(batch.records)
-        wanted = sum([len(part) for part in parts])
+            parts += batch.more
         written = 0
         try:
-            written = self.filesystem.writev(file.fd, parts)
-            if written < wanted:
-                rest = b"".join(parts)
-                while written < wanted:
-                    more = self.filesystem.write(file.fd, rest[written:])
-                    if more <= 0:
-                        raise OSError(errno.ENOSPC, "short write")
-                    written += more
+            for first in range(0, len(parts), IOV_MAX):
+                group = parts[first : first + IOV_MAX] if len(parts) > IOV_MAX else parts
+                wanted = sum([len(part) for part in group])
+                done = self.filesystem.writev(file.fd, group)
+                written += done
+                if done < wanted:
+                    rest = b"".join(group)
+                    while done < wanted:
+                        more = self.filesystem.write(file.fd, rest[done:])
+                        if more <= 0:
+                            raise OSError(errno.ENOSPC, "short write")
+                        done += more
+                        written += more
         except OSError as error:
             self.error = error
         if not file.dirty:

@@ -42,13 +42,14 @@ from amqpd.storage.log import Log
 from amqpd.storage.prepared import Prepared
 from amqpd.storage.readahead import ReadAhead
 from amqpd.storage.reader import LogReader
-from amqpd.storage.record import BadRecord, Record, RecordRoute, write_record, write_tombstone
+from amqpd.storage.record import BadRecord, Record, RecordRoute, around_body, write_record, write_tombstone
 
 logger = logging.getLogger(__name__)
 
 _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64
 _NO_LIMIT: Final[i64] = 1 << 60
+_NO_PARTS: Final[list[bytes]] = []
 
 
 class LogFailed(Exception):
@@ -238,6 +239,25 @@ class QueueStore:
         source = properties + body
         return self.append(route, source, 0, len(properties), len(properties), len(source), persistent)
 
+    def append_large(
+        self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
+    ) -> i64:
+        """As `append`, for a large message whose body is at hand in parts: they go to the file as they are, in a batch
+        of their own. Cost: their CRC. Raises: LogFailed.
+        """
+        if self._count > 0:
+            self._close_batch()
+        self._open_batch(persistent)
+        before, behind = around_body(route, properties, body_size)
+        self._count = 1
+        self._body_bytes = body_size
+        self.record_count += 1
+        self.size_bytes += body_size
+        offset: i64 = self.next_offset
+        self.next_offset = offset + 1
+        self._close(before, [*parts, behind])
+        return offset
+
     def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
         """Appends a record with no value, persistent: in a compacted log its key ends here. Raises: LogFailed."""
         if self._count > 0:
@@ -347,8 +367,8 @@ class QueueStore:
         else:
             writer.truncate(0)
 
-    def _close(self, records: bytes) -> None:
-        """The `_count` records that end below `next_offset` are a batch."""
+    def _close(self, records: bytes, more: list[bytes] = _NO_PARTS) -> None:
+        """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it."""
         attributes: i64 = LOG_APPEND_TIME
         if not self._persistent:
             attributes |= TRANSIENT
@@ -372,6 +392,7 @@ class QueueStore:
                 producer,
                 sequence,
                 self._transaction_start,
+                more,
             )
         )
         if self._persistent and self.log.durable:

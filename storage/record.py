@@ -166,6 +166,15 @@ def write_record(
     _write_slice(writer, source, properties_start, properties_end)
 
 
+def around_body(route: RecordRoute, properties: bytes, body_size: i64) -> tuple[bytes, bytes]:
+    """What stands before and behind the body of a record that is the first of its batch."""
+    properties_size: i64 = len(properties)
+    length: i64 = route.fixed_size + 1 + varint_size(body_size) + body_size
+    length += varint_size(properties_size) + properties_size
+    before = varint(length) + b"\0\0\0" + route.key_part + varint(body_size)
+    return before, route.middle + varint(properties_size) + properties
+
+
 def write_tombstone(writer: BytesWriter, route: RecordRoute, delta: i64, properties: bytes) -> None:
     """Appends a record whose value is null: it takes earlier ones of its key away when the log is compacted."""
     size: i64 = len(properties)

@@ -5,6 +5,9 @@ delivery is one copy of bytes with the channel numbers patched in place. Propert
 somebody asks: the log (slices, no copy), a dead-letter, basic.return. A message read back from a log is given frames
 of the same shape.
 
+A large body (assembler.LARGE_BODY_BYTES) is never joined: `content` is the header frame alone then, and `parts` the
+body in pieces without frames, which the log and the sockets take as they are.
+
 `Envelope` is what all messages of one route share: exchange, routing key, and both in the encoded form that
 basic.deliver ends with. `Entry` is a message's place in one queue; it goes from the queue to the channel's unacked list
 and, when it is requeued, back to its place.
@@ -17,7 +20,13 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, u8
 
-from amqpd.protocol.assembler import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, PROPERTIES_START
+from amqpd.protocol.assembler import (
+    FRAME_BODY,
+    FRAME_HEADER,
+    FRAME_OVERHEAD_BYTES,
+    LARGE_BODY_BYTES,
+    PROPERTIES_START,
+)
 from amqpd.protocol.codec import read_u32, shortstr
 from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.record import RecordRoute
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
 FRAME_END_BYTE: Final = b"\xce"
 # Body frames made here fit every consumer that did not negotiate less than the default.
 FRAME_PAYLOAD_BYTES: Final = 131072 - FRAME_OVERHEAD_BYTES
+# No frame of anybody's is as large: what has parts never passes for one that can go out as it came.
+_IN_PARTS: Final = 1 << 60
 _CONTENT_HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
@@ -85,6 +96,12 @@ class Message:
         # not noted, as nothing asks.
         self.arrived_ms: i64 = 0
         self.logged_ms: i64 = 0
+        self.parts: list[bytes] | None = None
+
+    def size_bytes(self) -> i64:
+        """What it holds in memory, as far as it is bytes."""
+        size: i64 = len(self.content)
+        return size if self.parts is None else size + self.body_size
 
     def properties(self) -> bytes:
         """Property flags and fields, as they arrived."""
@@ -96,12 +113,16 @@ class Message:
         start = self.header_size
         if self.body_size == 0:
             return b""
+        if self.parts is not None:
+            return b"".join(self.parts)
         if self.body_size == self.frame_payload_max:
             return content[start + 7 : len(content) - 1]
         return b"".join(self._body_views())
 
     def unframed(self) -> bytes:
         """Properties and body, one behind the other. Cost: one copy."""
+        if self.parts is not None:
+            return b"".join([self.properties(), *self.parts])
         properties = memoryview(self.content)[PROPERTIES_START : self.header_size - 1]
         return b"".join([properties, *self._body_views()])
 
@@ -141,29 +162,66 @@ class Message:
                 size = read_u32(content, position + 3)
                 position += size + FRAME_OVERHEAD_BYTES
 
+    def pieces(self, channel: i64, frame_payload_max: i64) -> list[bytes | memoryview]:
+        """Header and body frames for `channel`, of a message that has parts. Nothing of the body is copied."""
+        parts = self.parts
+        assert parts is not None
+        out = BytesWriter()
+        write_header(out, channel, self.properties(), self.body_size)
+        pieces: list[bytes | memoryview] = []
+        limit: int = frame_payload_max
+        for part in parts:
+            size = len(part)
+            if size <= limit:
+                _begin_body_frame(out, channel, size)
+                pieces.append(out.getvalue())
+                out.truncate(0)
+                pieces.append(part)
+                out.append(0xCE)
+                continue
+            view = memoryview(part)
+            start = 0
+            while start < size:
+                end = min(start + limit, size)
+                _begin_body_frame(out, channel, end - start)
+                pieces.append(out.getvalue())
+                out.truncate(0)
+                pieces.append(view[start:end])
+                out.append(0xCE)
+                start = end
+        pieces.append(out.getvalue())
+        return pieces
+
+
+def write_header(out: BytesWriter, channel: int, properties: bytes, body_size: int) -> None:
+    """Appends a content header frame."""
+    out.append(FRAME_HEADER)
+    out.append(channel >> 8)
+    out.append(channel & 0xFF)
+    write_i32_be(out, len(properties) + 12)
+    out.write(_CONTENT_HEADER_START)
+    write_i64_be(out, body_size)
+    out.write(properties)
+    out.append(0xCE)
+
+
+def _begin_body_frame(out: BytesWriter, channel: int, size: int) -> None:
+    out.append(FRAME_BODY)
+    out.append(channel >> 8)
+    out.append(channel & 0xFF)
+    write_i32_be(out, size)
+
 
 def write_content(out: BytesWriter, channel: int, properties: bytes, body: bytes, frame_payload_max: int) -> None:
     """Appends a content header frame and as many body frames as the body needs."""
-    high = channel >> 8
-    low = channel & 0xFF
-    out.append(FRAME_HEADER)
-    out.append(high)
-    out.append(low)
-    write_i32_be(out, len(properties) + 12)
-    out.write(_CONTENT_HEADER_START)
-    write_i64_be(out, len(body))
-    out.write(properties)
-    out.append(0xCE)
+    write_header(out, channel, properties, len(body))
     position = 0
     end = len(body)
     while position < end:
         size = end - position
         if size > frame_payload_max:
             size = frame_payload_max
-        out.append(FRAME_BODY)
-        out.append(high)
-        out.append(low)
-        write_i32_be(out, size)
+        _begin_body_frame(out, channel, size)
         out.write(body if size == end else body[position : position + size])
         out.append(0xCE)
         position += size
@@ -174,8 +232,11 @@ def make_message(
 ) -> Message:
     """A message from parts: read back from a log, or made by the broker. Its frames carry channel number 1."""
     out = BytesWriter()
-    write_content(out, 1, properties, body, FRAME_PAYLOAD_BYTES)
     size: i64 = len(body)
+    if size > LARGE_BODY_BYTES:
+        write_header(out, 1, properties, len(body))
+        return message_in_parts(envelope, out.getvalue(), [body], size, persistent, info)
+    write_content(out, 1, properties, body, FRAME_PAYLOAD_BYTES)
     return Message(
         envelope,
         out.getvalue(),
@@ -185,6 +246,15 @@ def make_message(
         persistent,
         info,
     )
+
+
+def message_in_parts(
+    envelope: Envelope, header: bytes, parts: list[bytes], body_size: i64, persistent: bool, info: PropertyInfo | None
+) -> Message:
+    """A message with a large body. header: its header frame; parts: the body without frames."""
+    message = Message(envelope, header, len(header), body_size, _IN_PARTS, persistent, info)
+    message.parts = parts
+    return message
 
 
 @final

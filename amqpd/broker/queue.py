@@ -349,6 +349,10 @@ class Queue(Destination):
                     len(content) - 1,
                     message.persistent,
                 )
+        elif message.parts is not None:
+            offset = store.append_large(
+                route, message.properties(), message.parts, message.body_size, message.persistent
+            )
         else:
             source = message.unframed()
             end = len(source) - message.body_size

@@ -24,7 +24,7 @@ from librt.strings import write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.flow import Confirmer
-from amqpd.broker.message import FRAME_END_BYTE, Entry, Envelope, Message
+from amqpd.broker.message import FRAME_END_BYTE, Entry, Envelope, Message, message_in_parts
 from amqpd.broker.queue import Consumer, Destination, Queue, Versioned, within
 from amqpd.channel import properties_check
 from amqpd.errors import PreconditionFailed
@@ -188,8 +188,11 @@ class ChannelConsumer(Consumer):
             and message.header_size <= payload_max
         ):
             out.write(content)
-        else:
+        elif message.parts is None:
             message.write_content(out, channel.number, payload_max)
+        else:
+            connection.write_content(channel.number, message)
+            out = connection.out
         connection.delivered_count += 1
         if len(out) >= CUT_BYTES:
             connection.cut_output()
@@ -284,8 +287,19 @@ class Channel(Confirmer):
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def publish(self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64) -> None:
-        """A whole basic.publish. Raises: what the checks raise (403, 404, 406, 501, 540)."""
+    def publish(
+        self,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        parts: list[bytes] | None = None,
+    ) -> None:
+        """A whole basic.publish. parts: of a large body; `content` is the header frame then.
+
+        Raises: what the checks raise (403, 404, 406, 501, 540).
+        """
         if method is self._same_method:
             route = self._same_route
         else:
@@ -312,7 +326,10 @@ class Channel(Confirmer):
                 self._last_info = info
             assert info is not None  # set together with the properties
             persistent = info.delivery_mode == 2
-        message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
+        if parts is None:
+            message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
+        else:
+            message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
         self.published_count += 1
         if route.needs_headers or (info is not None and (info.reply_to is not None or info.sender_selected)):
             message, route = properties_check.reroute(self, route, message)
@@ -353,7 +370,7 @@ class Channel(Confirmer):
             self._turn_routes.append(route)
 
     def _keep_for_commit(self, route: Route, message: Message) -> None:
-        self.tx_bytes += len(message.content)
+        self.tx_bytes += message.size_bytes()
         if len(self.tx_publishes) >= 100_000 or self.tx_bytes > 64 * 1024 * 1024:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB", BASIC_PUBLISH)
         self.tx_publishes.append((route, message))

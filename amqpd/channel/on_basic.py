@@ -174,7 +174,7 @@ def get(channel: Channel, command: BasicGet) -> None:
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     connection.send(channel.number, ok)
-    message.write_content(connection.out, channel.number, connection.frame_payload_max)
+    connection.write_content(channel.number, message)
     connection.turn.want()
 
 

@@ -80,7 +80,14 @@ class Deferred:
     """A command that came while its channel was busy."""
 
     def __init__(
-        self, kind: i64, payload: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+        self,
+        kind: i64,
+        payload: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        parts: list[bytes] | None = None,
     ) -> None:
         self.kind = kind
         self.payload = payload
@@ -88,6 +95,11 @@ class Deferred:
         self.header_size = header_size
         self.body_size = body_size
         self.frame_payload_max = frame_payload_max
+        self.parts = parts
+
+    def size_bytes(self) -> i64:
+        size: i64 = len(self.payload) + len(self.content)
+        return size if self.parts is None else size + self.body_size
 
 
 @final
@@ -102,7 +114,7 @@ class Connection(CommandSink):
         self.state: i64 = HANDSHAKE
         self.out = BytesWriter()
         self.cut_bytes: i64 = 0
-        self._cuts: list[bytes] = []
+        self._cuts: list[bytes | memoryview] = []
         self.flush_wanted = False
         self.write_paused = False
         self.starved: list[ChannelConsumer] = []
@@ -267,10 +279,20 @@ class Connection(CommandSink):
         deferred = self.deferred.pop(number, None)
         if deferred is not None:
             for item in deferred:
-                self.deferred_bytes -= len(item.payload) + len(item.content)
+                self.deferred_bytes -= item.size_bytes()
+
+    def on_large_publish(self, number: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64) -> None:
+        self.on_publish(number, method, header, len(header), body_size, 0, parts)
 
     def on_publish(
-        self, number: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+        self,
+        number: i64,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        parts: list[bytes] | None = None,
     ) -> None:
         channel = self.channel(number)
         if channel is None:
@@ -278,13 +300,13 @@ class Connection(CommandSink):
         if channel.closing:
             return
         if channel.busy:
-            self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max))
+            self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max, parts))
             return
         self.publishes = True
         self.published_count += 1
         if self.turn.alarmed:
             self.control.hold_for_alarm()
-        channel.publish(method, content, header_size, body_size, frame_payload_max)
+        channel.publish(method, content, header_size, body_size, frame_payload_max, parts)
         if self.returned:
             self.returned = False
             self._check_output()
@@ -383,7 +405,7 @@ class Connection(CommandSink):
             waiting = []
             self.deferred[number] = waiting
         waiting.append(item)
-        self.deferred_bytes += len(item.payload) + len(item.content)
+        self.deferred_bytes += item.size_bytes()
         if self.deferred_bytes > DEFERRED_BYTES_MAX and not self.held:
             # Released by finish_busy.
             self.held = True
@@ -412,7 +434,7 @@ class Connection(CommandSink):
                 break
             item = waiting[index]
             index += 1
-            self.deferred_bytes -= len(item.payload) + len(item.content)
+            self.deferred_bytes -= item.size_bytes()
             try:
                 if item.kind == 1:
                     self.on_publish(
@@ -422,6 +444,7 @@ class Connection(CommandSink):
                         item.header_size,
                         item.body_size,
                         item.frame_payload_max,
+                        item.parts,
                     )
                 else:
                     self.on_method(number, item.payload)
@@ -539,6 +562,19 @@ class Connection(CommandSink):
         self.cut_bytes += len(self.out)
         self._cuts.append(self._take_output())
 
+    def write_content(self, number: i64, message: Message) -> None:
+        """Adds the message's header and body frames to the output; a large body in parts that nobody joins."""
+        if message.parts is None:
+            message.write_content(self.out, number, self.frame_payload_max)
+        else:
+            if len(self.out) > 0:
+                self.cut_output()
+            for piece in message.pieces(number, self.frame_payload_max):
+                self._cuts.append(piece)
+                self.cut_bytes += len(piece)
+        if not self.flush_wanted:
+            self.want_flush()
+
     def output_bytes(self) -> i64:
         """What waits for the end of the turn."""
         size: i64 = len(self.out)
@@ -588,7 +624,7 @@ class Connection(CommandSink):
         back = commands.BasicReturn(NO_ROUTE, "NO_ROUTE", envelope.exchange, envelope.routing_key)
         self.returned = True
         self.write(commands.frame(number, back))
-        message.write_content(self.out, number, self.frame_payload_max)
+        self.write_content(number, message)
 
     def send_cancel(self, number: i64, tag: str) -> None:
         if self.state == RUNNING:

@@ -92,7 +92,7 @@ class Transport(asyncio.Protocol):
         if transport is not None and not self._finished and not transport.is_closing():
             transport.write(data)
 
-    def writelines(self, pieces: list[bytes]) -> None:
+    def writelines(self, pieces: list[bytes | memoryview]) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.writelines(pieces)

@@ -6,7 +6,8 @@ one pass (the fast road); every other shape goes through `_PartialContent`, one 
 commands; a test drives them over the same random streams.
 
 A content is handed over as the frames that carried it, byte for byte: header frame, then body frames (empty ones left
-out). Whoever delivers it patches channel numbers; nobody copies the body.
+out). Whoever delivers it patches channel numbers; nobody copies the body. A body above LARGE_BODY_BYTES is handed over
+as the payloads of its frames, which nobody joins: a copy of 16 MiB, and the memory for it, would hold the loop.
 
 `run` may be left by an exception of the sink. The position is already behind the command then, so a caller that has
 dealt with the error calls `run` again and goes on with the next command.
@@ -41,6 +42,12 @@ BASIC_ACK: Final = 0x003C0050
 HEADER_FIXED_BYTES: Final = 12
 PROPERTIES_START: Final = 7 + HEADER_FIXED_BYTES
 
+# From here on a body stays in the parts in which it came; those that are smaller than PART_BYTES_MIN are joined up to
+# PART_BYTES, so that a body of single octets is not a million objects.
+LARGE_BODY_BYTES: Final = 256 * 1024
+PART_BYTES_MIN: Final = 16 * 1024
+PART_BYTES: Final = 128 * 1024
+
 _BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
 
 # A stream whose publishes do not begin alike is looked at again after so many of them.
@@ -60,6 +67,15 @@ class CommandSink:
         method: the method frame's payload; its bytes serve as the key of the route cache.
         content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
         body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
+        """
+        raise NotImplementedError
+
+    def on_large_publish(
+        self, channel: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64
+    ) -> None:
+        """A whole basic.publish whose body is above LARGE_BODY_BYTES.
+
+        header: the header frame. parts: the body, in order, without frames.
         """
         raise NotImplementedError
 
@@ -86,6 +102,27 @@ class _PartialContent:
         self.body_size: i64 = 0
         self.missing: i64 = -1
         self.frame_payload_max: i64 = 0
+        # Of a large body, whose `parts` are payloads but for the header frame: small ones that wait to be joined.
+        self.large = False
+        self.small: list[bytes] = []
+        self.small_size: i64 = 0
+
+    def add_payload(self, payload: bytes) -> None:
+        """The next frame's payload of a large body. Cost: a copy of small ones."""
+        size: i64 = len(payload)
+        if size >= PART_BYTES_MIN and not self.small:
+            self.parts.append(payload)
+            return
+        self.small.append(payload)
+        self.small_size += size
+        if self.small_size >= PART_BYTES:
+            self.join_small()
+
+    def join_small(self) -> None:
+        if self.small:
+            self.parts.append(b"".join(self.small))
+            self.small.clear()
+            self.small_size = 0
 
 
 def octets(data: bytes) -> str:
@@ -426,6 +463,7 @@ class Assembler:
             raise PreconditionFailed(
                 f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
             )
+        partial.large = body_size > LARGE_BODY_BYTES
         partial.parts.append(_frame(FRAME_HEADER, channel, payload))
         if body_size == 0:
             self._finish(channel, partial)
@@ -436,7 +474,10 @@ class Assembler:
             # rabbit: a body longer than its header announced reads as a body frame too many
             raise self._unexpected(partial)
         partial.missing -= size
-        if size > 0:
+        if partial.large:
+            if size > 0:
+                partial.add_payload(payload)
+        elif size > 0:
             partial.parts.append(_frame(FRAME_BODY, channel, payload))
             if size > partial.frame_payload_max:
                 partial.frame_payload_max = size
@@ -445,6 +486,12 @@ class Assembler:
 
     def _finish(self, channel: i64, partial: _PartialContent) -> None:
         del self._partials[channel]
+        if partial.large:
+            partial.join_small()
+            parts = partial.parts
+            header = parts.pop(0)
+            self.sink.on_large_publish(channel, partial.method, header, parts, partial.body_size)
+            return
         self.sink.on_publish(
             channel,
             partial.method,

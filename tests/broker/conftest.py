@@ -27,11 +27,13 @@ class FakeClock(Clock):
     def __init__(self) -> None:
         self.now_ms = 1_000_000
         self.wall_base_ms = 1_700_000_000_000
+        self.per_look_ms = 0  # what each look at it takes
 
     def time_ms(self) -> int:
         return self.wall_base_ms + self.now_ms
 
     def monotonic(self) -> float:
+        self.now_ms += self.per_look_ms
         return self.now_ms / 1000
 
 

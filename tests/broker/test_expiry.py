@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
-import pytest
+import tempfile
+from pathlib import Path
 
-from amqpd.broker.expiry import expiration_ms
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from amqpd._build import is_compiled
+from amqpd.broker.deadletter import HELD_MAX
+from amqpd.broker.expiry import SLICE_COUNT, SLICE_MS, expiration_ms
+from amqpd.broker.queue import Consumer
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 150)),
+        st.tuples(st.just("advance"), st.sampled_from([1, 20, 45, 110])),
+        st.tuples(st.sampled_from(["get", "get", "ack", "requeue"]), st.integers(0, 100)),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+class Hungry(Consumer):
+    """Takes whatever it is given."""
+
+    def __init__(self, queue) -> None:
+        super().__init__(queue, "hungry", False, False, 0)
+
+    def can_take(self) -> bool:
+        return True
+
+    def deliver(self, message, entry, redelivered) -> None:
+        raise AssertionError("what is over was delivered")
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -166,3 +197,134 @@ class TestBacklog:
 def test_numbers_larger_than_any_clock() -> None:
     assert expiration_ms(b"15") == 15
     assert expiration_ms(b"1" * 30) == 1 << 60
+
+
+class TestSlices:
+    """What is over goes in slices of the loop's time, whole batches of a log at once."""
+
+    def test_a_slice_ends_with_its_time(self, room) -> None:
+        queue = room.queue("q")
+        for number in range(5000):
+            room.publish("q", b"%d" % number, turn=False, expiration="10")
+        room.turn.want()
+        room.turns()
+        room.clock.now_ms += 20
+        room.clock.per_look_ms = 1
+        queue.pump()
+        assert 5000 - 2 * SLICE_COUNT * (SLICE_MS + 1) <= queue.ready_count < 5000
+        assert queue.pump_wanted
+        room.clock.per_look_ms = 0
+        room.turns()
+        assert queue.ready_count == 0
+
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_a_log_is_settled_by_batches(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_message_ttl=100)
+        queue.hot_count_max = 10
+        for number in range(1000):
+            room.publish("q", b"." * number, turn=number % 50 == 49)
+        mine = [queue.get(False) for _ in range(3)]
+        room.advance(90)
+        for number in range(100):
+            room.publish("q", b"young %d" % number, turn=number == 99)
+        room.advance(20)
+        assert queue.ready_count == 100
+        assert queue.ready_bytes == sum(len(b"young %d" % number) for number in range(100))
+        assert [queue.get(False).message.body() for _ in range(2)] == [b"young 0", b"young 1"]
+        room.advance(100)
+        assert queue.ready_count == queue.ready_bytes == 0
+        for entry in mine:
+            queue.settle(entry)
+        room.turn.want()
+        room.turns()
+        if durable:
+            assert queue.store.record_count == 2  # the young ones, unacked
+            assert queue.store.size_bytes == 14
+            room.restart(down_ms=1)
+            queue = room.vhost.queue("q")
+            queue.prepare()
+            assert queue.ready_count == 0  # over by now
+
+    @pytest.mark.skipif(is_compiled(), reason="a compiled Consumer has no interpreted guests")
+    def test_letters_do_not_pile_up_in_memory(self, room) -> None:
+        """A consumer with room asks for what is over as well: as fast as letters go out, and no faster."""
+        room.queue("dead")
+        queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        for number in range(6000):
+            room.publish("q", b"%d" % number, turn=False)
+        room.turn.want()
+        room.turns()
+        room.clock.now_ms += 60
+        queue.add_consumer(Hungry(queue))
+        for _ in range(20):
+            queue.pump()
+        assert len(room.dead_letters._letters) <= HELD_MAX + 64 + 20
+        room.turns()
+        assert room.vhost.queue("dead").ready_count == 6000
+        assert [room.get(room.vhost.queue("dead")).body for _ in range(3)] == [b"0", b"1", b"2"]
+
+    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(steps=STEPS, window=st.sampled_from([1, 3, 4096]), durable=st.booleans())
+    def test_beside_a_naive_twin(self, make_room, steps: list[tuple], window: int, durable: bool) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            room = make_room(Path(directory))
+            try:
+                compare(room, steps, window, durable)
+            finally:
+                room.storage.close(clean=False)
+
+
+def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
+    """The twin: [body, over at], in order; what is over leaves at the head alone."""
+    queue = room.queue("q", durable=durable, x_message_ttl=100)
+    queue.hot_count_max = window
+    ready: list[tuple[int, bytes, int]] = []
+    unacked: list[tuple[object, tuple[int, bytes, int]]] = []
+
+    def drop() -> None:
+        while ready and ready[0][2] <= room.clock.now_ms:
+            ready.pop(0)
+
+    for number, (step, value) in enumerate(steps):
+        if step == "publish":
+            for index in range(value):
+                body = b"%d.%d" % (number, index) + b"." * (value * index % 40)
+                mortal = (number + index) % 7 == 0
+                room.publish("q", body, turn=False, **({"expiration": "40"} if mortal else {}))
+                ready.append((number * 1000 + index, body, room.clock.now_ms + (40 if mortal else 100)))
+                drop()
+            room.turn.want()
+            room.turns()
+        elif step == "advance":
+            room.advance(value)
+        elif step == "get":
+            drop()
+            entry = queue.get(False)
+            if ready:
+                assert entry.message.body() == ready[0][1]
+                unacked.append((entry, ready.pop(0)))
+            else:
+                assert entry is None
+        elif unacked:
+            entry, twin = unacked.pop(value % len(unacked))
+            if step == "ack":
+                queue.settle(entry)
+            else:
+                queue.requeue(entry, True)
+                queue.pump()
+                ready.append(twin)
+                ready.sort()
+            room.turn.want()
+            room.turns()
+        drop()
+        if not any(0 <= room.clock.now_ms - twin[2] <= 8 for twin in ready) and step == "advance" and value > 8:
+            assert queue.ready_count == len(ready)
+            assert queue.ready_bytes == sum(len(twin[1]) for twin in ready)
+    room.advance(200)
+    assert queue.ready_count == queue.ready_bytes == 0
+    for entry, _ in unacked:
+        queue.settle(entry)
+    room.turn.want()
+    room.turns()
+    if durable:
+        assert queue.store.record_count == queue.store.size_bytes == 0

@@ -572,3 +572,39 @@ def test_one_byte_at_a_time_costs_linear_time() -> None:
     small = min(bytewise_s(1 << 14) for _ in range(3))
     large = min(bytewise_s(1 << 17) for _ in range(2))
     assert large < 24 * small, f"{large:.3f} s for 128 KiB, {small:.4f} s for 16 KiB"
+
+
+class Large(CommandSink):
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, bytes, list[bytes], int]] = []
+
+    def on_publish_started(self, channel: int) -> None:
+        """Nothing to note."""
+
+    def on_large_publish(self, channel: int, method: bytes, header: bytes, parts: list[bytes], body_size: int) -> None:
+        self.taken.append((channel, header, parts, body_size))
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 65536, 1009])
+def test_a_large_body_stays_in_the_parts_it_came_in(chunk: int) -> None:
+    """Frames of every size, some on another channel between them; small ones are joined, the others are not touched."""
+    sizes = [131064, 1, 2, 3, 20_000, 0, 16384, 131064, *[7] * 30_000, 100_000]
+    body = bytes(range(256)) * (sum(sizes) // 256 + 1)
+    body = body[: sum(sizes)]
+    header = raw_frame(2, 1, header_payload(len(body), b"\x10\x00\x02"))
+    stream = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1) + header
+    at = 0
+    for size in sizes:
+        stream += raw_frame(3, 1, body[at : at + size])
+        at += size
+    sink = Large()
+    assembler = Assembler(sink, 131072, 1 << 24)
+    for start in range(0, len(stream), chunk):
+        assert not sink.taken
+        assembler.push(stream[start : start + chunk])
+        assembler.run()
+    ((channel, seen, parts, body_size),) = sink.taken
+    assert (channel, seen, body_size) == (1, header, len(body))
+    assert b"".join(parts) == body
+    assert len(parts) <= 8, [len(part) for part in parts]
+    assert not assembler.mid_frame()
