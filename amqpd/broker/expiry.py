@@ -31,7 +31,9 @@ TTL_MS_MAX: Final = 1 << 60
 # How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
 SLICE_MS: Final = 2
 SLICE_COUNT: Final = 256
-# As many as came since the last slice go in any case: what a turn reads of the smallest messages.
+# While it is behind, so many go in any case and twice as many as came since the last slice, however busy the machine:
+# a flood must not outrun the end of its messages. At most what a turn reads of the smallest messages.
+DROP_COUNT_MIN: Final = 1000
 FLOOD_COUNT_MAX: Final = 16384
 # A clock that stands still ends no slice.
 DROP_COUNT_MAX: Final = 65536
@@ -93,12 +95,11 @@ class Expiry(Timer):
         queue = self.queue
         timers = self._timers
         now_ms = timers.now_ms()
-        came: i64 = 0
+        least: i64 = 0
         if self._behind:
-            # Or a flood would outrun the end of its messages.
-            came = queue.published_count - self._published_count
-            if came > FLOOD_COUNT_MAX:
-                came = FLOOD_COUNT_MAX
+            least = DROP_COUNT_MIN + 2 * (queue.published_count - self._published_count)
+            if least > FLOOD_COUNT_MAX:
+                least = FLOOD_COUNT_MAX
         dropped: i64 = 0
         due_ms = NEVER
         done = False
@@ -118,7 +119,7 @@ class Expiry(Timer):
                     if entry is not None:
                         queue.discard(entry, "expired")
                     dropped += 1
-            if dropped >= DROP_COUNT_MAX or (dropped >= came and timers.now_ms() - now_ms >= SLICE_MS):
+            if dropped >= DROP_COUNT_MAX or (dropped >= least and timers.now_ms() - now_ms >= SLICE_MS):
                 break
         if dropped:
             queue.vhost.want_turn()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 TURN_BYTES_MAX: Final = 1_000_000
 # How many of them have their share of it in one turn; the others wait for theirs, first come, first served.
 PACED_COUNT_MAX: Final = 4
+# While dead letters keep what is over from going, so many turns pass before those that send without a bound are read
+# on: a letter costs some 20 publishes, and a queue whose head is always over delivers nothing.
+OVERDUE_TURNS: Final = 8
 # A read as large as this comes from a client that sends faster than it is read.
 LARGE_READ_BYTES: Final = 64 * 1024
 
@@ -105,6 +108,9 @@ class Turn:
         self._waiting: list[Confirmer] = []
         self._held: list[Flushable] = []
         self._paced: deque[Flushable] = deque()
+        # What is over waits for dead letters to go out; turns that did so far.
+        self.overdue = False
+        self._overdue_turns: i64 = 0
 
     def want(self) -> None:
         if not self._scheduled:
@@ -188,6 +194,12 @@ class Turn:
 
     def _read_on(self) -> None:
         paced = self._paced
+        if self.overdue:
+            self.overdue = False
+            self._overdue_turns += 1
+            if self._overdue_turns % OVERDUE_TURNS != 0:
+                self.want()
+                return
         count: i64 = len(paced)
         if count > PACED_COUNT_MAX:
             count = PACED_COUNT_MAX

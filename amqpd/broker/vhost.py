@@ -133,7 +133,11 @@ class VHost:
         self.broker.dead_letters.add(queue, entry, message, reason)
 
     def letters_behind(self) -> bool:
-        return self.broker.dead_letters.is_behind()
+        """Whether what is over has to wait for dead letters; then those that send without a bound do, too."""
+        behind = self.broker.dead_letters.is_behind()
+        if behind:
+            self.broker.turn.overdue = True
+        return behind
 
     # -- routing -----------------------------------------------------------------------------------------------------
 

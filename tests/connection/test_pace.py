@@ -10,7 +10,7 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Served
 
-from amqpd.broker.flow import LARGE_READ_BYTES, PACED_COUNT_MAX, TURN_BYTES_MAX
+from amqpd.broker.flow import LARGE_READ_BYTES, OVERDUE_TURNS, PACED_COUNT_MAX, TURN_BYTES_MAX
 
 CHUNK = 256_000  # what uvloop reads at most
 
@@ -142,3 +142,19 @@ def test_one_that_goes_while_it_waits(house: MemoryBroker) -> None:
     client.transport.connection_lost(None)
     house.settle()
     assert other.socket.reading and not client.socket.reading
+
+
+def test_floods_rest_while_dead_letters_hold_up_what_is_over(house: MemoryBroker) -> None:
+    client = sender(house)
+    client.transport.data_received(publishes(TURN_BYTES_MAX))
+    for _ in range(OVERDUE_TURNS - 1):
+        house.broker.turn.overdue = True
+        turn(house)
+        assert not client.socket.reading
+    house.broker.turn.overdue = True
+    turn(house)
+    assert client.socket.reading, "they are read now and then all the same"
+    client.transport.data_received(publishes(TURN_BYTES_MAX))
+    assert not client.socket.reading
+    turn(house)
+    assert client.socket.reading, "nothing is over any more"
