@@ -33,9 +33,10 @@ from amqpd.connection.transport import Transport
 from amqpd.management.unix_socket import NAME, unix_socket
 from amqpd.settings import Settings
 from amqpd.storage.checkpoint import UnknownFormat
+from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata import Metadata, MetadataError
 from amqpd.storage.recovery import DamagedLog
-from amqpd.storage.storage import DataDirectoryInUse, Storage
+from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
     from amqpd.management.http import AdminServer

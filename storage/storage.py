@@ -1,13 +1,4 @@
-"""All the logs of one data directory, and the group commit they share.
-
-    <data_dir>/format                                     version of all that is below: see `check_format`
-    <data_dir>/.lock                                      held while the process lives: one process per directory
-    <data_dir>/boot-id                                    the machine's boot id while a broker runs; a clean stop
-    removes it <data_dir>/reserve                                    room that is given up so that a full disk can be
-    drained <data_dir>/vhosts/<vhost id>/queues/<queue id>/       a log each (log.py); ids are random, never used twice
-    <data_dir>/spill/<id>/                                logs of transient queues that did not fit in memory;
-                                                          emptied at start
-    <data_dir>/lost+found/                                directories that no metadata knows
+"""All the logs of one data directory (data_directory.py), and the group commit they share.
 
 **Groups.** What a turn appends is safe when `on_commit(g, ...)` has been called on the loop, g being `generation` just
 before the `end_of_turn` that writes it. `end_of_turn` writes every dirty store and, if the committer is idle, hands it
@@ -26,12 +17,13 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from amqpd.storage import checkpoint, recovery
+from amqpd.storage import recovery
 from amqpd.storage.committer import Committer, InlineCommitter, JobPart, Removal, SyncJob, run_job
+from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.hold import Hold, Losses, find_hold
 from amqpd.storage.log import Log
@@ -47,13 +39,6 @@ SEGMENT_SIZE_BYTES = 64 << 20
 SETTLE_DELAY_S = 0.05
 RESERVE_RETRY_S = 1.0
 OPEN_FILE_COUNT_MAX = 600
-SPILL = "spill"
-BOOT_ID = "boot-id"
-RESERVE = "reserve"
-
-
-class DataDirectoryInUse(Exception):
-    """Another process holds the data directory."""
 
 
 class Storage:
@@ -106,20 +91,10 @@ class Storage:
         self._settled_wanted = False
         self._closed = False
         filesystem = self.filesystem
-        new = not checkpoint.check_format(filesystem, f"{self.data_dir}/{checkpoint.FORMAT}")
-        made = filesystem.mkdir(self.data_dir)
-        if made or not filesystem.exists(f"{self.data_dir}/{BOOT_ID}"):
-            try:
-                filesystem.fsync_dir(os.path.dirname(self.data_dir))
-            except PermissionError:  # then it was not this user that made the directory
-                if made:
-                    raise
-        self._lock_fd = self._lock()
-        if new:
-            self._write_format()
-        self.boot_id = (boot_id if boot_id is not None else _machine_boot_id(filesystem)).replace("-", "")
-        self._boot = _words(self.boot_id)
-        self.power_cut = self._began_after_power_cut()
+        self._place = DataDirectory(filesystem, self.data_dir, boot_id)
+        self.boot_id = self._place.boot_id
+        self._boot = self._place.boot
+        self.power_cut = self._place.power_cut
         self._cut_noted = not self.power_cut
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._reserve = Reserve(filesystem, f"{self.data_dir}/{RESERVE}")
@@ -132,7 +107,8 @@ class Storage:
         self._chores = Worker("amqpd-removal")
         if not inline:
             filesystem.closer = self._close_later
-        self._committer = kind(filesystem, self._lock_fd, post, self._committed, self._settle_due, self._chores.call)
+        root_fd = self._place.lock_fd
+        self._committer = kind(filesystem, root_fd, post, self._committed, self._settle_due, self._chores.call)
         clock = self._context.clock
         self._upkeep = Upkeep(
             filesystem, clock, self._committer, post, self._gather, self._boot, segment_age_ms, inline
@@ -248,7 +224,7 @@ class Storage:
     def delete_queue_files(self, vhost_id: str, queue_id: str, done: Callable[[], None] | None = None) -> None:
         """Removes the files of a queue that is not open: for tombstones found at the start."""
         self._removals += 1
-        self._committer.submit(Removal(self._queue_dir(vhost_id, queue_id), lambda: self._removed(done)))
+        self._committer.submit(Removal(self._place.queue_chain(vhost_id, queue_id)[-1], lambda: self._removed(done)))
 
     def delete_vhost_files(self, vhost_id: str) -> None:
         """Removes the directory of a vhost whose queues are all deleted."""
@@ -260,39 +236,12 @@ class Storage:
 
         At the start, before any queue is created. Cost: one listing per vhost.
         """
-        moved: list[str] = []
-        filesystem = self.filesystem
-        shelf = f"{self.data_dir}/lost+found"
-        for vhost_id, queue_id in list(self._queue_directories()):
-            if (vhost_id, queue_id) in known:
-                continue
-            filesystem.mkdir(shelf)
-            target = f"{shelf}/{vhost_id}.{queue_id}"
-            number = 0
-            while filesystem.exists(target):
-                number += 1
-                target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
-            filesystem.rename(self._queue_dir(vhost_id, queue_id), target)
-            logger.warning("queue directory %s of vhost %s is unknown, moved to lost+found", queue_id, vhost_id)
-            moved.append(target)
-        return moved
-
-    def _queue_directories(self) -> Iterator[tuple[str, str]]:
-        root = f"{self.data_dir}/vhosts"
-        for vhost_id in self.filesystem.listdir(root):
-            for queue_id in self.filesystem.listdir(f"{root}/{vhost_id}/queues"):
-                yield vhost_id, queue_id
-
-    def _queue_dir(self, vhost_id: str, queue_id: str) -> str:
-        return f"{self.data_dir}/vhosts/{vhost_id}/queues/{queue_id}"
+        return self._place.set_aside_unknown(known)
 
     def _log(self, vhost_id: str, queue_id: str, name: str, vhost_name: str) -> Log:
-        vhosts = f"{self.data_dir}/vhosts"
-        chain = [self.data_dir, vhosts, f"{vhosts}/{vhost_id}", f"{vhosts}/{vhost_id}/queues"]
-        chain.append(self._queue_dir(vhost_id, queue_id))
         return Log(
             self.filesystem,
-            chain,
+            self._place.queue_chain(vhost_id, queue_id),
             _describe(name, vhost_name, queue_id),
             self.segment_size_bytes,
             self._boot,
@@ -304,7 +253,7 @@ class Storage:
         recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
         if not self._cut_noted and all(each.ready or each is store for each in self._stores):
             self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
-            self._note_boot()
+            self._place.note_boot()
         if find_hold(store.log):
             self.hold(store).load()
         if store.log.dirty:  # what was found is synced, and what was settled removed, soon
@@ -483,7 +432,7 @@ class Storage:
             self._close_clean()
         for store in self._stores:
             store.log.close_files()
-        self.filesystem.close(self._lock_fd)
+        self._place.close()
 
     def _close_clean(self) -> None:
         self._sync_unopened()
@@ -502,7 +451,7 @@ class Storage:
         self._gathered.clear()
         job.size_bytes = self.unsynced_bytes
         self._job = job
-        run_job(self.filesystem, job, self._lock_fd)
+        run_job(self.filesystem, job, self._place.lock_fd)
         self._committed(job)
         for store in self._stores:
             try:
@@ -510,63 +459,15 @@ class Storage:
             except OSError as error:  # the next start then checks more
                 logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
         if self._cut_noted:
-            self.filesystem.unlink(f"{self.data_dir}/{BOOT_ID}")
+            self._place.forget_boot()
 
     def _sync_unopened(self) -> None:
         """What a kill left in the page cache of logs that nobody has opened since: the stop is clean for them too."""
-        if self._unclean_before and not all(store.ready for store in self._stores):
+        if self._place.ended_badly and not all(store.ready for store in self._stores):
             try:
-                self.filesystem.syncfs(self._lock_fd)
+                self.filesystem.syncfs(self._place.lock_fd)
             except OSError as error:  # those logs have no clean mark, so the next start looks at all of them
                 logger.error("what an earlier life left could not be synced: %s", error)
-
-    def _write_format(self) -> None:
-        """A full disk must not keep a broker from starting: then the next start writes it."""
-        path = f"{self.data_dir}/{checkpoint.FORMAT}"
-        try:
-            self.filesystem.replace_file(path, checkpoint.encode_format(), sync=True)
-            self.filesystem.fsync_dir(self.data_dir)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            logger.warning("%s: %s", path, error)
-
-    def _began_after_power_cut(self) -> bool:
-        """Whether the process before this one ended with the machine; notes that this one runs.
-
-        Each log tells by itself whether it was stopped cleanly. But a log that was woken within the last sync before
-        a power cut may still have its clean mark, and have lost what was written since; hence a mark for all of them.
-        It keeps the old boot id until every log that is open has been recovered.
-        """
-        path = f"{self.data_dir}/{BOOT_ID}"
-        before = ""
-        if self.filesystem.exists(path):
-            before = self.filesystem.read_file(path).decode("ascii", "replace").strip()
-        if before == "":
-            self._note_boot()
-        self._unclean_before = before != ""
-        return before not in {"", self.boot_id}
-
-    def _note_boot(self) -> None:
-        path = f"{self.data_dir}/{BOOT_ID}"
-        data = f"{self.boot_id}\n".encode()
-        try:
-            self.filesystem.replace_file(path, data, sync=True)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            self.filesystem.unlink(f"{self.data_dir}/{RESERVE}")  # a full disk must not keep a broker from starting
-            self.filesystem.replace_file(path, data, sync=True)
-        self.filesystem.fsync_dir(self.data_dir)
-
-    def _lock(self) -> int:
-        fd = self.filesystem.open(f"{self.data_dir}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            self.filesystem.lock(fd)
-        except BlockingIOError:
-            self.filesystem.close(fd)
-            raise DataDirectoryInUse(self.data_dir) from None
-        return fd
 
 
 def _nobody(generation: int, failed: list[QueueStore]) -> None:
@@ -580,15 +481,3 @@ def _turn_of(entry: tuple[int, int, QueueStore]) -> int:
 def _describe(name: str, vhost_name: str, queue_id: str) -> bytes:
     text = json.dumps({"queue": name, "vhost": vhost_name, "id": queue_id}, indent=1)
     return text.encode() + b"\n"
-
-
-def _machine_boot_id(filesystem: FileSystem) -> str:
-    try:
-        return filesystem.read_file("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
-    except OSError:
-        return secrets.token_hex(16)  # cannot be told: every start counts as one after a power cut
-
-
-def _words(boot_id: str) -> tuple[int, int]:
-    data = bytes.fromhex(boot_id.rjust(32, "0"))
-    return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:16], "big", signed=True)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.record import RecordRoute
-from amqpd.storage.storage import DataDirectoryInUse, Storage
+from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"tasks")
 

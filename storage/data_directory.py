@@ -1,0 +1,169 @@
+"""What stands in a data directory besides the logs, and who has it.
+
+<data_dir>/format                                version of all that is below: see `checkpoint.check_format`
+<data_dir>/.lock                                 held while the process lives: one process per directory
+<data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop removes it
+<data_dir>/reserve                               room that is given up so that a full disk can be drained
+<data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
+<data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
+                                                 the start
+<data_dir>/lost+found/                           directories that no metadata knows
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+from collections.abc import Collection, Iterator
+
+from amqpd.storage import checkpoint
+from amqpd.storage.filesystem import FileSystem
+
+logger = logging.getLogger(__name__)
+
+SPILL = "spill"
+BOOT_ID = "boot-id"
+RESERVE = "reserve"
+
+
+class DataDirectoryInUse(Exception):
+    """Another process holds the data directory."""
+
+
+class DataDirectory:
+    """Makes it where there is none, and takes it. Nothing is touched where a newer version made it.
+
+    boot_id: of the machine, 32 hexadecimal digits; `boot`: the same as two signed words. power_cut: the process before
+    this one ended with the machine. ended_badly: so it did, or it was killed. lock_fd: a descriptor on the disk.
+    Raises: DataDirectoryInUse, OSError, UnknownFormat.
+    """
+
+    def __init__(self, filesystem: FileSystem, path: str, boot_id: str | None) -> None:
+        self.path = path
+        self._filesystem = filesystem
+        new = not checkpoint.check_format(filesystem, f"{path}/{checkpoint.FORMAT}")
+        made = filesystem.mkdir(path)
+        if made or not filesystem.exists(f"{path}/{BOOT_ID}"):
+            try:
+                filesystem.fsync_dir(os.path.dirname(path))
+            except PermissionError:  # then it was not this user that made the directory
+                if made:
+                    raise
+        self.lock_fd = self._lock()
+        if new:
+            self._write_format()
+        self.boot_id = (boot_id if boot_id is not None else _machine_boot_id(filesystem)).replace("-", "")
+        self.boot = _words(self.boot_id)
+        before = self._boot_id_before()
+        self.ended_badly = before != ""
+        self.power_cut = before not in {"", self.boot_id}
+        if not before:
+            self.note_boot()
+
+    def _lock(self) -> int:
+        fd = self._filesystem.open(f"{self.path}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            self._filesystem.lock(fd)
+        except BlockingIOError:
+            self._filesystem.close(fd)
+            raise DataDirectoryInUse(self.path) from None
+        return fd
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self._filesystem.close(self.lock_fd)
+
+    def _write_format(self) -> None:
+        """A full disk must not keep a broker from starting: then the next start writes it."""
+        path = f"{self.path}/{checkpoint.FORMAT}"
+        try:
+            self._filesystem.replace_file(path, checkpoint.encode_format(), sync=True)
+            self._filesystem.fsync_dir(self.path)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            logger.warning("%s: %s", path, error)
+
+    # -- the boot id
+
+    def _boot_id_before(self) -> str:
+        """Of the process before this one, if it did not stop cleanly.
+
+        Each log tells by itself whether it was stopped cleanly. But a log that was woken within the last sync before
+        a power cut may still have its clean mark, and have lost what was written since; hence a mark for all of them.
+        It keeps the old boot id until every log that is open has been recovered.
+        """
+        path = f"{self.path}/{BOOT_ID}"
+        if not self._filesystem.exists(path):
+            return ""
+        return self._filesystem.read_file(path).decode("ascii", "replace").strip()
+
+    def note_boot(self) -> None:
+        """A process runs, under this boot of the machine. Raises: OSError."""
+        path = f"{self.path}/{BOOT_ID}"
+        data = f"{self.boot_id}\n".encode()
+        try:
+            self._filesystem.replace_file(path, data, sync=True)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            # A full disk must not keep a broker from starting.
+            self._filesystem.unlink(f"{self.path}/{RESERVE}")
+            self._filesystem.replace_file(path, data, sync=True)
+        self._filesystem.fsync_dir(self.path)
+
+    def forget_boot(self) -> None:
+        """A clean stop: everything is synced and marked. Raises: OSError."""
+        self._filesystem.unlink(f"{self.path}/{BOOT_ID}")
+
+    # -- queues
+
+    def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
+        """The directories to make on the way to a queue's, outermost first, it being the last."""
+        vhosts = f"{self.path}/vhosts"
+        return [
+            self.path,
+            vhosts,
+            f"{vhosts}/{vhost_id}",
+            f"{vhosts}/{vhost_id}/queues",
+            f"{vhosts}/{vhost_id}/queues/{queue_id}",
+        ]
+
+    def set_aside_unknown(self, known: Collection[tuple[str, str]]) -> list[str]:
+        """See `Storage.set_aside_unknown`."""
+        moved: list[str] = []
+        filesystem = self._filesystem
+        shelf = f"{self.path}/lost+found"
+        for vhost_id, queue_id in list(self._queues()):
+            if (vhost_id, queue_id) in known:
+                continue
+            filesystem.mkdir(shelf)
+            target = f"{shelf}/{vhost_id}.{queue_id}"
+            number = 0
+            while filesystem.exists(target):
+                number += 1
+                target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
+            filesystem.rename(self.queue_chain(vhost_id, queue_id)[-1], target)
+            logger.warning("queue directory %s of vhost %s is unknown, moved to lost+found", queue_id, vhost_id)
+            moved.append(target)
+        return moved
+
+    def _queues(self) -> Iterator[tuple[str, str]]:
+        root = f"{self.path}/vhosts"
+        for vhost_id in self._filesystem.listdir(root):
+            for queue_id in self._filesystem.listdir(f"{root}/{vhost_id}/queues"):
+                yield vhost_id, queue_id
+
+
+def _machine_boot_id(filesystem: FileSystem) -> str:
+    try:
+        return filesystem.read_file("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
+    except OSError:
+        return secrets.token_hex(16)  # cannot be told: every start counts as one after a power cut
+
+
+def _words(boot_id: str) -> tuple[int, int]:
+    data = bytes.fromhex(boot_id.rjust(32, "0"))
+    return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:16], "big", signed=True)
