@@ -5,8 +5,9 @@ well; body and targets follow from the two. Per queue the ledger knows every del
 life of the broker (a life ends with a kill), when its ack was written. Times are `time.monotonic` seconds.
 
 States of a message: *confirmed* must be delivered; *uncertain* (sent, no confirm before the kill) may be; one whose
-ack was written more than ACK_AGE_S before a kill must not come back after it. Any delivery after the first must say
-`redelivered`. First deliveries of one publisher on a queue with one consumer come in the order of publishing, over
+ack was written more than ACK_AGE_S before a kill must not come back after it, if the broker can have read it: a
+question asked behind the ack, on its channel, was answered before the kill (`heard`). Any delivery after the first must
+say `redelivered`. First deliveries of one publisher on a queue with one consumer come in the order of publishing, over
 kills too: what returns keeps its place.
 """
 
@@ -71,16 +72,17 @@ class Delivery:
 
     life: int
     acked_at: float = 0.0
-    settled: bool = False  # the kill came more than ACK_AGE_S after the ack
+    settled: bool = False  # the kill came more than ACK_AGE_S after the ack, which was heard
+    age_s: float = 0.0  # of the ack, at the kill
 
 
 class Ledger:
     """queues: their names. targets(publisher, sequence): the queues that a message goes to.
 
-    An ack counts at a kill when it is older than ACK_AGE_S, and than the slowest confirm of that life: a broker on a
-    machine that is so busy may not have read it. power: its lives end in power cuts. An ack then counts once it is
-    synced, which no client is told; it is safe with the second group of commits after it, so twice the slowest confirm
-    of the life is added to ACK_AGE_S; where a life had none, that of the lives before.
+    An ack counts at a kill when it is older than ACK_AGE_S and was heard, however busy the machine is. power: its lives
+    end in power cuts. An ack then counts once it is synced, which no client is told; it is safe with the second group
+    of commits after it, so twice the slowest confirm of the life is added to ACK_AGE_S; where a life had none, that of
+    the lives before.
     """
 
     def __init__(
@@ -95,9 +97,12 @@ class Ledger:
         self.redeliveries = 0
         self.marked_unseen: dict[tuple[str, int], int] = {}  # (queue, life) -> redelivered, but never seen here
         self.acked = 0
-        self.returned_after_ack = 0  # within ACK_AGE_S of a kill: allowed
+        self.judged_acks = 0  # old enough at a kill, and heard
+        self.unheard_acks = 0  # old enough, and not heard: the broker may not have had the time
+        self.returned_after_ack = 0  # one that did not count at its kill: allowed
         self.nacks = 0
         self._unjudged: dict[str, dict[tuple[int, int], Delivery]] = {queue: {} for queue in queues}
+        self._heard_s: dict[str, float] = dict.fromkeys(queues, 0.0)
         self._last_first: dict[tuple[str, int], int] = {}
         self._judge_order = judge_order
         self._power = power
@@ -138,7 +143,8 @@ class Ledger:
                 self.violate(f"{queue}: {key} came again without redelivered, seen in life {before.life}")
             if before.settled:
                 self.violate(
-                    f"{queue}: {key} came back although its ack in life {before.life} was older than {ACK_AGE_S} s"
+                    f"{queue}: {key} came back although its ack in life {before.life} was heard, and "
+                    f"{before.age_s:.3f} s older than the end of that life"
                 )
             elif before.acked_at:
                 self.returned_after_ack += 1
@@ -154,6 +160,10 @@ class Ledger:
         delivery.acked_at = time.monotonic()
         self.acked += 1
 
+    def heard(self, queue: str, asked_at: float) -> None:
+        """What its consumer asked at `asked_at`, behind all acks until then, has been answered."""
+        self._heard_s[queue] = asked_at
+
     def answered(self, publisher: Publisher, sent: float, next_sent: float) -> None:
         """A publish of `sent` was answered just now; the oldest one left was sent at `next_sent`, 0.0 for none."""
         self._slowest_s = max(self._slowest_s, time.monotonic() - sent)
@@ -164,15 +174,19 @@ class Ledger:
         waited_s = max([at - each.waits_since for each in self.publishers if each.waits_since], default=0.0)
         slowest_s = max(self._slowest_s, waited_s)
         self._slowest_ever_s = max(self._slowest_ever_s, slowest_s)
-        age_s = ACK_AGE_S + 2 * (slowest_s or self._slowest_ever_s) if self._power else max(ACK_AGE_S, slowest_s)
+        age_s = ACK_AGE_S + 2 * (slowest_s or self._slowest_ever_s) if self._power else ACK_AGE_S
         self._slowest_s = 0.0
         for publisher in self.publishers:
             publisher.waits_since = 0.0
-        for deliveries in self._unjudged.values():
+        for queue, deliveries in self._unjudged.items():
             for delivery in deliveries.values():
                 if delivery.acked_at and delivery.acked_at < at - age_s:
-                    delivery.settled = True
+                    delivery.settled = delivery.acked_at <= self._heard_s[queue]
+                    delivery.age_s = at - delivery.acked_at
+                    self.judged_acks += delivery.settled
+                    self.unheard_acks += not delivery.settled
             deliveries.clear()
+            self._heard_s[queue] = 0.0
         self.life += 1
 
     @property
@@ -213,7 +227,8 @@ class Ledger:
             f"{self.life} ends, {self.published_count} published, {self.confirmed_count} confirmed, "
             f"{self.deliveries} delivered, {self.redeliveries} again, {sum(marked)} unseen but marked "
             f"(at most {max(marked, default=0)} per queue and kill), {self.acked} acked, "
-            f"{self.returned_after_ack} back within {ACK_AGE_S} s of their ack, {len(self.lost())} lost, "
+            f"{self.judged_acks} judged, {self.unheard_acks} not heard in time, "
+            f"{self.returned_after_ack} back that did not count, {len(self.lost())} lost, "
             f"{len(self.violations)} violations"
         )
 

@@ -83,19 +83,23 @@ class Crowd:
                 link.ack(unacked[-1][0], multiple=True)
                 unacked.clear()
 
-        def ack_rest() -> None:
-            if link.gone.is_set():
-                return
-            if unacked:
-                for _, delivery in unacked:
-                    ledger.acknowledged(delivery)
-                link.ack(unacked[-1][0], multiple=True)
-                unacked.clear()
-            link.loop.call_later(0.05, ack_rest)
+        async def ack_rest() -> None:
+            """And asks for something behind the acks: once it is answered they have been heard."""
+            with contextlib.suppress(Gone):
+                while not link.gone.is_set():
+                    if unacked:
+                        for _, delivery in unacked:
+                            ledger.acknowledged(delivery)
+                        link.ack(unacked[-1][0], multiple=True)
+                        unacked.clear()
+                    asked_at = time.monotonic()
+                    await link.qos(window, timeout_s=300.0)
+                    ledger.heard(queue, asked_at)
+                    await asyncio.sleep(0.05)
 
         link.on_deliver = delivered
-        ack_rest()
         await link.consume(queue)
+        self._tasks.append(asyncio.create_task(ack_rest()))
 
     async def _publish(self, number: int) -> None:
         ledger = self.ledger

@@ -229,8 +229,8 @@ class Link(asyncio.Protocol):
     async def confirm_select(self) -> None:
         await self.ask(method(0x0055000A, b"\x00"), 0x0055000B)
 
-    async def qos(self, prefetch: int) -> None:
-        await self.ask(method(0x003C000A, struct.pack(">IHB", 0, prefetch, 0)), 0x003C000B)
+    async def qos(self, prefetch: int, timeout_s: float = 30.0) -> None:
+        await self.ask(method(0x003C000A, struct.pack(">IHB", 0, prefetch, 0)), 0x003C000B, timeout_s=timeout_s)
 
     async def consume(self, queue: str, *, no_ack: bool = False, tag: str = "c") -> None:
         bits = bytes([no_ack << 1])

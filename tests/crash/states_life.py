@@ -224,9 +224,7 @@ class Life:
                     message.settle_written, message.settle_with = True, self.storage.generation
         self.loop()
         self.turn()
-        self.storage.flush()
-        self.loop()
-        self.ledger.version += 1
+        self.flush()
         for queue, store in self.stores.items():
             left = {record.offset for record in store.read(0, 1 << 30)}
             for message in self.ledger.queues[queue]:
@@ -275,6 +273,16 @@ class Life:
         self.write()
         self.loop()
 
+    def flush(self) -> None:
+        """All that was written is safe afterwards, settlements too, of whichever life."""
+        self.storage.flush()
+        self.loop()
+        self.ledger.version += 1
+        for queue, messages in self.ledger.queues.items():
+            if queue in self.stores:
+                for message in messages:
+                    message.settle_safe = message.settle_written
+
     def stop(self) -> None:
         """A clean stop. The watch is told, its marks included; whatever was promised is safe afterwards."""
         self.turn()
@@ -297,7 +305,8 @@ class Life:
                 if message.body not in found:
                     # A settlement that only the page cache knows may be lost yet: the message then comes again.
                     message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
-                    message.settle_with = NEVER
+                    message.settle_written = message.settled
+                    message.settle_with = self.storage.generation
                     continue
                 message.settled = message.settle_written = message.settle_safe = False
                 message.offset = offsets[message.body]

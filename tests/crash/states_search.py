@@ -160,6 +160,8 @@ class Search:
                 life.deliver(queue, life.live(queue)[:2])
         life.turn()
         if chance.random() < 0.3:
+            life.flush()
+        if chance.random() < 0.3:
             life.stop()
         disk.watch = None
 
@@ -225,7 +227,8 @@ def append_and_confirm(life: Life, chance: random.Random) -> Iterator[None]:
 
 
 def segment_roll(life: Life, chance: random.Random) -> Iterator[None]:
-    life.create("q")
+    if "q" not in life.stores:
+        life.create("q")
     for _ in range(4):
         life.append("q", 3, chance.choice((300, 650)))
         life.turn()
@@ -239,8 +242,7 @@ def segment_roll(life: Life, chance: random.Random) -> Iterator[None]:
     yield
     life.settle("q", life.live("q"))
     life.turn()
-    life.storage.flush()
-    life.loop()
+    life.flush()
     yield
     life.append("q", 2, 650)
     life.turn()
@@ -260,8 +262,7 @@ def settle_and_requeue(life: Life, chance: random.Random) -> Iterator[None]:
     life.give_back("q", live[1:4:2])
     life.turn()
     yield
-    life.storage.flush()
-    life.loop()
+    life.flush()
     life.deliver("q", live[1:4:2])
     life.give_back("q", live[1:2])
     life.append("q", 2, 500)
@@ -284,8 +285,7 @@ def purge(life: Life, chance: random.Random) -> Iterator[None]:
         life.write()
         yield
         life.loop()
-        life.storage.flush()
-        life.loop()
+        life.flush()
         yield
         life.append("q", 1, 30)
         life.turn()
@@ -326,8 +326,9 @@ def metadata_with_creation(life: Life, chance: random.Random) -> Iterator[None]:
 
 
 def transactions(life: Life, chance: random.Random) -> Iterator[None]:
-    life.create("q")
-    life.create("r")
+    if "q" not in life.stores:
+        life.create("q")
+        life.create("r")
     life.append("q", 1)
     life.transaction("q", 3, 30)
     life.transaction("r", 2, 600)
@@ -389,11 +390,14 @@ def settled_written_anew(life: Life, chance: random.Random) -> Iterator[None]:
 
 
 def turns_during_sync(life: Life, chance: random.Random) -> Iterator[None]:
-    life.create("q")
-    life.create("r")
+    if "q" not in life.stores:
+        life.create("q")
+        life.create("r")
 
     def meanwhile() -> None:
         life.append("q", 1, chance.choice((20, 700)))
+        for segment in life.stores["q"].log.segments:
+            segment.rewrite_from = min(segment.rewrite_from, 250)  # `.settled` is written anew, too
         live = [each for each in life.live("q") if each.written]
         if live:
             life.settle("q", live[:1])
@@ -498,23 +502,24 @@ def export_hold(life: Life, chance: random.Random) -> Iterator[None]:
         life.append("r", 2, 900)
         life.turn()
         life.hold("r", "hourly")
+        life.create("s")
+        life.hold("s", "hourly")  # which has no directory yet
+        yield
     for _ in range(3):
-        for queue in ("q", "r"):
+        for queue in ("q", "r", "s"):
             life.append(queue, chance.randint(2, 3), chance.choice((300, 900)))
         life.turn()
-        for queue in ("q", "r"):
+        for queue in ("q", "r", "s"):
             life.settle(queue, life.live(queue)[: chance.randint(2, 4)])
         life.turn()
-        life.storage.flush()
-        life.loop()
+        life.flush()
         yield
-        for queue, name in (("q", "nightly"), ("r", "hourly")):
+        for queue, name in (("q", "nightly"), ("r", "hourly"), ("s", "hourly")):
             if chance.random() < 0.6:
                 settled = [each.offset for each in life.ledger.queues[queue] if each.settled]
                 life.exported(queue, name, chance.choice(settled) + 1)
         life.turn()
-        life.storage.flush()
-        life.loop()
+        life.flush()
         yield
     life.purge("q")
     life.turn()
@@ -523,16 +528,17 @@ def export_hold(life: Life, chance: random.Random) -> Iterator[None]:
 
 WORKLOADS: Final = (
     Workload("append and confirm", append_and_confirm, ends=("kill",)),
-    Workload("segment roll", segment_roll),
+    Workload("segment roll", segment_roll, ends=("kill", "stop")),
     Workload("settle and requeue", settle_and_requeue),
     Workload("purge", purge),
     Workload("delete and declare again", delete_and_redeclare),
     Workload("metadata with queue creation", metadata_with_creation),
     Workload("transaction commit", transactions),
+    Workload("transactions in one segment", transactions, 60_000, ends=("kill",)),
     Workload("index rebuild", index_rebuild, 9000, ends=("kill", "stop")),
     Workload("clean shutdown", clean_shutdown, ends=("stop", "kill", "stop")),
     Workload("settlements written anew", settled_written_anew, 60_000),
-    Workload("turns during a sync", turns_during_sync),
+    Workload("turns during a sync", turns_during_sync, ends=("kill", "stop")),
     Workload("many queues, one syncfs", many_queues),
     Workload("dead letters", dead_letter),
     Workload("retention", retention, ends=("kill",)),

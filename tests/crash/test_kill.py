@@ -58,6 +58,7 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
     finally:
         await asyncio.to_thread(broker.kill)
     assert ledger.confirmed_count > 100 * cycles, f"hardly any load: {ledger.totals()}"
+    assert ledger.judged_acks > 100 * cycles, f"hardly an ack was old enough to count: {ledger.totals()}"
     assert ledger.redeliveries, "no kill left anything unacked: the load is not what it should be"
     return ledger
 

@@ -104,8 +104,7 @@ def settled_in_a_sealed_segment() -> Life:
         for queue in ("q", "r"):
             life.append(queue, 3, 500)
         life.turn()
-    life.storage.flush()
-    life.loop()
+    life.flush()
     for queue in ("q", "r"):
         assert life.stores[queue].log.segments[0].sealed
         life.deliver(queue, life.live(queue)[:1])
@@ -122,11 +121,7 @@ def test_what_was_settled_before_a_kill_is_synced_by_the_next_life(stop: bool) -
     if stop:
         life.stop()
     else:
-        life.storage.flush()
-        life.loop()
-        for messages in ledger.queues.values():
-            for message in messages:
-                message.settle_safe = message.settled
+        life.flush()
     again(barest(life.disk), ledger, 2, "cut")
 
 
@@ -148,16 +143,14 @@ def test_a_kill_within_a_cleaning_and_a_cut_within_the_start() -> None:
     for number in range(12):
         life.append("q", 1, 500, key=b"k%d" % (number % 5))
         life.turn()
-        life.storage.flush()
-        life.loop()
+        life.flush()
     killed: list[Disk] = []
     for message in life.live("q")[:-1]:
         message.may_go = True
     life.disk.watch = lambda: killed.append(life.disk.killed())
     life.storage.maintain()
     life.loop()
-    life.storage.flush()
-    life.loop()
+    life.flush()
     life.disk.watch = None
     assert len(killed) > 20
     cuts = 0
@@ -193,8 +186,7 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
         life.turn()
         life.settle("q", life.live("q"))
         life.turn()
-        life.storage.flush()
-        life.loop()
+        life.flush()
     life = again(barest(life.disk), ledger, 3, "cut")
     assert life.storage.hold(life.stores["q"]).clear("nightly")
     ledger.holds.clear()
