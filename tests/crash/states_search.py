@@ -538,7 +538,7 @@ WORKLOADS: Final = (
     Workload("index rebuild", index_rebuild, 9000, ends=("kill", "stop")),
     Workload("clean shutdown", clean_shutdown, ends=("stop", "kill", "stop")),
     Workload("settlements written anew", settled_written_anew, 60_000),
-    Workload("turns during a sync", turns_during_sync, ends=("kill", "stop")),
+    Workload("turns during a sync", turns_during_sync, 60_000),
     Workload("many queues, one syncfs", many_queues),
     Workload("dead letters", dead_letter),
     Workload("retention", retention, ends=("kill",)),
