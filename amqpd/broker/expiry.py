@@ -49,7 +49,7 @@ class Expiry(Timer):
         self.ttl_ms = ttl_ms
         self._timers = timers
         # Whether the last slice left some that were over, and what the queue had been given by then.
-        self._behind = False
+        self.behind = False
         self._published_count: i64 = 0
 
     def now_ms(self) -> i64:
@@ -96,7 +96,7 @@ class Expiry(Timer):
         timers = self._timers
         now_ms = timers.now_ms()
         least: i64 = 0
-        if self._behind:
+        if self.behind:
             least = DROP_COUNT_MIN + 2 * (queue.published_count - self._published_count)
             if least > FLOOD_COUNT_MAX:
                 least = FLOOD_COUNT_MAX
@@ -112,7 +112,7 @@ class Expiry(Timer):
                     dropped += old
                 if old == 0:
                     due_ms = self._head_due()
-                    if due_ms > now_ms or (dropped % 64 == 0 and queue.vhost.letters_behind()):
+                    if due_ms > now_ms or queue.vhost.letters_behind():
                         done = True
                         break
                     entry = queue.take()
@@ -125,13 +125,13 @@ class Expiry(Timer):
             queue.vhost.want_turn()
         if not done:
             due_ms = self._head_due()
-        self._behind = due_ms <= now_ms
+        self.behind = due_ms <= now_ms
         self._published_count = queue.published_count
-        if self._behind:
+        if self.behind:
             queue.vhost.pump_later(queue)
         elif due_ms != NEVER:
             timers.arm_sooner(self, due_ms)
-        return not self._behind
+        return not self.behind
 
     def cancel(self) -> None:
         self._timers.cancel(self)

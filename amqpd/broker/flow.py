@@ -4,7 +4,8 @@ Everything that one turn of the event loop gathered is worked off once, in this 
 deliver, logs (one write each), confirms, sockets (one write each). So a delivery mark is in the file before the
 delivery is on the wire, and a thousand publishes cost one system call.
 
-`Turn` is called by the loop through `call_soon`, and only when somebody asked for it.
+`Turn` is called by the loop through `call_soon`, and only when somebody asked for it. Where reads come one at a time,
+with nothing beside them to gather, each is worked off before the loop goes on: `begin_read`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ TURN_BYTES_MAX: Final = 1_000_000
 PACED_COUNT_MAX: Final = 4
 # While dead letters keep what is over from going, so many turns pass before those that send without a bound are read
 # on: a letter costs some 20 publishes, and a queue whose head is always over delivers nothing.
-OVERDUE_TURNS: Final = 8
+OVERDUE_TURNS: Final = 16
 # A read as large as this comes from a client that sends faster than it is read.
 LARGE_READ_BYTES: Final = 64 * 1024
+# And one up to this from a client that may wait for the answer.
+SMALL_READ_BYTES: Final = 4096
 
 
 class Flushable(Protocol):
@@ -100,6 +103,9 @@ class Turn:
         self.number: i64 = 0
         self.taken_bytes: i64 = 0
         self.share_bytes: i64 = TURN_BYTES_MAX
+        # Reads in this turn of the loop; whether there was at most one in the last.
+        self._reads: i64 = 0
+        self._lone = False
         self._call_soon = call_soon
         self._scheduled = False
         self._dirty: list[Flushable] = []
@@ -116,6 +122,23 @@ class Turn:
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
+
+    def begin_read(self, size: i64) -> bool:
+        """A read of `size` bytes is about to be worked off. True: the caller calls `finish_read` then.
+
+        That saves the answer the way through the loop. Only the first read since the loop's own call gets it: of many
+        at once one is answered by itself, the others together.
+        """
+        self._reads += 1
+        if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
+            self._scheduled = True  # what it asks for is done by `finish_read`
+            return True
+        self.want()
+        return False
+
+    def finish_read(self) -> None:
+        self._work_off()
+        self.want()
 
     def flush_later(self, connection: Flushable) -> None:
         self._dirty.append(connection)
@@ -157,7 +180,12 @@ class Turn:
         self.want()
 
     def run(self) -> None:
-        """Works off the turn. Cost: what was touched, nothing for what was not."""
+        """The end of the loop's turn. Cost: what was touched, nothing for what was not."""
+        self._lone = self._reads <= 1
+        self._reads = 0
+        self._work_off()
+
+    def _work_off(self) -> None:
         self._scheduled = False
         if self._pumps:
             pumps = self._pumps

@@ -384,8 +384,10 @@ class Queue(Destination):
     def pump(self) -> None:
         """Delivers what is ready to whoever can take it; asks to be called again when there is more than a turn's
         share."""
+        if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
+            return  # what is over still stands before what could be delivered; the next turn goes on
         self._pump()
-        if self.expiry is not None:
+        if self.expiry is not None and not self.expiry.behind:
             self.expiry.arm()
 
     def _pump(self) -> None:

@@ -199,7 +199,7 @@ class Connection(CommandSink):
             return
         self.assembler.push(data)
         turn = self.turn
-        turn.want()
+        alone = turn.begin_read(len(data))
         self.run()
         if self._turn_number != turn.number:
             self._turn_number = turn.number
@@ -209,6 +209,8 @@ class Connection(CommandSink):
             self.paced = True
             self.transport.pause_reading()
             turn.pace(self)
+        if alone:
+            turn.finish_read()
 
     def run(self) -> None:
         """Works off what was received."""

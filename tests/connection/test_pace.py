@@ -158,3 +158,27 @@ def test_floods_rest_while_dead_letters_hold_up_what_is_over(house: MemoryBroker
     assert not client.socket.reading
     turn(house)
     assert client.socket.reading, "nothing is over any more"
+
+
+def test_a_read_that_comes_alone_is_answered_at_once(house: MemoryBroker) -> None:
+    """One at a time there is nothing to gather; of many only the first is answered before the loop goes on."""
+    client, other = sender(house), sender(house)
+    house.settle()
+    qos = spec.Basic.Qos(prefetch_count=5)
+    for _ in range(3):
+        client.say(1, qos)
+        assert client.socket.data, "it waits for the loop"
+        assert client.names() == ["Basic.QosOk"]
+    client.say(1, qos)
+    other.say(1, qos)
+    client.say(1, qos)
+    assert client.socket.data and not other.socket.data
+    house.settle()
+    assert other.names() == ["Basic.QosOk"]
+    assert client.names() == ["Basic.QosOk"] * 2
+    client.say(1, qos)
+    assert not client.socket.data, "the turn before had three"
+    assert client.names() == ["Basic.QosOk"]
+    client.transport.data_received(pamqp.frame.marshal(qos, 1) * 500)
+    assert not client.socket.data, "who sends so much is not waiting for it"
+    assert client.names() == ["Basic.QosOk"] * 500
