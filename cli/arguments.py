@@ -110,13 +110,14 @@ class CommandLine(NamedTuple):
 
     @property
     def timeout_s(self) -> int | None:
-        """Seconds as asked for; None when nothing was asked for."""
-        return int(self.given["timeout"]) if "timeout" in self.given else None
+        """Seconds as asked for; None when nothing was asked for, or nothing that is a number (see `wrong`)."""
+        text = self.given.get("timeout", "")
+        return int(text) if _is_number(text) else None
 
     def number(self, option: str) -> int:
         """A whole number that is at least 0; 0 when the option is not there. Raises: UsageError."""
         text = self.given.get(option, "0")
-        if not (text.isascii() and text.isdigit()):
+        if not _is_number(text):
             raise UsageError(f"Invalid options for this command:\n--{option} : {text}")
         return int(text)
 
@@ -142,7 +143,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
     for name, value in pairs:
         given[_long_name(name)] = value
     wrong = []
-    if "timeout" in given and not (given["timeout"].isascii() and given["timeout"].isdigit()):
+    if "timeout" in given and not _is_number(given["timeout"]):
         wrong.append(f"-t : {given['timeout']}")
     if given.get("formatter", "table") not in FORMATTERS:
         wrong.append(f"--formatter : {given['formatter']} (known: {', '.join(FORMATTERS)})")
@@ -172,6 +173,10 @@ def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
     if uri := environment.get("AMQPCTL_URI"):
         return uri, ""
     return "", environment.get("AMQPD_DATA_DIR") or DATA_DIR
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _long_name(name: str) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection
 
 SOCKET_NAME: Final = "amqpctl.sock"
+# A request that carries it is refused with 503 while AMQP is stopped, before anything is done.
+NEEDS_APP: Final = "Amqpd-Needs-App"
 _PATH_SIZE_BYTES_MAX: Final = 107  # sun_path without its final zero
 
 
@@ -44,16 +46,16 @@ class Answer(NamedTuple):
 class Client:
     """One broker. uri or data_dir is empty; node is its name in messages.
 
-    timeout_s: how long the broker may be silent; None waits for ever.
+    timeout_s: how long the broker may be silent; None waits for ever. needs_app: after stop_app it answers 503.
     """
 
-    def __init__(self, uri: str, data_dir: str, node: str, timeout_s: float | None) -> None:
+    def __init__(self, uri: str, data_dir: str, node: str, timeout_s: float | None, needs_app: bool = True) -> None:
         self.uri = uri
         self.data_dir = data_dir
         self.node = node
         self.timeout_s = timeout_s
         self._connection: HTTPConnection | None = None
-        self._headers: dict[str, str] = {}
+        self._headers: dict[str, str] = {NEEDS_APP: "true"} if needs_app else {}
         self._prefix = ""
 
     @property
@@ -78,7 +80,7 @@ class Client:
     def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
         """One request, one answer; a refusal by status is an answer.
 
-        Raises: Refused (69 unreachable, 75 silent, 77 not allowed), AppStopped for 503, UsageError for a bad URI.
+        Raises: Refused (69 unreachable, 75 silent, 77 not allowed), AppStopped, UsageError for a bad URI.
         """
         if self.timeout_s == 0:
             raise self._timed_out(path)
@@ -103,9 +105,10 @@ class Client:
             raise self._unreachable(error) from None
         if response.status in {401, 403}:
             raise Refused(NO_PERMISSION, self._not_allowed(Answer(response.status, _decoded(text))))
-        if response.status == 503:
+        answer = Answer(response.status, _decoded(text))
+        if answer.status == 503 and isinstance(answer.data, dict) and answer.data.get("error") == "app_stopped":
             raise AppStopped
-        return Answer(response.status, _decoded(text))
+        return answer
 
     def close(self) -> None:
         """Forgets the connection; the next request makes a new one."""

@@ -97,6 +97,7 @@ class Command(NamedTuple):
     usage: what stands behind the name. least, most: how many operands (most None: any number).
     details: (operand or option, what it is). options: long names of the command's own options.
     columns: what a list can show, its default columns in front (`shown` of them). examples: (command line, its effect).
+    needs_app: refused after stop_app, as rabbitmqctl refuses it.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Command(NamedTuple):
     columns: tuple[str, ...] = ()
     shown: int = 0
     examples: tuple[tuple[str, str], ...] = ()
+    needs_app: bool = True
 
     @property
     def usage_line(self) -> str:

@@ -44,7 +44,7 @@ class Refused(Failure):
 
 
 class AppStopped(Refused):
-    """HTTP 503: the process runs, but `amqpctl stop_app` has closed AMQP. The command's usage is shown too."""
+    """HTTP 503 `app_stopped`: the process runs, AMQP is closed (`stop_app`). The command's usage is shown too."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -78,7 +78,7 @@ def _run(
     uri, data_dir = where(line, environment)
     node = line.given.get("node") or _node_name("longnames" in line.given)
     timeout_s = TIMEOUT_S if line.timeout_s is None else line.timeout_s
-    client = Client(uri, data_dir, node, timeout_s)
+    client = Client(uri, data_dir, node, timeout_s, command.needs_app)
     try:
         check_options(line, command.options)
         command.check(line.operands)

@@ -207,6 +207,7 @@ COMMANDS: Final = (
         ping,
         "[--timeout <timeout>]",
         examples=(("ping -q -t 5", "exit code 0, 69 (not there) or 75 (silent)"),),
+        needs_app=False,
     ),
     Command(
         "start_app",
@@ -214,6 +215,7 @@ COMMANDS: Final = (
         "Starts AMQP again after stop_app",
         start_app,
         examples=(("start_app", "clients can connect once it returns"),),
+        needs_app=False,
     ),
     Command(
         "status",
@@ -226,6 +228,7 @@ COMMANDS: Final = (
             ("status --unit mb", "version, memory, totals, listeners"),
             ("status --formatter json", "for a program to read"),
         ),
+        needs_app=False,
     ),
     Command(
         "stop",
@@ -238,6 +241,7 @@ COMMANDS: Final = (
         (("<pidfile>", "file with the number of one more process to wait for, such as a supervisor's"),),
         ("idempotent",),
         examples=(("stop", "what was confirmed is on the disk, and there after the next start"),),
+        needs_app=False,
     ),
     Command(
         "stop_app",
@@ -245,5 +249,6 @@ COMMANDS: Final = (
         "Stops AMQP (connections are closed with code 320) but leaves the process and its admin API running",
         stop_app,
         examples=(("stop_app", "start_app takes it back"),),
+        needs_app=False,
     ),
 )

@@ -128,6 +128,12 @@ class Unavailable(ApiError):
     error = "service_unavailable"
 
 
+class AppIsStopped(Unavailable):
+    """amqpctl stop_app was here, and the request is of no use without AMQP."""
+
+    error = "app_stopped"
+
+
 class Caller(NamedTuple):
     """Who asks. operator: came through the unix socket, and is above all permissions."""
 

@@ -34,6 +34,7 @@ from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import Route, Router
 from amqpd.management.api_call import (
     ApiError,
+    AppIsStopped,
     BadRequest,
     Call,
     Caller,
@@ -76,6 +77,8 @@ FAILURES_MAX: Final = 10
 FAILURE_WINDOW_S: Final = 60.0
 FAILURES_KEPT_MAX: Final = 10_000
 REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
+# amqpctl sends it with commands that RabbitMQ's refuses after stop_app.
+NEEDS_APP: Final = "Amqpd-Needs-App"
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 HEADERS: Final = {
     "Server": "amqpd",
@@ -208,6 +211,8 @@ class AdminServer:
         caller = OPERATOR if operator else await self._caller(request, route)
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
+        if NEEDS_APP in request.headers and not self._server.amqp_running:
+            raise AppIsStopped("AMQP is stopped")
         body: object = None
         if request.method in UNSAFE:
             _check_origin(request)

@@ -225,7 +225,7 @@ def test_an_end_in_the_middle_leaves_nothing_half_done(
 @pytest.mark.compiled_only
 @pytest.mark.parametrize("what", ["publishes", "acks"])
 def test_others_go_on_during_a_commit_of_100_000(tmp_path: Path, what: str) -> None:
-    """A witness's round trips while a commit of the largest size is worked off: 30 ms at most."""
+    """A witness's round trips while a commit of the largest size is worked off: 50 ms at most."""
     with BrokerProcess(tmp_path / "data", settings={"log.level": "warning"}) as broker:
         url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
         client, other = connect(url), connect(url)
@@ -257,4 +257,4 @@ def test_others_go_on_during_a_commit_of_100_000(tmp_path: Path, what: str) -> N
         print(f"{what}: commit {1000 * (answered[0] - begun):.0f} ms, worst round trip {1000 * max(trips):.1f} ms")
         client.close()
         other.close()
-    assert max(trips) < 0.03
+    assert max(trips) < 0.05

@@ -134,11 +134,23 @@ def test_something_else_listens_there(ctl: Ctl, tmp_path: Path, answer: bytes) -
 
 
 def test_an_app_that_is_stopped(broker: FakeBroker, ctl: Ctl) -> None:
-    broker.answers["GET", "/api/users"] = (503, {"error": "service_unavailable"})
+    broker.answers["GET", "/api/users"] = (503, {"error": "app_stopped"})
     result = ctl("list_users")
     assert result.code == 64
     assert "Start it with 'amqpctl start_app'" in result.err
     assert "list_users [--no-table-headers]" in result.err
+
+
+def test_another_reason_not_to_serve(broker: FakeBroker, ctl: Ctl) -> None:
+    """A full disk is not a stopped app: the broker's words are shown."""
+    broker.answers["GET", "/api/users"] = (503, {"error": "service_unavailable", "reason": "no space left on device"})
+    assert ctl("list_users", "-q") == (70, "", "Error:\nno space left on device\n")
+
+
+@pytest.mark.parametrize("line", ["list_users --timeout x", "--timeout -1 list_users", "list_users -t 1.5"])
+def test_a_timeout_is_a_number(ctl: Ctl, line: str) -> None:
+    result = ctl(*line.split())
+    assert (result.code, "Invalid options for this command:\n-t : " in result.err) == (64, True)
 
 
 @pytest.mark.parametrize("status", [401, 403])

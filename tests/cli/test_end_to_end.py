@@ -266,7 +266,11 @@ def test_the_app_stops_and_starts(real: BrokerProcess, ctl: Ctl, connect: Connec
     assert ctl("stop_app").code == 0
     stopped = ctl("status")
     assert (stopped.code, "amqpctl start_app" in stopped.err) == (64, True)
+    for command in ("list_queues", "list_users", "list_connections", "add_vhost late", "delete_queue kept"):
+        refused = ctl(*command.split())
+        assert (refused.code, "amqpctl start_app" in refused.err) == (64, True), command
     assert ctl("start_app").code == 0
+    assert ctl("delete_vhost", "late").code == 65, "a refused command did something"
     assert {"name": "kept", "messages": 2} in rows(ctl, "list_queues")
     connect().channel().queue_delete("kept")
 
