@@ -97,18 +97,10 @@ def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
 def bind(channel: Channel, command: QueueBind) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
-    name = queue_name(channel, command.queue)
-    key = command.routing_key
-    if not command.queue and not key:
-        key = name
-    exchange_name = clean(command.exchange)
-    vhost.check_not_default(exchange_name)
-    broker.check(connection, "write", "queue", name)
-    broker.check(connection, "read", "exchange", exchange_name)
+    name, exchange_name, key = _ends(channel, command)
     queue = vhost.usable_queue(name, connection)
     exchange = vhost.exchange(exchange_name)
-    broker.check_topic_keys(connection, exchange, (key,), "read")
+    connection.broker.check_topic_keys(connection, exchange, (key,), "read")
     changes = vhost.bind(exchange, queue, key, dict(command.arguments))
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueBindOk())
     reply_after(channel, changes, reply, durable=exchange.durable and queue.id != "")
@@ -117,15 +109,7 @@ def bind(channel: Channel, command: QueueBind) -> None:
 def unbind(channel: Channel, command: QueueUnbind) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
-    name = queue_name(channel, command.queue)
-    key = command.routing_key
-    if not command.queue and not key:
-        key = name
-    exchange_name = clean(command.exchange)
-    vhost.check_not_default(exchange_name)
-    broker.check(connection, "write", "queue", name)
-    broker.check(connection, "read", "exchange", exchange_name)
+    name, exchange_name, key = _ends(channel, command)
     queue = vhost.queues.get(name)
     exchange = vhost.exchanges.get(exchange_name)
     # rabbit: unbinding what is not there succeeds
@@ -133,9 +117,22 @@ def unbind(channel: Channel, command: QueueUnbind) -> None:
     if queue is not None:
         vhost.check_exclusive(queue, connection)
         if exchange is not None:
-            broker.check_topic_keys(connection, exchange, (key,), "read")
+            connection.broker.check_topic_keys(connection, exchange, (key,), "read")
             changes = vhost.unbind(exchange, queue, key, dict(command.arguments))
     reply_after(channel, changes, commands.frame(channel.number, QueueUnbindOk()))
+
+
+def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
+    """Queue, exchange and routing key of a binding, which this user may make and take away. Raises: 403, 404."""
+    connection = channel.connection
+    name = queue_name(channel, command.queue)
+    # spec: 1.7.2.3 no queue name and no key: both are the queue last declared
+    key = name if not command.queue and not command.routing_key else command.routing_key
+    exchange_name = clean(command.exchange)
+    connection.vhost.check_not_default(exchange_name)
+    connection.broker.check(connection, "write", "queue", name)
+    connection.broker.check(connection, "read", "exchange", exchange_name)
+    return name, exchange_name, key
 
 
 def purge(channel: Channel, command: QueuePurge) -> None:
