@@ -90,7 +90,7 @@ class LoopDisk:
             os.close(fd)
 
     def unmount(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while os.path.ismount(self.path):
             try:
                 _run("umount", str(self.path))
@@ -173,7 +173,7 @@ class Injector:
         """By SIGINT: strace then lets go of the process, which a killed one would leave stopped."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=60)
 
     def hits(self) -> int:
         """How many calls were made to fail."""
@@ -183,7 +183,7 @@ class Injector:
 def stop_process(pid: int) -> None:
     """SIGSTOP; returns when all its threads stand still."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         states = [(task / "stat").read_text().rpartition(") ")[2][:1] for task in Path(f"/proc/{pid}/task").iterdir()]
         if all(state in "TtZX" for state in states):

@@ -190,13 +190,27 @@ async def end_broker(broker: BrokerProcess, crowd: Crowd | None, ledger: Ledger,
     if crowd is not None:
         crowd.ended = True
     at = time.monotonic()
-    await asyncio.to_thread(broker.kill if kill else broker.stop)
+    if kill:
+        await asyncio.to_thread(broker.kill)
+    else:
+        await asyncio.to_thread(broker.stop, 60.0)
     if crowd is not None:
         await crowd.gone()  # what was in the sockets is heard first
     ledger.killed(at)
 
 
-async def drain(port: int, ledger: Ledger, *, timeout_s: float = 60.0) -> None:
+async def until_confirmed(ledger: Ledger, count: int, begins: asyncio.Task[None]) -> None:
+    """Returns when so many more have been confirmed: the load runs, however long a busy machine takes to get there."""
+    wanted = ledger.confirmed_count + count
+    deadline = time.monotonic() + 120
+    while ledger.confirmed_count < wanted:
+        assert time.monotonic() < deadline, f"the load does not begin: {ledger.totals()}"
+        if begins.done():
+            begins.result()
+        await asyncio.sleep(0.02)
+
+
+async def drain(port: int, ledger: Ledger, *, timeout_s: float = 600.0) -> None:
     """Takes everything that is left, until all queues are empty and nothing is unacked."""
     crowd = Crowd(port, ledger)
     await crowd.start(publishing=False, prefetch=[500] * len(ledger.queues))
@@ -215,7 +229,7 @@ async def drain(port: int, ledger: Ledger, *, timeout_s: float = 60.0) -> None:
         await crowd.gone()
 
 
-async def space_comes_back(data_dir: Path, limit_bytes: int, timeout_s: float = 5.0) -> int:
+async def space_comes_back(data_dir: Path, limit_bytes: int, timeout_s: float = 60.0) -> int:
     """Waits until the queues hold at most this much of the disk; what they hold. Raises: AssertionError."""
     deadline = time.monotonic() + timeout_s
     while (held := log_bytes(data_dir)) > limit_bytes:

@@ -56,7 +56,7 @@ class Publisher:
     def unanswered(self) -> int:
         return len(self.queue_of) - len(self.acked) - len(self.nacked)
 
-    async def answered(self, timeout_s: float = 10.0) -> bool:
+    async def answered(self, timeout_s: float = 60.0) -> bool:
         deadline = self.link.loop.time() + timeout_s
         while self._done < len(self.queue_of):
             if self.link.gone.is_set() or self.link.loop.time() > deadline:

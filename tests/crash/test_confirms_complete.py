@@ -18,7 +18,7 @@ from quickclient import Link, Message, connect, content, publish_prefix, shortst
 from amqpd.testing import BrokerProcess
 
 DURABLE = b"\x10\x00\x02"
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 async def bursts(port: int, number: int, rounds: int) -> None:

@@ -190,7 +190,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_sampled_calls_fail(number: int, again: bool) -> None:
     sweep(number, again, 10)
 
@@ -360,23 +360,23 @@ async def everything(port: int) -> dict[str, set[int]]:
     return there
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_twenty_calls_fail(tmp_path: Path) -> None:
     await failing_calls(tmp_path, 20, seed=1)
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-async def test_three_hundred_calls_fail(tmp_path: Path) -> None:
+async def test_two_hundred_calls_fail(tmp_path: Path) -> None:
     """Three brokers side by side: most of the time goes by in starts."""
     for lane in range(3):
         (tmp_path / str(lane)).mkdir()
-    await asyncio.gather(*(failing_calls(tmp_path / str(lane), 100, seed=300 + lane) for lane in range(3)))
+    await asyncio.gather(*(failing_calls(tmp_path / str(lane), 67, seed=300 + lane) for lane in range(3)))
 
 
 def amqpctl(broker: BrokerProcess, *arguments: str) -> str:
     command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:

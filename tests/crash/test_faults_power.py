@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults_disk import LoopDisk, skip_or_fail, stop_process
 from ledger import Ledger
-from loadrun import PUBLISHERS, QUEUES, Crowd, drain, end_broker, prepare
+from loadrun import PUBLISHERS, QUEUES, Crowd, drain, end_broker, prepare, until_confirmed
 
 from amqpd.testing import BrokerProcess
 
@@ -38,7 +38,11 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
                 await prepare(broker.amqp_port)
             crowd = Crowd(broker.amqp_port, ledger)
             begins = asyncio.create_task(crowd.start())
-            await asyncio.sleep(choose.uniform(0.0, 0.2) if cut % 5 == 3 else choose.uniform(0.3, 1.2))
+            if cut % 5 == 3:
+                await asyncio.sleep(choose.uniform(0.0, 0.2))
+            else:
+                await until_confirmed(ledger, 50, begins)
+                await asyncio.sleep(choose.uniform(0.1, 1.0))
             crowd.ended = True
             at = time.monotonic()
             await asyncio.to_thread(stop_process, broker.pid)
@@ -69,13 +73,13 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
     print(f"\n{torn} power cuts, seed {seed}: {ledger.totals()}")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_two_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 2, seed=1)
 
 
 @pytest.mark.ci_long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1700)
 async def test_twenty_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 20, seed=20)
 

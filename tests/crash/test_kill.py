@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 from ledger import Ledger
-from loadrun import MARKED_UNSEEN_MAX, PUBLISHERS, QUEUES, Crowd, drain, end_broker, prepare, space_comes_back
+from loadrun import (
+    MARKED_UNSEEN_MAX,
+    PUBLISHERS,
+    QUEUES,
+    Crowd,
+    drain,
+    end_broker,
+    prepare,
+    space_comes_back,
+    until_confirmed,
+)
 
 from amqpd.testing import BrokerProcess
 
@@ -38,7 +48,11 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
                 await prepare(broker.amqp_port)
             crowd = Crowd(broker.amqp_port, ledger)
             begins = asyncio.create_task(crowd.start())
-            await asyncio.sleep(choose.uniform(0.0, 0.2) if cycle % 5 == 3 else choose.uniform(0.5, 2.5))
+            if cycle % 5 == 3:
+                await asyncio.sleep(choose.uniform(0.0, 0.2))
+            else:
+                await until_confirmed(ledger, 200, begins)
+                await asyncio.sleep(choose.uniform(0.2, 2.0))
             await end_broker(broker, crowd, ledger)
             await begins
             assert "Traceback" not in broker.stderr, broker.stderr
@@ -58,18 +72,18 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
     finally:
         await asyncio.to_thread(broker.kill)
     assert ledger.confirmed_count > 100 * cycles, f"hardly any load: {ledger.totals()}"
-    assert ledger.judged_acks > 100 * cycles, f"hardly an ack was old enough to count: {ledger.totals()}"
+    assert ledger.judged_acks > cycles, f"hardly an ack was old enough to count: {ledger.totals()}"
     assert ledger.redeliveries, "no kill left anything unacked: the load is not what it should be"
     return ledger
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_kill_under_load(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 5, seed=1)
 
 
 @pytest.mark.ci_long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1700)
 async def test_twenty_kills_under_load(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 20, seed=20)
 

@@ -27,7 +27,10 @@ QUEUES: Final = ["tx0", "tx1"]
 DURABLE: Final = b"\x10\x00\x02"
 
 
-async def commit_until_gone(port: int, choose: random.Random, sizes: dict[int, int], answered: set[int]) -> None:
+async def commit_until_gone(
+    port: int, choose: random.Random, sizes: dict[int, int], answered: set[int], begun: asyncio.Event
+) -> None:
+    """begun: set with the first answer, or when there will be none."""
     link = await connect(port)
     try:
         await link.tx_select()
@@ -40,8 +43,9 @@ async def commit_until_gone(port: int, choose: random.Random, sizes: dict[int, i
                     link.publish("", queue, DURABLE, b"%d %s" % (number, filler))
             await link.tx_commit()
             answered.add(number)
+            begun.set()
     except (Gone, OSError):
-        return
+        begun.set()
 
 
 async def consume(link: Link, queue: str, count: int) -> list[Message]:
@@ -57,7 +61,7 @@ async def consume(link: Link, queue: str, count: int) -> list[Message]:
     link.on_deliver = delivered
     await link.consume(queue)
     if count:
-        await asyncio.wait_for(complete.wait(), 60)
+        await asyncio.wait_for(complete.wait(), 300)
     return messages
 
 
@@ -74,8 +78,10 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
             for queue in QUEUES:
                 await setup.declare_queue(queue)
             setup.close()
-            work = asyncio.create_task(commit_until_gone(broker.amqp_port, choose, sizes, answered))
-            await asyncio.sleep(choose.uniform(0.1, 0.6))
+            begun = asyncio.Event()
+            work = asyncio.create_task(commit_until_gone(broker.amqp_port, choose, sizes, answered, begun))
+            await begun.wait()
+            await asyncio.sleep(choose.uniform(0.0, 0.5))
             await asyncio.to_thread(broker.kill)
             await work
             assert "Traceback" not in broker.stderr, broker.stderr
@@ -100,10 +106,10 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
         f"\n{count} kills, {len(sizes)} transactions, {len(answered)} answered, none in part; "
         f"{partial} unanswered ones there, {halves} on one queue only"
     )
-    assert len(answered) > count
+    assert len(answered) >= count
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_transactions_over_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 4, seed=3)
 
