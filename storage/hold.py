@@ -162,7 +162,12 @@ class Hold:
 
 def find_hold(log: Log) -> bool:
     """Whether there are exporters' files to load. Cost: one listing."""
-    return any(_FILE.fullmatch(name) for name in log.filesystem.listdir(log.directory))
+    return any(map(is_hold, log.filesystem.listdir(log.directory)))
+
+
+def is_hold(name: str) -> bool:
+    """Whether a file of this name is an exporter's."""
+    return _FILE.fullmatch(name) is not None
 
 
 def file_name(name: str) -> str:
@@ -188,13 +193,19 @@ def _encode(offset: int, limit_bytes: int) -> bytes:
 
 def _decode(data: bytes, name: str) -> tuple[int, int]:
     """(offset, limit); 0, 0 where the bytes are damaged."""
+    found = decode_hold(data)
+    if found is None:
+        logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
+        return 0, 0
+    return found
+
+
+def decode_hold(data: bytes) -> tuple[int, int] | None:
+    """(offset, limit) that an exporter's file tells; None where the bytes are damaged."""
     try:
         text, _, crc = data.decode("ascii").strip().rpartition(" ")
         version, offset, limit = map(int, text.split())
         good = crc32c(text.encode()) == int(crc) and version == VERSION
     except ValueError:
-        good = False
-    if not good:
-        logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
-        return 0, 0
-    return offset, limit
+        return None
+    return (offset, limit) if good else None

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from amqpd.storage import checkpoint, settled
 from amqpd.storage.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, TRANSIENT, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.filesystem import READ, FileSystem
+from amqpd.storage.hold import decode_hold, is_hold
 from amqpd.storage.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, OffsetIndex, TimeIndex
 from amqpd.storage.record import BadRecord, Record
 from amqpd.storage.segment import segment_name
@@ -135,6 +136,7 @@ def is_known(name: str) -> bool:
     return (
         is_segment_file(name)
         or name in CHECKPOINTS
+        or is_hold(name)
         or name
         in {
             checkpoint.CLEAN_SHUTDOWN,
@@ -418,6 +420,12 @@ def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
             yield Damage(path, 0, "a wrong checksum", harmless=True)
         else:
             yield Text(path, f"offsets below {mark} are synced")
+    elif is_hold(name):
+        held = decode_hold(data)
+        if held is None:
+            yield Damage(path, 0, "a wrong checksum; all is kept until its exporter commits again", harmless=True)
+        else:
+            yield Text(path, f"exported below offset {held[0]}; at most {held[1]} bytes are kept for it")
     else:
         try:
             yield Text(path, json.dumps(json.loads(data), ensure_ascii=False))

@@ -12,6 +12,8 @@ import pytest
 from fake_broker import Ctl
 
 from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.hold import Hold, Losses
 from amqpd.storage.record import RecordRoute
 from amqpd.storage.storage import Storage
 
@@ -295,3 +297,12 @@ def test_foreign_files(ctl: Ctl, data: Data, tmp_path: Path) -> None:
     assert (result.code, "notes.txt: no file of amqpd's" in result.out) == (0, True)
     assert ctl("dump_log", str(data.directory / "notes.txt")).code == 65
     assert ctl("dump_log", str(tmp_path)).code == 65
+
+
+def test_an_exporters_file(ctl: Ctl, data: Data) -> None:
+    path = data.directory / "export-nightly.offset"
+    Hold(FileSystem(), [str(data.path), str(data.directory)], "q", Losses()).add("nightly", 1000)
+    assert "exported below offset 0; at most 1000 bytes" in ctl("dump_log", str(path)).out
+    assert "export-nightly" not in ctl("verify_log", str(data.path)).out
+    path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+    assert "a wrong checksum" in ctl("verify_log", str(data.path)).out
