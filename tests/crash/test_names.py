@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from amqpd.testing import BrokerProcess
 NAMES: Final = 6
 DURABLE: Final = b"\x10\x00\x02"  # delivery mode 2
 UNKNOWN: Final = "unknown"
+COMMANDS_MIN: Final = 8  # answered before each kill
 
 
 class Model:
@@ -234,7 +236,12 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
             await check(broker, model)
             client = Client(broker, model, choose)
             work = asyncio.create_task(client.run())
-            await asyncio.sleep(choose.uniform(0.0, 0.5))
+            wanted = choose.randint(COMMANDS_MIN, 60)
+            deadline = time.monotonic() + 100
+            while client.done < wanted and not work.done():
+                assert time.monotonic() < deadline, f"{client.done} commands answered"
+                await asyncio.sleep(0.002)
+            await asyncio.sleep(choose.uniform(0.0, 0.02))
             await asyncio.to_thread(broker.kill)
             await work
             done += client.done
@@ -252,16 +259,16 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
     return done
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_names_over_kills(tmp_path: Path) -> None:
-    assert await cycles(tmp_path / "data", 4, seed=2) > 20, "too little went on between the kills to show anything"
+    assert await cycles(tmp_path / "data", 4, seed=2) >= 4 * COMMANDS_MIN, "too little went on between the kills"
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(600)
 async def test_names_over_thirty_kills(tmp_path: Path) -> None:
     seed = int(os.environ.get("TEST_CRASH_SEED", "30"))
-    assert await cycles(tmp_path / "data", 30, seed) > 1000
+    assert await cycles(tmp_path / "data", 30, seed) >= 30 * COMMANDS_MIN
 
 
 async def test_users_over_kills(tmp_path: Path) -> None:
