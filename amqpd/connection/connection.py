@@ -453,7 +453,8 @@ class Connection(CommandSink):
             except InputWaits:
                 self._input_waits = True
                 current = self.channels.get(number)
-                if current is not None:
+                # One that the command itself has made busy is released by `finish_busy`.
+                if current is not None and not current.busy:
                     current.busy = True
                     self._stalled.append(current)
             except SoftError as error:

@@ -349,7 +349,7 @@ def test_quorum_queue(peer: Peer) -> None:
 
 
 def test_e49_consecutive_hashes(broker_is_ours: bool, peer: Peer) -> None:
-    """The longest pattern of `#` against the longest key: matched within 10 ms; without a memory of the trie, in hours."""
+    """The longest pattern of `#` against the longest key: matched within 10 ms; without the trie's memory, in hours."""
     words = 100 if broker_is_ours else 2  # 3.10.8 needs minutes
     peer.queue()
     peer.call("queue.bind", queue=peer.q, exchange="amq.topic", routing_key=".".join("#" * words))

@@ -225,6 +225,35 @@ def test_tx_returns_come_at_commit_and_before_commit_ok(speaker: Peer) -> None:
     speaker.expect("tx.commit-ok")
 
 
+def test_what_is_said_behind_a_commit_waits_for_it_though_the_output_is_full(peer: Peer) -> None:
+    """A commit that waits for the disk, and has returned more than the peer is sent at once."""
+    large = b"." * 750_000
+    peer.queue(exclusive=False, durable=True)
+    for _ in range(2):
+        peer.publish(payload=large)
+    peer.fence()
+    peer.send(
+        # Makes the channel wait: all that follows is worked off behind it.
+        method("queue.declare", queue=peer.q + "2", durable=True),
+        *[method("basic.get", queue=peer.q, no_ack=True) for _ in range(2)],
+        method("tx.select"),
+        publish("nowhere", large, mandatory=True),
+        publish(peer.q, b"kept", properties(delivery_mode=2)),
+        method("tx.commit"),
+        method("basic.get", queue=peer.q + "2"),
+        method("queue.delete", queue=peer.q + "2"),
+    )
+    peer.expect("queue.declare-ok")
+    for _ in range(2):
+        assert peer.content("basic.get-ok").body == large
+    peer.expect("tx.select-ok")
+    assert peer.content("basic.return").body == large
+    peer.expect("tx.commit-ok")
+    peer.expect("basic.get-empty")
+    peer.expect("queue.delete-ok")
+    peer.call("queue.delete", queue=peer.q)
+
+
 def test_tx_acks_count_at_commit(speaker: Peer) -> None:
     """A rollback leaves the message unacked: it can be acked later."""
     speaker.queue()
