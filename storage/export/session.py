@@ -54,6 +54,7 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.python.authenticate.socketTimeout": "10m",  # a worker that begins with imports gets 15 s otherwise
     }
     workers = worker_environment()
     chosen |= {f"spark.executorEnv.{key}": value for key, value in workers.items()}

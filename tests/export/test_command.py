@@ -100,7 +100,6 @@ def orders(amqpd_broker, amqpd_vhost):
     return publish
 
 
-@pytest.mark.timeout(180)
 def test_a_vhost_over_http_that_is_followed(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")

@@ -12,7 +12,6 @@ pytest.importorskip("pyspark")
 README = Path(__file__).parents[2] / "README.md"
 
 
-@pytest.mark.timeout(180)
 def test_the_live_count(spark, written, tmp_path):
     section = README.read_text("utf-8").partition("## From queue to lake")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

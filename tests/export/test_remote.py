@@ -55,7 +55,7 @@ def ask(
     broker: BrokerProcess, path: str, headers: dict[str, str] | None = None, user: str = "guest", method: str = "GET",
     body: object = None,
 ) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=600)
     password = "guest" if user == "guest" else "secret"
     token = base64.b64encode(f"{user}:{password}".encode()).decode()
     sent = {"Authorization": f"Basic {token}", "Content-Type": "application/json", **(headers or {})}
@@ -151,7 +151,7 @@ def test_a_queue_of_another_id_is_not_the_one_meant(broker: BrokerProcess) -> No
 
 
 def test_the_connection_serves_the_next_request(broker: BrokerProcess) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=600)
     token = base64.b64encode(b"guest:guest").decode()
     for size in (10, 100_000, 1):
         headers = {"Authorization": f"Basic {token}", "Range": f"bytes=0-{size - 1}"}
@@ -162,7 +162,7 @@ def test_the_connection_serves_the_next_request(broker: BrokerProcess) -> None:
 
 
 def test_a_reader_that_goes_away_leaves_the_broker_well(broker: BrokerProcess) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=600)
     token = base64.b64encode(b"guest:guest").decode()
     connection.request("GET", f"{LOG}/{'0' * 20}.log", headers={"Authorization": f"Basic {token}"})
     connection.getresponse().read(10)

@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.timeout(600)
 PROGRAM = """
 import sys
 from amqpd.storage.export import borders
