@@ -95,6 +95,7 @@ class Expiry(Timer):
         queue = self.queue
         timers = self._timers
         now_ms = timers.now_ms()
+        letters = queue.leaves_letters()
         least: i64 = 0
         if self.behind:
             least = DROP_COUNT_MIN + 2 * (queue.published_count - self._published_count)
@@ -112,7 +113,7 @@ class Expiry(Timer):
                     dropped += old
                 if old == 0:
                     due_ms = self._head_due()
-                    if due_ms > now_ms or queue.vhost.letters_behind():
+                    if due_ms > now_ms or (letters and queue.vhost.letters_behind()):
                         done = True
                         break
                     entry = queue.take()

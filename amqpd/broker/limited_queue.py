@@ -171,7 +171,7 @@ class LimitedQueue(Queue):
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
         """Cost: some 0.1 us a message in memory, half of it in the log."""
-        if self.returned or (self.dead_letter_exchange is not None and not self.deleted):
+        if self.returned or self.leaves_letters():
             return 0
         hot = self.hot
         timers: Timers = self.vhost.timers
@@ -208,8 +208,11 @@ class LimitedQueue(Queue):
 
     # -- home --------------------------------------------------------------------------------------------------------
 
+    def leaves_letters(self) -> bool:
+        return self.dead_letter_exchange is not None and not self.deleted
+
     def discard(self, entry: Entry, reason: str) -> None:
-        if self.dead_letter_exchange is None or self.deleted:
+        if not self.leaves_letters():
             self.settle_log(entry)
             return
         self.vhost.dead_letter(self, entry, entry.message, reason)

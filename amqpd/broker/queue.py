@@ -480,6 +480,10 @@ class Queue(Destination):
         """
         return 0
 
+    def leaves_letters(self) -> bool:
+        """Whether what ends here goes to a dead-letter exchange."""
+        return False
+
     def discard(self, entry: Entry, reason: str) -> None:
         """A ready entry that was taken ends here. reason: expired, maxlen, as a dead-letter says it."""
         self.settle_log(entry)

@@ -263,6 +263,24 @@ class TestSlices:
         assert room.vhost.queue("dead").ready_count == 6000
         assert [room.get(room.vhost.queue("dead")).body for _ in range(3)] == [b"0", b"1", b"2"]
 
+    def test_other_queues_do_not_wait_for_letters(self, room) -> None:
+        room.queue("dead")
+        dying = room.queue("dying", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        plain = room.queue("plain")
+        for number in range(3000):
+            room.publish("dying", b"%d" % number, turn=False)
+        room.publish("plain", b"over", expiration="50", turn=False)
+        room.publish("plain", b"stays")
+        room.clock.now_ms += 60
+        dying.pump()
+        dying.pump()
+        assert room.dead_letters.is_behind()
+        plain.pump()
+        assert plain.ready_count == 1
+        room.turns()
+        assert room.bodies(plain) == [b"stays"]
+        assert room.vhost.queue("dead").ready_count == 3000
+
     @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(steps=STEPS, window=st.sampled_from([1, 3, 4096]), durable=st.booleans())
     def test_beside_a_naive_twin(self, make_room, steps: list[tuple], window: int, durable: bool) -> None:
