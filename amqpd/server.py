@@ -69,6 +69,7 @@ class Server:
         self.storage = Storage(
             data_dir,
             post=post,
+            later=loop.call_later,
             segment_size_bytes=settings.storage.segment_size_bytes,
             segment_age_ms=int(settings.storage.segment_age_s * 1000),
             strict=settings.storage.recovery == "strict",

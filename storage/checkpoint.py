@@ -82,24 +82,26 @@ def read_lines(filesystem: FileSystem, path: str, width: int) -> list[tuple[int,
     return entries
 
 
-def encode_clean(next_offset: int, base: int, size: int) -> bytes:
-    """The clean-shutdown mark: version, three numbers and their checksum."""
-    text = f"{VERSION} {next_offset} {base} {size}"
+def encode_clean(next_offset: int, base: int, size: int, delivered: int) -> bytes:
+    """The clean-shutdown mark: version, four numbers and their checksum."""
+    text = f"{VERSION} {next_offset} {base} {size} {delivered}"
     return f"{text} {value(text.encode())}\n".encode()
 
 
-def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int] | None:
-    """(next offset, base of the active segment, its size); None where there is no good mark. Raises: UnknownFormat."""
+def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int, int] | None:
+    """(next offset, base of the active segment, its size, highest offset that was delivered); None where there is no
+    good mark. The last is far above all offsets in a mark of before it was told there. Raises: UnknownFormat.
+    """
     try:
         text, _, crc = filesystem.read_if_there(path).decode("ascii").strip().rpartition(" ")
         if value(text.encode()) != int(crc):
             return None
-        version, next_offset, base, size = map(int, text.split())
+        version, next_offset, base, size, *more = map(int, text.split())
     except ValueError:
         return None
     if version > VERSION:
         raise UnknownFormat(path)
-    return next_offset, base, size
+    return next_offset, base, size, more[0] if more else 1 << 62
 
 
 def encode_high_watermark(offset: int) -> bytes:

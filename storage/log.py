@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 PARTS_MAX = 512  # batches in one writev: two parts each, and IOV_MAX is 1024
 IOV_MAX = 1024
-INDEX_ENTRIES_MIN = 16  # so many new ones are written with a turn, fewer with what was settled
+INDEX_ENTRIES_MIN = 16  # so many new ones are written together, fewer when the segment is sealed or the broker stops
 SPILL_SYNC_SIZE = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them
 POSITION_MAX = 1 << 30  # positions are u32 in the index, and Kafka reads them as i32
 
@@ -63,6 +63,7 @@ class Log:
         self.segments: list[Segment] = []
         self.end = 0  # offsets below it are taken
         self.synced_end = 0
+        self.marked = -1  # offsets above it were not delivered, as the files tell: they may run ahead of the truth
         self.epochs: list[tuple[int, ...]] = []
         self.epoch = 0
         self.policy: RetentionPolicy | None = None  # of a log that keeps
@@ -72,6 +73,7 @@ class Log:
         self.failed = False
         self.error: OSError | None = None
         self.clean = False  # a clean-shutdown mark stands in the directory
+        self._published = 0
         self._begun = False
         self._dirty: list[OpenFile] = []
         self._settled_dirty: list[OpenFile] = []
@@ -271,6 +273,8 @@ class Log:
             self._directories.append(self.directory)
         if self.durable:
             self.settled_files.entries(segment)
+            if self.marked >= base:  # the mark ran ahead into this segment; the file that tells it may go before
+                self._note(segment, settled.DELIVERED, self.marked, 0, 0)
             self.settled_files.flush()
         return segment
 
@@ -398,18 +402,28 @@ class Log:
             offset = stop + 1
         return added
 
-    def mark(self, kind: int, offset: int, count: int) -> None:
-        """Notes a delivery mark (settled.DELIVERED) or a return (settled.RETURNED) for the next `flush`."""
+    def mark_returned(self, offset: int, count: int) -> None:
+        """Notes for the next `flush` that `offset` was given back, and had been delivered `count` times."""
+        segment = self.segment_of(offset)
+        if segment is not None and not segment.gone and segment.live > 0:
+            self._note(segment, settled.RETURNED, offset, count, 0)
+
+    def mark_delivered(self, offset: int, ahead: int) -> None:
+        """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one
+        is told. It runs ahead in its own segment only, whose file may go, or beyond the end of the log.
+        """
         segment = self.segment_of(offset)
         if segment is None or segment.gone or segment.live == 0:
-            if kind != settled.DELIVERED:
-                return
             # Between two segments, or of one that is gone or about to go: any file of the log can tell it.
             there = [each for each in self.segments if not each.gone]
             if not there:
                 return
             segment = there[-1]
-        self._note(segment, kind, offset, count, 0)
+        mark = offset + ahead
+        if segment is not self.segments[-1]:
+            mark = max(offset, min(mark, segment.end - 1))
+        self.marked = max(self.marked, mark)
+        self._note(segment, settled.DELIVERED, mark, 0, 0)
 
     def note_lost(self, segment: Segment, first: int, last: int) -> int:
         """Offsets that cannot be read any more: settled, and remembered as lost. Returns how many were live."""
@@ -426,8 +440,19 @@ class Log:
         if self.durable and not segment.gone:
             self.settled_files.note(segment, kind, a, b, c)
 
+    def flush_index(self) -> None:
+        """All new entries of the active segment to `.index`: without them damage in the middle costs more after a kill.
+        Raises nothing.
+        """
+        active = self.segments[-1] if self.segments else None
+        if active is not None and not active.sealed and not active.gone and self.durable and not self.failed:
+            try:
+                active.flush_index()
+            except OSError as error:
+                self._trouble(error)
+
     def flush(self) -> None:
-        """End of turn: entries to `.settled`, to `.index` if they are many; a drained active segment is sealed."""
+        """Entries to `.settled`, to `.index` if they are many; a drained active segment is sealed."""
         segments = self.segments
         active = segments[-1] if segments else None
         try:
@@ -467,7 +492,7 @@ class Log:
         """Moves everything that needs a sync into `part`.
 
         settled_too: else what was settled may wait for a later job, when nothing of this one rests on it. It costs a
-        sync of its own, and tells nothing that a confirm promises. The index goes to its file at the same pace.
+        sync of its own, and tells nothing that a confirm promises.
         """
         spilled, self._spilled_due = self._spilled_due, False
         if self.failed or not self.durable:
@@ -483,7 +508,6 @@ class Log:
         if settled_too or self._directories or self._checkpoints or self.removals.wanted or self.settled_files.renaming:
             files += self._settled_dirty
             self._settled_dirty.clear()
-            self._flush_index()
         for file in files:
             file.dirty = False
             file.pins += 1
@@ -511,16 +535,10 @@ class Log:
         self._spilled_due = True
         return size
 
-    def _flush_index(self) -> None:
-        active = self.segments[-1] if self.segments else None
-        if active is not None and not active.sealed and not active.gone and self.durable:
-            try:
-                active.flush_index()
-            except OSError as error:
-                self._trouble(error)
-
-    def synced(self, part: JobPart, now_ms: int) -> None:
-        """The job is done, on the loop. After a failed one the log is sealed at what was synced before."""
+    def synced(self, part: JobPart, now_ms: int, publish: bool) -> None:
+        """The job is done, on the loop. After a failed one the log is sealed at what was synced before. publish: else
+        the caller does it later.
+        """
         for file in part.files:
             file.unpin()
         if part.failed:
@@ -529,7 +547,8 @@ class Log:
             self.synced_end = max(self.synced_end, part.end_offset)
             if part.directories:
                 self.filesystem.safe_directories.update(self.chain[:-1])
-            self._publish()
+            if publish:
+                self.publish()
             if part.removed:
                 self._last = None
                 self.segments = self.removals.done(self.segments, part, now_ms)
@@ -546,7 +565,16 @@ class Log:
             else:
                 segment.release()
 
-    def _publish(self) -> None:
+    @property
+    def unpublished(self) -> bool:
+        """Whether readers outside do not yet know all that is synced."""
+        return self.synced_end > self._published
+
+    def publish(self) -> None:
+        """Tells readers outside how far the log is synced. Cost: a page fault and, at the next sync, a page and an
+        inode more: as much as a write.
+        """
+        self._published = self.synced_end
         if not self.durable or not self.segments:
             return
         try:
@@ -564,7 +592,7 @@ class Log:
             if segment.sealed and segment.live == 0:
                 self.removals.wanted = True
         if clean:
-            self.synced_end = self.end
+            self.synced_end = self._published = self.end
             return
         if not self.segments:
             return
@@ -621,6 +649,8 @@ class Log:
         for segment in self.segments:
             segment.release()
         self._sealed = []
+        if self.unpublished and not self.failed:
+            self.publish()
         if self._high_watermark is not None:
             self._high_watermark.close()
             self._high_watermark = None
@@ -666,13 +696,18 @@ class Log:
         except OSError as error:
             self._trouble(error)
 
-    def mark_clean(self) -> None:
-        """Leaves the clean-shutdown mark. Everything is written and synced. Raises: OSError."""
+    def mark_clean(self, delivered: int) -> None:
+        """Leaves the clean-shutdown mark. Everything is written and synced. delivered: the highest offset that was, and
+        no more than that. Raises: OSError.
+        """
         if not self.durable or not self._begun or self.failed or not self.segments:
             return
+        if self.unpublished:
+            self.publish()
         active = self.segments[-1]
         path = f"{self.directory}/{checkpoint.CLEAN_SHUTDOWN}"
-        self.filesystem.replace_file(path, checkpoint.encode_clean(self.end, active.base, active.size), sync=True)
+        mark = checkpoint.encode_clean(self.end, active.base, active.size, delivered)
+        self.filesystem.replace_file(path, mark, sync=True)
 
 
 def _base_of(segment: Segment) -> int:

@@ -52,7 +52,7 @@ class _Recovery:
         self.log = log
         self.strict = strict
         self.filesystem: FileSystem = log.filesystem
-        self.clean: tuple[int, int, int] | None = None
+        self.clean: tuple[int, int, int, int] | None = None
         self.last_boot: tuple[int, int] | None = None
         self.scanned: list[Segment] = []
         self.aborted: list[tuple[int, int, int]] = []
@@ -371,6 +371,8 @@ def _apply_entries(state: _Recovery) -> None:
             state.rewrite.append(segment)
     state.last_boot = boot
     state.mark = min(state.mark, log.end - 1)
+    if state.clean is not None:
+        state.mark = min(state.mark, state.clean[3])  # the files may tell of more than was delivered: they run ahead
     for offset in list(state.returned):
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):

@@ -87,7 +87,7 @@ class SettledFiles:
         if segment.settled_size >= segment.rewrite_from and not segment.swapping:
             self._grown.append(segment)
 
-    def rewrite(self, mark: int, returned: dict[int, int]) -> None:
+    def rewrite(self, mark: i64, returned: dict[int, int]) -> None:
         """Writes `.settled` files that have grown large anew, each fact once. Raises nothing.
 
         The new file is called `.settled.swap`, takes all further entries, and gets its name when it has been synced;

@@ -4,7 +4,7 @@
 before the `end_of_turn` that writes it. `end_of_turn` writes every dirty store and, if the committer is idle, hands it
 the group and begins the next; while it is at work the next turns' writes gather in one group. Turns in which nothing
 was appended but something settled wait for the next append's sync, 50 ms at the latest, since a settlement that is
-lost costs a redelivery and never a message.
+lost costs a redelivery and never a message. With `later` they are written at that pace, too: see `QueueStore.tick`.
 
 Everything here runs on the loop's thread, except the committer, which is given immutable work and posts its answer
 back.
@@ -45,6 +45,8 @@ class Storage:
     """See the module.
 
     post: calls a function with arguments on the loop, from any thread (`loop.call_soon_threadsafe`).
+    later: calls a function on the loop after so many seconds (`loop.call_later`): settlements are then written every
+    50 ms; without it with each turn.
     on_commit: set by the broker; called on the loop with a generation and the stores that failed in it.
     segment_age_ms: `maintain` rolls an active segment whose first message is older; -1: none.
     inline: no thread: each group is synced inside `end_of_turn`, for simulations.
@@ -57,6 +59,7 @@ class Storage:
         data_dir: Path | str,
         *,
         post: Callable[..., object],
+        later: Callable[[float, Callable[[], None]], object] | None = None,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
         segment_size_bytes: int = SEGMENT_SIZE_BYTES,
@@ -77,6 +80,10 @@ class Storage:
         self._open_file_count_max = open_file_count_max
         self._ahead = ReadAhead(self.filesystem, post)
         self._context = StoreContext(clock if clock is not None else Clock(), None if inline else self._ahead)
+        self._context.paced = later is not None
+        self._later = later
+        self._late_armed = False
+        self._late_wanted = False
         self._dirty = self._context.dirty
         self._stores: set[QueueStore] = set()
         self._removals = 0
@@ -208,7 +215,7 @@ class Storage:
 
         done: called on the loop when they are gone. A commit that waits for this store counts as done for it.
         """
-        store.deleted = True
+        store.deleted = True  # also to `_tick`, which forgets it
         store.failed = True
         self._stores.discard(store)
         if store in self._dirty:
@@ -286,8 +293,14 @@ class Storage:
         Before any byte of a delivery of this turn goes to a socket. Cost: 50 ns when there is nothing to do.
         """
         if not self._dirty:
+            if self._context.late and not self._late_armed:
+                self._arm_tick()
             return
         self._write_dirty()
+        if self._late_wanted:
+            self._tick()
+        if self._context.late and not self._late_armed:
+            self._arm_tick()
         if (self._gathered or self._gathered_commit) and self._job is None:
             if self._gathered_commit:
                 self._hand_over()
@@ -312,6 +325,40 @@ class Storage:
                 store.needs_commit = False
                 self._gathered_commit = True
         dirty.clear()
+
+    def _arm_tick(self) -> None:
+        if self._later is not None and not self._closed:
+            self._late_armed = True
+            self._later(SETTLE_DELAY_S, self._tick_due)
+
+    def _tick_due(self) -> None:
+        self._late_armed = False
+        if self._closed:
+            return
+        if self._dirty:
+            self._late_wanted = True  # the running turn has appended: its end writes that first
+            return
+        self._tick()
+        if self._context.late:
+            self._arm_tick()
+        if (self._gathered or self._gathered_commit) and self._job is None:
+            self._hand_over()
+
+    def _tick(self) -> None:
+        """Writes what could wait, and sees to it that the next job syncs it."""
+        self._late_wanted = False
+        context = self._context
+        stores = context.late
+        context.late = []
+        for store in stores:
+            if store.deleted:
+                continue
+            if store.tick():
+                context.late.append(store)
+            if store.log.dirty and not store.gathered:
+                store.gathered = True
+                self._gathered.append(store)
+        self._settled_wanted = True
 
     def _hand_over(self) -> None:
         job = SyncJob(self.generation)
@@ -354,8 +401,9 @@ class Storage:
         self._settle_armed = False
         self.unsynced_bytes -= job.size_bytes
         failed: list[QueueStore] = []
+        group_size = len(job.parts)
         for part in job.parts:
-            part.store.synced(part)
+            part.store.synced(part, group_size)
             if part.store.deleted:
                 continue
             if part.failed or part.write_failed or part.store.failed:
@@ -363,6 +411,8 @@ class Storage:
             if part.store.log.dirty and not part.store.gathered:
                 part.store.gathered = True  # files of removed segments are left to go
                 self._gathered.append(part.store)
+        if self._context.late and not self._late_armed:
+            self._arm_tick()
         if not self._reserve.held:
             self._take_reserve()
         self.on_commit(job.generation, failed)
@@ -407,6 +457,8 @@ class Storage:
         """Writes and hands over everything now, also settlements alone; behind the sync at work if there is one."""
         if self._dirty:
             self._write_dirty()
+        if self._context.late:
+            self._tick()
         if self._gathered:
             self._gathered_commit = True
             self._settled_wanted = True
@@ -455,7 +507,7 @@ class Storage:
         self._committed(job)
         for store in self._stores:
             try:
-                store.log.mark_clean()
+                store.log.mark_clean(store.delivered_mark)
             except OSError as error:  # the next start then checks more
                 logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
         if self._cut_noted:

@@ -197,11 +197,11 @@ def place(
     log.removals.later([each.prefix + suffix for each in old for suffix in _SUFFIXES[:3]], now_ms)
     changed = mark >= 0
     if mark >= 0:
-        log.mark(settled.DELIVERED, mark, 0)
+        log.mark_delivered(mark, 0)
     for offset, count in returned.items():
         if segment.base <= offset < segment.end:
             changed = True
-            log.mark(settled.RETURNED, offset, count)
+            log.mark_returned(offset, count)
     for view in group:
         each = view.segment
         if each.settled.count != view.settled.count:

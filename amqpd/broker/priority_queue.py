@@ -9,7 +9,9 @@ level has
     hot        entries in memory, ascending
     cold       noted in the index, all of them behind `hot`
 
-After a restart the index is made by reading the log once, at the queue's first use.
+After a restart the index is made by reading the log once, from the queue's first use on: a stretch per turn, by the
+worker thread where it is not in memory. Until that is done nothing is delivered, what comes in is noted behind it, and
+who cannot wait (basic.get, a length limit) has the rest read at once.
 
 A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
 what would be delivered next (rabbit: the same).
@@ -28,6 +30,7 @@ from amqpd.broker.message import Entry, Message
 from amqpd.broker.queue import COLD_READ_BYTES, within
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import Record
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost import VHost
@@ -150,31 +153,81 @@ class PriorityQueue(LimitedQueue):
         self._levels: list[Level] = []
         self._hot_count: i64 = 0
         self._cold: list[LevelIndex] = [LevelIndex(), LevelIndex()]
+        # What was in the log at the start is read as far as `_scan_offset`; how many of it were not met yet.
+        self._scan_offset: i64 = 0
+        self._scan_end: i64 = 0
+        self._scan_left: i64 = 0
 
     def level_counts(self) -> dict[int, int]:
         """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
         return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
 
+    # -- the index after a start
+
     def look_at_first(self) -> None:
-        self.head()
+        if self._scanning():
+            self.vhost.pump_later(self)
+        else:
+            self.head()
 
     def recovered(self) -> None:
-        """Reads the log through once. Cost: some 2 us a message, more for large ones."""
         store = self.store
-        if store is not None:
-            offset: i64 = 0
-            count: i64 = 0
-            records = store.read(offset, COLD_READ_BYTES)
-            while records:
-                for record in records:
-                    properties = record.properties
-                    info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
-                    self._add_cold(self._level_of(info), record.offset)
-                    offset = record.offset + 1
-                    count += 1
-                records = store.read(offset, COLD_READ_BYTES)
-            self.ready_count = count
+        if store is not None and self.ready_count > 0:
+            self._scan_end = store.next_offset
+            self._scan_left = self.ready_count
         super().recovered()
+
+    def _scanning(self) -> bool:
+        return self._scan_offset < self._scan_end
+
+    def pump(self) -> None:
+        if not self._scanning() or self._scan_on():
+            super().pump()
+
+    def _scan_on(self) -> bool:
+        """A turn's share of the reading; whether it is through. Cost: some 2 us a message, more for large ones."""
+        store = self.store
+        assert store is not None  # only what was in a log is read
+        records = store.read_at_hand(self._scan_offset, COLD_READ_BYTES, self._scan_arrived)
+        if not records and store.waiting_offset >= 0:
+            self._scan_offset = store.waiting_offset
+            return False
+        if self._note(records):
+            return True
+        self.vhost.pump_later(self)
+        return False
+
+    def _scan_arrived(self) -> None:
+        if self._scanning() and not self.deleted:
+            self.vhost.pump_later(self)
+
+    def _scan_now(self) -> None:
+        """All the rest of it, waiting for the disk."""
+        store = self.store
+        assert store is not None  # only what was in a log is read
+        while not self._note(store.read(self._scan_offset, COLD_READ_BYTES)):
+            pass
+
+    def _note(self, records: list[Record]) -> bool:
+        """Takes the next stretch of the log into the index; whether that was the last."""
+        for record in records:
+            if record.offset >= self._scan_end:
+                break  # came after the start, and was noted then
+            properties = record.properties
+            info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            self._add_cold(self._level_of(info), record.offset)
+            self._scan_offset = record.offset + 1
+            self._scan_left -= 1
+        if records and records[len(records) - 1].offset < self._scan_end - 1:
+            return False
+        # Where the log holds less than was counted (a damaged batch), the count follows the log.
+        self.ready_count -= self._scan_left
+        self._end_scan()
+        return True
+
+    def _end_scan(self) -> None:
+        self._scan_offset = self._scan_end
+        self._scan_left = 0
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -196,7 +249,7 @@ class PriorityQueue(LimitedQueue):
     def _add_cold(self, level: Level, offset: i64) -> None:
         number = level.number
         self._cold[number >> _INDEX_LEVELS_BITS].add(offset, number & 127)
-        if level.cold_count == 0:
+        if level.cold_count == 0 or offset < level.cursor:
             level.cursor = offset
         level.cold_count += 1
 
@@ -207,7 +260,7 @@ class PriorityQueue(LimitedQueue):
         self.ready_count += 1
         self.ready_bytes += message.body_size
         level = self._level_of(message.info)
-        if level.cold_count == 0 and self._has_room(level, message):
+        if level.cold_count == 0 and not self._scanning() and self._has_room(level, message):
             level.hot.append(Entry(self, offset, message, False))
             self._hot_count += 1
             self.hot_bytes += message.body_size
@@ -280,6 +333,8 @@ class PriorityQueue(LimitedQueue):
         store.mark_returned(offset, store.returned.get(offset, 0))
 
     def take(self) -> Entry | None:
+        if self._scanning():
+            self._scan_now()
         while self.ready_count > 0:
             level = self._highest()
             if level is None:
@@ -307,6 +362,8 @@ class PriorityQueue(LimitedQueue):
         return True
 
     def head(self) -> Entry | None:
+        if self._scanning():
+            return None
         level = self._highest()
         if level is None:
             return None
@@ -325,6 +382,9 @@ class PriorityQueue(LimitedQueue):
     def purge(self) -> i64:
         count = self.ready_count
         store = self.store
+        if store is not None and self._scanning():
+            # Nothing is unacked yet.
+            store.settle_range(self._scan_offset, self._scan_end - 1)
         if store is not None:
             # Unacked entries lie between the ready ones, so each is settled by itself.
             for level in self._levels:
@@ -335,6 +395,7 @@ class PriorityQueue(LimitedQueue):
             for index in self._cold:
                 for offset in index.offsets():
                     store.settle(offset)
+            store.settle_with_turn()
         self._clear()
         return count
 
@@ -370,6 +431,7 @@ class PriorityQueue(LimitedQueue):
         super().forget()
 
     def _clear(self) -> None:
+        self._end_scan()
         self._levels.clear()
         for index in self._cold:
             index.clear()

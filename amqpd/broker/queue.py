@@ -423,6 +423,7 @@ class Queue(Destination):
             self.delivered_no_ack_count += 1
             if store is not None and offset >= self.log_start:
                 store.settle(offset, entry.body_size)
+                store.settle_with_turn()
             consumer.deliver(message, None, entry.redelivered)
         else:
             self.delivered_count += 1
@@ -580,6 +581,7 @@ class Queue(Destination):
             self.get_no_ack_count += 1
             if store is not None and entry.offset >= self.log_start:
                 store.settle(entry.offset, entry.body_size)
+                store.settle_with_turn()
         else:
             self.get_count += 1
             self.unacked_count += 1
@@ -642,6 +644,7 @@ class Queue(Destination):
                 first = self.log_start
             if first < store.next_offset:
                 store.settle_range(first, store.next_offset - 1)
+            store.settle_with_turn()
         self.returned.clear()
         self.hot.clear()
         self.hot_bytes = 0

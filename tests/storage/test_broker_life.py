@@ -150,6 +150,13 @@ def test_logs_of_a_running_broker_are_looked_into(tmp_path: Path) -> None:
             files = [path for path in broker.data_dir.glob("vhosts/**/*") if path.is_file()]
             return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
+        def rests() -> bool:
+            """The broker writes on for some ticks of 50 ms when a queue comes to rest."""
+            now = stand()
+            time.sleep(0.5)
+            return stand() == now
+
+        until(rests, "the broker writes on and on")
         before = stand()
         assert broker.ctl("verify_log", str(broker.data_dir)).returncode == 0
         assert broker.ctl("dump_log", str(broker.data_dir)).returncode == 0

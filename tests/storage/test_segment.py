@@ -113,9 +113,9 @@ def test_checkpoint_files() -> None:
     assert read_lines(filesystem, "/d/lines", 2) == [(0, 0), (1, 77)]
     assert read_lines(filesystem, "/d/lines", 1) == []
     assert read_lines(filesystem, "/d/none", 2) == []
-    data = bytearray(encode_clean(10, 5, 4096))
+    data = bytearray(encode_clean(10, 5, 4096, 8))
     filesystem.replace_file("/d/clean", bytes(data), sync=True)
-    assert read_clean(filesystem, "/d/clean") == (10, 5, 4096)
+    assert read_clean(filesystem, "/d/clean") == (10, 5, 4096, 8)
     data[3] ^= 1
     filesystem.replace_file("/d/clean", bytes(data), sync=True)
     assert read_clean(filesystem, "/d/clean") is None
