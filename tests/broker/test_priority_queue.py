@@ -64,6 +64,12 @@ class TestOrder:
         assert queue.ready_count == queue.ready_bytes == queue.hot_bytes == 0
 
 
+def fill_log(room) -> None:
+    """More than one reading of the log brings back."""
+    for number in range(900):
+        room.publish("q", b"%1000d" % number, priority=number % 3, turn=number % 100 == 99)
+
+
 class TestLog:
     def test_after_a_kill_levels_and_settlements_are_known(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
@@ -75,6 +81,59 @@ class TestLog:
         assert queue.ready_count == 500 - 123
         assert room.bodies(queue) == order[123:]
         assert queue.store.record_count == 0
+
+    def test_the_log_is_read_in_slices_after_a_start(self, room) -> None:
+        """Nobody waits while a long queue is opened; what comes in meanwhile stands behind what was there."""
+        queue = room.queue("q", x_max_priority=3)
+        fill_log(room)
+        room.publish("q", b"last", priority=2)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert (queue.ready_count, sum(queue.level_counts().values())) == (901, 0), "it was read at once"
+        assert queue.head() is None
+        room.publish("q", b"new", priority=2, turn=False)
+        assert queue.ready_count == 902
+        queue.pump()
+        assert 0 < sum(queue.level_counts().values()) < 902, "it was read in one turn"
+        room.turns()
+        assert queue.level_counts() == {2: 302, 1: 300, 0: 300}
+        expected = [b"%1000d" % number for level in (2, 1, 0) for number in range(level, 900, 3)]
+        assert room.bodies(queue) == [*expected[:300], b"last", b"new", *expected[300:]]
+
+    def test_who_cannot_wait_has_it_read_at_once(self, room) -> None:
+        queue = room.queue("q", x_max_priority=3)
+        fill_log(room)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        entry = queue.get(True)
+        assert (entry.message.body(), queue.ready_count) == (b"%1000d" % 2, 899)
+
+    @pytest.mark.parametrize("pumps", [0, 1])
+    def test_purged_while_it_is_opened(self, room, pumps) -> None:
+        queue = room.queue("q", x_max_priority=3)
+        fill_log(room)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        for _ in range(pumps):
+            queue.pump()
+        assert queue.purge() == 900
+        room.turns()
+        assert (queue.ready_count, queue.store.record_count, room.get(queue)) == (0, 0, None)
+        room.publish("q", b"after")
+        assert room.bodies(queue) == [b"after"]
+
+    def test_a_time_to_live_is_over_though_nobody_asks(self, room) -> None:
+        queue = room.queue("q", x_max_priority=3, x_message_ttl=500)
+        fill_log(room)
+        room.restart(down_ms=1000)
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        room.turns()
+        room.advance(20)
+        assert (queue.ready_count, queue.store.record_count) == (0, 0)
 
     def test_redelivered_after_a_kill(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
