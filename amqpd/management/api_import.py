@@ -319,7 +319,9 @@ def _check_exchange(item: Item) -> None:
 
 
 def _check_queue(item: Item) -> None:
-    if clean_name(item["name"], "a queue").startswith("amq."):
+    name = clean_name(item["name"], "a queue")
+    # What a server-named queue is called may be exported, and so must be taken back.
+    if name.startswith("amq.") and not name.startswith("amq.gen-"):
         raise BadRequest("the prefix amq. is reserved")
     arguments = _queue_arguments(item)
     encode_table(arguments)

@@ -23,6 +23,8 @@ def test_there_and_back(tmp_path, api):
         first.done("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
         first.done("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
         first.done("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
+        with pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop")) as connection:
+            connection.channel().queue_declare("", durable=True)  # the name is the server's
         exported = first.get("/api/definitions")
     with BrokerProcess(tmp_path / "two") as broker:
         second = type(api)(broker)
