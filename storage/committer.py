@@ -16,49 +16,16 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from amqpd.storage.filesystem import FileSystem, OpenFile
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.group import JobPart, SyncJob
 from amqpd.storage.removal import DELETED
-
-if TYPE_CHECKING:
-    from amqpd.storage.queue_store import QueueStore
 
 logger = logging.getLogger(__name__)
 
 SYNCFS_FROM = 9  # files; below it one fdatasync each is cheaper (measured: 200 files 20 ms one by one, 3 ms together)
-
-
 OPEN_TRIES = 50
 OPEN_RETRY_S = 0.1
-
-
-class JobPart:
-    """One store's share in a job."""
-
-    def __init__(self, store: QueueStore) -> None:
-        self.store = store
-        self.files: list[OpenFile] = []
-        self.paths: list[str] = []  # small files, closed already
-        self.directories: list[str] = []
-        self.checkpoints: list[tuple[str, bytes]] = []  # written when all of the above is safe
-        self.renames: list[tuple[str, str]] = []  # (from, to), likewise
-        self.renamed = True  # False when that did not succeed
-        self.unlinks: list[str] = []  # then removed, in this order
-        self.discards: list[str] = []  # then renamed `.deleted`, where they exist
-        self.removed: list[int] = []  # base offsets of the segments these files belong to
-        self.end_offset = 0
-        self.failed = False  # the sync did
-        self.write_failed = False  # a write before it did
-
-
-class SyncJob:
-    """One group. `generation`: see `Storage.generation`. `size_bytes`: what was appended to it."""
-
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.parts: list[JobPart] = []
-        self.size_bytes = 0
 
 
 class Task:
@@ -112,13 +79,13 @@ def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
             _patiently(filesystem, filesystem.fsync_dir, path)
     except OSError as error:
         part.failed = True
-        logger.error("sync failed: %s", error, extra={"queue": part.store.name})
+        logger.error("sync failed: %s", error, extra={"queue": part.name})
 
 
 def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
     """Makes the job's files safe; marks the parts that failed. root_fd: a descriptor on the data directory's disk."""
     together = tried = False
-    if sum(len(part.files) for part in job.parts) >= SYNCFS_FROM:
+    if job.file_count() >= SYNCFS_FROM:
         try:
             filesystem.syncfs(root_fd)
             together = True
@@ -132,7 +99,7 @@ def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
             for part in job.parts:
                 part.failed = True
     for part in job.parts:
-        if part.failed:
+        if part.failed or not part.follows():
             continue
         try:
             for path, data in part.checkpoints:
@@ -147,7 +114,7 @@ def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
                 filesystem.rename(source, target)
                 part.renamed = True
         except OSError as error:  # costs time at the next start, or space until then; never a message
-            logger.warning("after the sync: %s", error, extra={"queue": part.store.name})
+            logger.warning("after the sync: %s", error, extra={"queue": part.name})
 
 
 class Committer:

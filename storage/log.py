@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from amqpd.storage import checkpoint, settled
 from amqpd.storage.batch import ClosedBatch
-from amqpd.storage.committer import JobPart
 from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
+from amqpd.storage.group import JobPart
 from amqpd.storage.removal import Removals
 from amqpd.storage.segment import Segment
 from amqpd.storage.settled_files import PASSING, SettledFiles

@@ -39,8 +39,8 @@ from amqpd.storage.batch import (
     ClosedBatch,
     close_batch,
 )
-from amqpd.storage.committer import JobPart
 from amqpd.storage.filesystem import Clock
+from amqpd.storage.group import JobPart
 from amqpd.storage.log import Log
 from amqpd.storage.prepared import Prepared
 from amqpd.storage.readahead import ReadAhead

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from amqpd.storage import checkpoint
 
 if TYPE_CHECKING:
-    from amqpd.storage.committer import JobPart
+    from amqpd.storage.group import JobPart
     from amqpd.storage.hold import Hold
     from amqpd.storage.segment import Segment
 

@@ -13,8 +13,8 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from amqpd.storage import settled
-from amqpd.storage.committer import JobPart
 from amqpd.storage.filesystem import APPEND, FileSystem, OpenFile, Reserve
+from amqpd.storage.group import JobPart
 from amqpd.storage.segment import REWRITE_FROM, Segment
 
 logger = logging.getLogger(__name__)

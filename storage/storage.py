@@ -21,10 +21,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from amqpd.storage import recovery
-from amqpd.storage.committer import Committer, InlineCommitter, JobPart, Removal, SyncJob, run_job
+from amqpd.storage import group, recovery
+from amqpd.storage.committer import Committer, InlineCommitter, Removal, run_job
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
+from amqpd.storage.group import JobPart, SyncJob
 from amqpd.storage.hold import Hold, Losses, find_hold
 from amqpd.storage.log import Log
 from amqpd.storage.queue_store import QueueStore, StoreContext
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_SIZE_BYTES = 64 << 20
 SETTLE_DELAY_S = 0.05
+POSTPONE_FROM = 32  # dirty logs
+POSTPONE_S = 0.002
 RESERVE_RETRY_S = 1.0
 OPEN_FILE_COUNT_MAX = 600
 
@@ -84,6 +87,7 @@ class Storage:
         self._later = later
         self._late_armed = False
         self._late_wanted = False
+        self._postponed = False
         self._dirty = self._context.dirty
         self._stores: set[QueueStore] = set()
         self._removals = 0
@@ -307,24 +311,28 @@ class Storage:
             else:
                 self._arm()
 
+    def postpone(self, call: Callable[[], None]) -> bool:
+        """Whether the end of this turn had better wait: many logs are dirty, and the committer is at work, so that no
+        confirm depends on it. Then `call` is called in 2 ms: one write for what else comes in until then. Each turn is
+        put off once.
+        """
+        if self._postponed:
+            self._postponed = False
+            return False
+        if self._later is None or self._job is None or len(self._dirty) < POSTPONE_FROM:
+            return False
+        self._postponed = True
+        self._later(POSTPONE_S, call)
+        return True
+
     def _write_dirty(self) -> None:
         self._turn += 1
-        dirty = self._dirty
-        for store in dirty:
-            store.write()
-            store.last_turn = self._turn
-            # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
-            # mid-turn); if that group's sync fails, this one must say so too.
-            if not store.gathered and (store.log.dirty or store.write_failed or store.needs_commit):
-                store.gathered = True
-                self._gathered.append(store)
-            self._gathered_bytes += store.written_bytes
-            self.unsynced_bytes += store.written_bytes
-            store.written_bytes = 0
-            if store.needs_commit or store.write_failed:
-                store.needs_commit = False
-                self._gathered_commit = True
-        dirty.clear()
+        size, commit = group.write(self._dirty, self._gathered, self._turn)
+        self._dirty.clear()
+        self._gathered_bytes += size
+        self.unsynced_bytes += size
+        if commit:
+            self._gathered_commit = True
 
     def _arm_tick(self) -> None:
         if self._later is not None and not self._closed:
@@ -350,14 +358,7 @@ class Storage:
         context = self._context
         stores = context.late
         context.late = []
-        for store in stores:
-            if store.deleted:
-                continue
-            if store.tick():
-                context.late.append(store)
-            if store.log.dirty and not store.gathered:
-                store.gathered = True
-                self._gathered.append(store)
+        group.tick(stores, self._gathered, context.late)
         self._settled_wanted = True
 
     def _hand_over(self) -> None:
@@ -368,13 +369,7 @@ class Storage:
         if settled_too:
             self._settled_wanted = False
             self._settled_handed_s = now
-        for store in self._gathered:
-            part = JobPart(store)
-            store.gathered = False
-            part.write_failed = store.write_failed
-            store.write_failed = False
-            store.collect(part, settled_too)
-            job.parts.append(part)
+        job.parts = group.collect(self._gathered, settled_too)
         self._gathered = []
         job.size_bytes = self._gathered_bytes
         self._gathered_bytes = 0
@@ -400,17 +395,7 @@ class Storage:
         self._job = None
         self._settle_armed = False
         self.unsynced_bytes -= job.size_bytes
-        failed: list[QueueStore] = []
-        group_size = len(job.parts)
-        for part in job.parts:
-            part.store.synced(part, group_size)
-            if part.store.deleted:
-                continue
-            if part.failed or part.write_failed or part.store.failed:
-                failed.append(part.store)
-            if part.store.log.dirty and not part.store.gathered:
-                part.store.gathered = True  # files of removed segments are left to go
-                self._gathered.append(part.store)
+        failed = group.synced(job.parts, self._gathered)
         if self._context.late and not self._late_armed:
             self._arm_tick()
         if not self._reserve.held:
@@ -496,7 +481,7 @@ class Storage:
         self.generation += 1
         for store in self._stores:
             if store.log.dirty or store.write_failed:
-                part = JobPart(store)
+                part = JobPart(store, store.name)
                 part.write_failed = store.write_failed
                 store.collect(part)
                 job.parts.append(part)

@@ -181,6 +181,8 @@ class Turn:
 
     def run(self) -> None:
         """The end of the loop's turn. Cost: what was touched, nothing for what was not."""
+        if self.storage.postpone(self.run):
+            return
         self._lone = self._reads <= 1
         self._reads = 0
         self._work_off()

@@ -26,6 +26,14 @@ class Disk:
         self.generation = 1
         self.unsynced_bytes = 0
         self.commit_waiting = False
+        self.many_dirty = False
+
+    def postpone(self, call: Any) -> bool:
+        postponed, self.many_dirty = self.many_dirty, False
+        if postponed:
+            self.log.append("wait")
+            self.later = call
+        return postponed
 
     def end_of_turn(self) -> None:
         self.log.append("write")
@@ -93,6 +101,18 @@ def test_a_turn_is_asked_for_once_and_has_an_order(room: Room) -> None:
     assert len(room.soon) == 1
     assert room.run() == ["write", "confirm 1 now", "send"]
     assert room.run() == []
+
+
+def test_a_turn_that_storage_puts_off(room: Room) -> None:
+    """Nothing of it is worked off before, and nobody else asks for it meanwhile."""
+    room.disk.many_dirty = True
+    sock: Any = Sock(room.log)
+    room.turn.flush_later(sock)
+    assert room.run() == ["wait"]
+    room.turn.want()
+    assert room.soon == []
+    room.disk.later()
+    assert room.log[-2:] == ["write", "send"]
 
 
 def test_a_confirm_waits_for_what_is_on_its_way(room: Room) -> None:

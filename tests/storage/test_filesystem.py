@@ -6,12 +6,12 @@ import ast
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from amqpd.storage.committer import JobPart, SyncJob, run_job
+from amqpd.storage.committer import run_job
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
+from amqpd.storage.group import JobPart, SyncJob
 from amqpd.storage.simulation import SimulatedFileSystem
 
 
@@ -169,7 +169,7 @@ def test_a_sync_waits_for_a_descriptor() -> None:
 
     filesystem.fault = fault
     job = SyncJob(1)
-    part = JobPart(SimpleNamespace(name="q"))
+    part = JobPart(None, "q")
     part.directories.append("/d")
     job.parts.append(part)
     run_job(filesystem, job, -1)

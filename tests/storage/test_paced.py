@@ -11,6 +11,7 @@ import pytest
 from amqpd.storage.checkpoint import HIGH_WATERMARK, decode_high_watermark
 from amqpd.storage.queue_store import AHEAD_MAX, QueueStore
 from amqpd.storage.settled import DELIVERED, SETTLED, decode_entries
+from amqpd.storage.storage import POSTPONE_FROM
 
 TICK_MS = 50
 Call = Callable[[], None]
@@ -259,3 +260,36 @@ def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
             settled.pop(offset, None)
         delivered |= marked
         assert not paced.commits or not any(failed for _, failed in paced.commits)
+
+
+def test_a_turn_that_touched_many_logs_waits_while_the_committer_works(make_house: Callable[..., Any]) -> None:
+    """Once, for 2 ms; a few logs, or a committer that is idle, hold nobody up."""
+    paced = Paced(make_house)
+    first = paced.begin()
+    stores = [first] + [paced.storage.create_queue("v", f"q{number}", "/")[1] for number in range(POSTPONE_FROM)]
+    called: list[int] = []
+
+    def run() -> None:
+        called.append(paced.clock.now_ms)
+
+    def append(count: int) -> None:
+        for store in stores[:count]:
+            paced.house.store = store
+            paced.append(b"a")
+        paced.house.store = first
+
+    append(len(stores))
+    assert not paced.storage.postpone(run), "nobody is at work"
+    paced.storage.end_of_turn()
+    append(3)
+    assert not paced.storage.postpone(run), "few logs"
+    append(len(stores))
+    begun = paced.clock.now_ms
+    assert paced.storage.postpone(run)
+    paced.house.clock.now_ms += 2
+    due = [call for time_ms, call in paced.waiting if time_ms <= paced.clock.now_ms]
+    assert len(due) == 1 and due[0] is run
+    run()
+    assert called == [begun + 2]
+    assert not paced.storage.postpone(run), "once a turn"
+    assert paced.storage.postpone(run), "and again in the next"

@@ -1,0 +1,123 @@
+"""One group of the commit, store by store: what is done for each of hundreds of dirty logs, and therefore compiled.
+
+`Storage` decides when; here stands what happens then to every store: it is written, its share goes into the job, and
+the job's end is told to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+from amqpd.storage.filesystem import OpenFile
+
+if TYPE_CHECKING:
+    from amqpd.storage.queue_store import QueueStore
+
+
+class JobPart:
+    """One store's share in a job. store: None in tests of the committer alone."""
+
+    def __init__(self, store: QueueStore | None, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.files: list[OpenFile] = []
+        self.paths: list[str] = []  # small files, closed already
+        self.directories: list[str] = []
+        self.checkpoints: list[tuple[str, bytes]] = []  # written when all of the above is safe
+        self.renames: list[tuple[str, str]] = []  # (from, to), likewise
+        self.renamed = True  # False when that did not succeed
+        self.unlinks: list[str] = []  # then removed, in this order
+        self.discards: list[str] = []  # then renamed `.deleted`, where they exist
+        self.removed: list[int] = []  # base offsets of the segments these files belong to
+        self.end_offset = 0
+        self.failed = False  # the sync did
+        self.write_failed = False  # a write before it did
+
+    def follows(self) -> bool:
+        """Whether there is something to do once the syncs are done."""
+        return bool(self.checkpoints or self.unlinks or self.discards or self.renames)
+
+
+class SyncJob:
+    """One group. `generation`: see `Storage.generation`. `size_bytes`: what was appended to it."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.parts: list[JobPart] = []
+        self.size_bytes = 0
+
+    def file_count(self) -> int:
+        """Files to sync."""
+        count = 0
+        for part in self.parts:
+            count += len(part.files)
+        return count
+
+
+def write(stores: list[QueueStore], gathered: list[QueueStore], turn: i64) -> tuple[i64, bool]:
+    """Writes what `stores` have of this turn; those with something to sync join `gathered`.
+
+    Returns (bytes appended that somebody waits for, whether a commit is wanted).
+    """
+    size: i64 = 0
+    commit = False
+    for store in stores:
+        store.write()
+        store.last_turn = turn
+        # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
+        # mid-turn); if that group's sync fails, this one must say so too.
+        if not store.gathered and (store.needs_commit or store.write_failed or store.log.dirty):
+            store.gathered = True
+            gathered.append(store)
+        size += store.written_bytes
+        store.written_bytes = 0
+        if store.needs_commit or store.write_failed:
+            store.needs_commit = False
+            commit = True
+    return size, commit
+
+
+def tick(stores: list[QueueStore], gathered: list[QueueStore], busy: list[QueueStore]) -> None:
+    """Has `stores` write what could wait; those that have more to come join `busy`."""
+    for store in stores:
+        if store.deleted:
+            continue
+        if store.tick():
+            busy.append(store)
+        if not store.gathered and store.log.dirty:
+            store.gathered = True
+            gathered.append(store)
+
+
+def collect(gathered: list[QueueStore], settled_too: bool) -> list[JobPart]:
+    """The share of each store in the next job."""
+    parts: list[JobPart] = []
+    for store in gathered:
+        part = JobPart(store, store.name)
+        store.gathered = False
+        part.write_failed = store.write_failed
+        store.write_failed = False
+        store.collect(part, settled_too)
+        parts.append(part)
+    return parts
+
+
+def synced(parts: list[JobPart], gathered: list[QueueStore]) -> list[QueueStore]:
+    """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
+    failed: list[QueueStore] = []
+    count = len(parts)
+    for part in parts:
+        store = part.store
+        if store is None:
+            continue
+        store.synced(part, count)
+        if store.deleted:
+            continue
+        if part.failed or part.write_failed or store.failed:
+            failed.append(store)
+        if not store.gathered and store.log.dirty:
+            store.gathered = True  # files of removed segments are left to go
+            gathered.append(store)
+    return failed
