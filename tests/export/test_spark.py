@@ -183,14 +183,18 @@ def test_a_processing_time_trigger_follows_the_queue(spark: Any, written: Any, t
         query.stop()
 
 
-def test_tasks_write_parquet_by_themselves(spark: Any, written: Any, tmp_path: Path) -> None:
+def test_tasks_write_parquet_by_themselves(
+    spark: Any, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from amqpd.storage.export import direct
     from amqpd.storage.export.direct import write_parquet
     from amqpd.storage.export.offsets import batch_parts
     from amqpd.storage.export.options import parse
 
     options = parse({"path": written.data_dir, "queue": "tasks", "splitBytes": "200000", "includeHeaders": "true"})
+    monkeypatch.setattr(direct, "TASK_BYTES_MIN", 1000)
     files = write_parquet(spark, options, batch_parts(options), str(tmp_path / "out"))
-    assert len(files) >= 3 and sum(each.rows for each in files) == 4000
+    assert len(files) == 2 and sum(each.rows for each in files) == 4000
     mine = spark.read.parquet(str(tmp_path / "out"))
     theirs = load(spark, written, includeHeaders="true")
     assert mine.schema.simpleString() == theirs.schema.simpleString()
