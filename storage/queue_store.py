@@ -6,9 +6,9 @@ the process loses no message; after the sync that `Storage` sees to, a power cut
 
 What was settled is written by `tick`, up to 50 ms later and for all of that while together, when the storage has a
 clock to call it (`StoreContext.paced`), else by `write` too. So a kill may bring back what was settled within the last
-50 ms, as redelivered. The delivery mark precedes the deliveries; while a queue is busy it runs ahead of them, so that
-it need not be written with every turn: after a kill up to AHEAD_MAX messages may be called redelivered that nobody has
-seen.
+50 ms, as redelivered. The delivery mark precedes the deliveries; while they go on without a pause it runs ahead of
+them, so that it need not be written with every turn: after a kill up to AHEAD_MAX messages may be called redelivered
+that nobody has seen.
 
 Offsets rise by one with each append and are never used twice, also when a write fails. `record_count` and `size_bytes`
 (of bodies) are what is in the log and not settled; both are true from `recover` on, which the first use calls by
@@ -54,6 +54,7 @@ _POOL_MAX: Final[i64] = 64
 _NO_LIMIT: Final[i64] = 1 << 60
 _NO_PARTS: Final[list[bytes]] = []
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
+_STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 _GROUP_LARGE: Final = 9  # stores
 # Ticks of 50 ms between two that do this for a store that is busy; one that comes to rest does both at once.
 _PUBLISH_TICKS: Final[i64] = 4
@@ -128,6 +129,7 @@ class QueueStore:
         self._tick_end: i64 = 0
         self._ticks: i64 = 0
         self._pace: i64 = 0  # deliveries in a tick, the most of late
+        self._steady: i64 = 0  # ticks on end that had some
         self._reader: LogReader = LogReader(log, context.ahead)
         self._cursor: BatchCursor | None = None
         # where `read_at_hand` goes on when the disk has answered; -1: it stopped for another reason
@@ -717,6 +719,7 @@ class QueueStore:
         self._tick_mark = mark
         pace: i64 = self._pace * 3 // 4
         self._pace = delivered if delivered > pace else pace
+        self._steady = self._steady + 1 if delivered > 0 else 0
         busy = self._pace > 0 or self.next_offset > self._tick_end or self._run_first >= 0
         self._tick_end = self.next_offset
         if delivered > 0 and mark + delivered > log.marked:
@@ -733,9 +736,11 @@ class QueueStore:
         return busy
 
     def _ahead(self) -> i64:
-        """How far the delivery mark goes beyond the last delivery: what some three ticks bring, nothing at rest."""
+        """How far the delivery mark goes beyond the last delivery: what some three ticks bring, if deliveries have gone on
+        for a while. A burst has an exact mark: who takes ten messages finds ten of them redelivered after a kill.
+        """
         ahead: i64 = self._pace * 3
-        if ahead < 6:
+        if ahead < 6 or self._steady < _STEADY_TICKS:
             return 0
         return ahead if ahead < AHEAD_MAX else AHEAD_MAX
 

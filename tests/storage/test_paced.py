@@ -136,6 +136,19 @@ def test_the_mark_runs_ahead_of_a_busy_queue(paced: Paced) -> None:
     assert len([offset for offset in marked if offset > delivered]) in range(1, AHEAD_MAX + 1)
 
 
+def test_a_burst_is_marked_exactly(paced: Paced) -> None:
+    """Fifty at once, and the kill some ticks later: fifty are redelivered."""
+    store = paced.store
+    paced.append(*[b"x"] * 200)
+    paced.turn()
+    for first in range(0, 50, 10):
+        paced.deliver(*range(first, first + 10))
+        paced.turn()
+    paced.pass_ms(150)
+    store = paced.again()
+    assert [offset for offset in paced.offsets() if store.redelivered(offset)] == list(range(50))
+
+
 def test_a_slow_queue_is_marked_exactly(paced: Paced) -> None:
     for _ in range(20):
         paced.deliver(*paced.append(b"x"))
