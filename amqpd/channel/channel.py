@@ -287,16 +287,8 @@ class Channel(Confirmer):
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def publish(
-        self,
-        method: bytes,
-        content: bytes,
-        header_size: i64,
-        body_size: i64,
-        frame_payload_max: i64,
-        parts: list[bytes] | None = None,
-    ) -> None:
-        """A whole basic.publish. parts: of a large body; `content` is the header frame then.
+    def publish(self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64) -> None:
+        """A whole basic.publish. Of a large body `content` is the header frame, and the connection has its `parts`.
 
         Raises: what the checks raise (403, 404, 406, 501, 540).
         """
@@ -326,6 +318,7 @@ class Channel(Confirmer):
                 self._last_info = info
             assert info is not None  # set together with the properties
             persistent = info.delivery_mode == 2
+        parts = self.connection.parts
         if parts is None:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:

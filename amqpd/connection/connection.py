@@ -115,6 +115,8 @@ class Connection(CommandSink):
         self.out = BytesWriter()
         self.cut_bytes: i64 = 0
         self._cuts: list[bytes | memoryview] = []
+        # The body of the large publish that is being handed on.
+        self.parts: list[bytes] | None = None
         self.flush_wanted = False
         self.write_paused = False
         self.starved: list[ChannelConsumer] = []
@@ -284,17 +286,15 @@ class Connection(CommandSink):
                 self.deferred_bytes -= item.size_bytes()
 
     def on_large_publish(self, number: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64) -> None:
-        self.on_publish(number, method, header, len(header), body_size, 0, parts)
+        # Beside the arguments: one more of them would cost every publish a call, as it is not the sink's.
+        self.parts = parts
+        try:
+            self.on_publish(number, method, header, len(header), body_size, 0)
+        finally:
+            self.parts = None
 
     def on_publish(
-        self,
-        number: i64,
-        method: bytes,
-        content: bytes,
-        header_size: i64,
-        body_size: i64,
-        frame_payload_max: i64,
-        parts: list[bytes] | None = None,
+        self, number: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
     ) -> None:
         channel = self.channel(number)
         if channel is None:
@@ -302,13 +302,13 @@ class Connection(CommandSink):
         if channel.closing:
             return
         if channel.busy:
-            self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max, parts))
+            self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max, self.parts))
             return
         self.publishes = True
         self.published_count += 1
         if self.turn.alarmed:
             self.control.hold_for_alarm()
-        channel.publish(method, content, header_size, body_size, frame_payload_max, parts)
+        channel.publish(method, content, header_size, body_size, frame_payload_max)
         if self.returned:
             self.returned = False
             self._check_output()
@@ -438,7 +438,9 @@ class Connection(CommandSink):
             index += 1
             self.deferred_bytes -= item.size_bytes()
             try:
-                if item.kind == 1:
+                if item.kind == 1 and item.parts is not None:
+                    self.on_large_publish(number, item.payload, item.content, item.parts, item.body_size)
+                elif item.kind == 1:
                     self.on_publish(
                         number,
                         item.payload,
@@ -446,7 +448,6 @@ class Connection(CommandSink):
                         item.header_size,
                         item.body_size,
                         item.frame_payload_max,
-                        item.parts,
                     )
                 else:
                     self.on_method(number, item.payload)
