@@ -284,7 +284,7 @@ class Assembler:
                         )
                         position = content_end
                         continue
-                    if content_end == 0:
+                    if content_end == 0 and not (self._dropped and number in self._dropped):
                         if frame_end + 1 == end:
                             # Nothing follows yet: an error of the method itself is told now.
                             self.channel = number

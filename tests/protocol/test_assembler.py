@@ -536,6 +536,15 @@ def test_dropped_channels_hold_nothing() -> None:
     assert [command[0] for command in driver.sink.commands] == ["method", "publish"]
 
 
+def test_dropped_channels_are_not_waited_for() -> None:
+    """A publish whose body never comes, on a channel that was closed for the one before it."""
+    driver = Driver()
+    publish = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1)
+    driver.feed(publish + raw_frame(2, 1, header_payload(BODY_MAX + 1, b"\0\0")))
+    driver.feed(publish + raw_frame(2, 1, header_payload(1, b"\0\0")))
+    assert not driver.assembler.mid_frame()
+
+
 def big_stream(size: int) -> bytes:
     method = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1)
     return method + raw_frame(2, 1, header_payload(size, b"\0\0")) + raw_frame(3, 1, bytes(size))
