@@ -736,8 +736,8 @@ class QueueStore:
         return busy
 
     def _ahead(self) -> i64:
-        """How far the delivery mark goes beyond the last delivery: what some three ticks bring, if deliveries have gone on
-        for a while. A burst has an exact mark: who takes ten messages finds ten of them redelivered after a kill.
+        """How far the delivery mark goes beyond the last delivery: what some three ticks bring, if deliveries have gone
+        on for a while. A burst has an exact mark: who takes ten messages finds ten redelivered after a kill.
         """
         ahead: i64 = self._pace * 3
         if ahead < 6 or self._steady < _STEADY_TICKS:
