@@ -39,16 +39,23 @@ help:
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
 
-test: lint test-compiled test-interpreted
+test: setup lint test-compiled test-interpreted
+
+# Both environments at once: each is downloads and one processor.
+.PHONY: setup
+setup:
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(PLAIN)/.installed
 
 test-compiled: $(VENV)/.installed $(VENV)/.dev
 	@$(VENV)/bin/python -P -c 'import amqpd, sys; assert amqpd.__file__.startswith(sys.prefix), amqpd.__file__'
 	@echo "== pytest against the installed wheel: $$($(VENV)/bin/amqpd --version)"
 	@if [ -n "$${CI:-}" ]; then $(VENV)/bin/amqpd --version | grep -q compiled || { echo "CI tests the compiled package too" >&2; exit 1; }; fi
-	@# Spark's tests wait for a JVM most of the time: they run beside the others. Those that measure latency run alone.
+	@# Most of them wait, for a JVM, a time-out, a disk: three lanes at once. Those that measure latency run alone.
 	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m '$(MARKS)'"; \
 	eval "$$run tests/export" > $(VENV)/export.log 2>&1 & export=$$!; \
-	eval "$$run tests interop --ignore=tests/export --ignore=tests/limits" || status=$$?; \
+	eval "$$run tests/conformance interop" > $(VENV)/interop.log 2>&1 & interop=$$!; \
+	eval "$$run tests --ignore=tests/export --ignore=tests/conformance --ignore=tests/limits" || status=$$?; \
+	wait $$interop || status=$$?; cat $(VENV)/interop.log; \
 	wait $$export || status=$$?; cat $(VENV)/export.log; \
 	eval "$$run tests/limits" || status=$$?; exit $$status
 
@@ -116,7 +123,7 @@ $(VENV)/.tools: $(VENV)/.created $(SETUP)
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements.txt
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.tools
+$(VENV)/.dev: $(VENV)/.tools | $(VENV)/.installed
 	@echo "installing what the tests need into $(VENV)"
 	@$(VENV)/bin/python -c '$(REQUIREMENTS)' test spark > $(VENV)/requirements-test.txt
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-test.txt

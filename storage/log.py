@@ -392,9 +392,9 @@ class Log:
                 share = body_size_bytes
                 if stop < last:  # the range goes on in another segment
                     share = body_size_bytes * new // (last - first + 1)
-                    if segment.live == 0:
-                        share = min(body_size_bytes, segment.body_bytes - segment.settled_body_bytes)
-                body_size_bytes -= share
+                if segment.live == 0:  # all of it, also where the caller did not know how much that is
+                    share = max(0, segment.body_bytes - segment.settled_body_bytes)
+                body_size_bytes = max(0, body_size_bytes - share)
                 segment.settled_body_bytes += share
                 self._note(segment, settled.SETTLED, offset, stop, share)
                 if segment.sealed and segment.live == 0:

@@ -234,7 +234,7 @@ class LimitedQueue(Queue):
                 self._drop_head()
 
     def purge(self) -> i64:
-        count = super().purge()
+        count = self.purge_ready(self.ready_bytes)
         self.ready_bytes = 0
         return count
 

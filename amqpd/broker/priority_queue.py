@@ -382,22 +382,36 @@ class PriorityQueue(LimitedQueue):
     def purge(self) -> i64:
         count = self.ready_count
         store = self.store
-        if store is not None and self._scanning():
-            # Nothing is unacked yet.
-            store.settle_range(self._scan_offset, self._scan_end - 1)
         if store is not None:
-            # Unacked entries lie between the ready ones, so each is settled by itself.
-            for level in self._levels:
-                for entry in level.returned:
-                    self.settle_log(entry)
-                for entry in level.hot:
-                    self.settle_log(entry)
-            for index in self._cold:
-                for offset in index.offsets():
-                    store.settle(offset)
+            if self._scanning():
+                # Nothing is unacked yet.
+                store.settle_range(self.log_start, store.next_offset - 1, self.ready_bytes)
+            else:
+                self._settle_ready(store)
             store.settle_with_turn()
         self._clear()
         return count
+
+    def _settle_ready(self, store: QueueStore) -> None:
+        """Each by itself, as unacked entries lie between them."""
+        size = self.ready_bytes
+        for level in self._levels:
+            for entry in level.returned:
+                self.settle_log(entry)
+                size -= entry.body_size
+            for entry in level.hot:
+                self.settle_log(entry)
+                size -= entry.body_size
+        offsets: list[int] = []
+        for index in self._cold:
+            offsets += index.offsets()
+        # The size of each is not known, that of all is.
+        left: i64 = len(offsets)
+        for offset in offsets:
+            share: i64 = size // left if size > 0 else 0
+            store.settle(offset, share)
+            size -= share
+            left -= 1
 
     def unwritten(self, ranges: list[tuple[int, int]]) -> None:
         for level in self._levels:

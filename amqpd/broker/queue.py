@@ -631,19 +631,24 @@ class Queue(Destination):
 
     def purge(self) -> i64:
         """Removes what is ready; unacked messages stay. Returns how many went."""
+        return self.purge_ready(0)
+
+    def purge_ready(self, size: i64) -> i64:
+        """`purge`. size: bytes of the bodies that are ready, where that is known."""
         count = self.ready_count
         store = self.store
         if store is not None:
             for entry in self.returned:
                 if entry.offset >= self.log_start:
                     store.settle(entry.offset, entry.body_size)
+                size -= entry.body_size
             first = self.cold_offset
             if self.hot:
                 first = self.hot[0].offset
             if first < self.log_start:
                 first = self.log_start
             if first < store.next_offset:
-                store.settle_range(first, store.next_offset - 1)
+                store.settle_range(first, store.next_offset - 1, size if size > 0 else 0)
             store.settle_with_turn()
         self.returned.clear()
         self.hot.clear()

@@ -104,6 +104,28 @@ def test_beside_a_naive_twin(make_room, arguments: Arguments, steps: list[tuple]
             room.storage.close(clean=False)
 
 
+LETTERS: Arguments = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+KEPT = ("publish", 0, 0, True)
+PURGED_AND_KILLED = [
+    [KEPT, ("purge",), KEPT, ("kill",)],
+    [KEPT, ("kill",), ("purge",), KEPT, ("kill",)],
+    [KEPT, ("get", 0), ("purge",), ("ack", 0), KEPT, ("kill",)],
+    [KEPT, KEPT, ("kill",), ("get", 0), ("purge",), ("ack", 0), KEPT, ("kill",)],
+]
+
+
+@pytest.mark.parametrize("levels", [{}, {"x_max_priority": 2}], ids=["plain", "levels"])
+@pytest.mark.parametrize("steps", PURGED_AND_KILLED)
+def test_a_purge_makes_room_over_a_kill(make_room, tmp_path: Path, levels: Arguments, steps: list[tuple]) -> None:
+    """What was purged does not count against the limit in bytes at the next start, so that nothing is dropped."""
+    arguments = LETTERS | levels | {"x_max_length_bytes": 3, "x_overflow": "drop-head"}
+    room = make_room(tmp_path)
+    try:
+        _compare(room, arguments, steps, 1)
+    finally:
+        room.storage.close(clean=False)
+
+
 def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> None:
     twin = Twin(arguments)
     room.queue("dead")
