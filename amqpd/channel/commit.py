@@ -28,7 +28,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.message import Entry, Message
 from amqpd.broker.queue import HOT_COUNT_MAX, Destination, Queue
-from amqpd.channel.on_basic import reject_entries, requeue_all
+from amqpd.channel.on_basic import requeue_all, settle_collected
 from amqpd.errors import InternalError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import TxCommitOk
@@ -46,9 +46,6 @@ SLICE_S: Final = 0.003
 _STEP: Final[i64] = 64
 # What a commit does in one turn without being cut: offers to queues, and settlements.
 SMALL_COUNT: Final = 1000
-
-ACK: Final = 0
-REQUEUE: Final = 1
 
 _LOOK: Final = 0
 _SORT: Final = 1
@@ -272,12 +269,7 @@ class Commit:
             entry.in_transaction = False
             if not channel.closing:
                 channel.take(tag, False)
-            if action == ACK:
-                channel.settle(entry)
-            elif action == REQUEUE:
-                requeue_all(channel, [entry])
-            else:
-                reject_entries(channel, [entry])
+            settle_collected(channel, entry, action)
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:
                 # Written now and then: one turn's worth of them is not the whole transaction's.

@@ -208,6 +208,16 @@ def _tag(tag: int) -> int:
     return tag if tag < 2**63 else tag - 2**64
 
 
+def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
+    """Does what a transaction collected; the tag has been taken."""
+    if action == ACK:
+        channel.settle(entry)
+    elif action == DISCARD:
+        reject_entries(channel, [entry])
+    else:
+        requeue_all(channel, [entry])
+
+
 def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
     for entry in entries:
         channel.returned_credit(entry)

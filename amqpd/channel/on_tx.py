@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqpd.channel.commit import SMALL_COUNT, Commit
-from amqpd.channel.on_basic import reject_entries, requeue_all
+from amqpd.channel.on_basic import settle_collected
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
@@ -21,8 +21,6 @@ from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback,
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
     from amqpd.storage.queue_store import QueueStore
-
-ACK, REQUEUE, DISCARD = 0, 1, 2
 
 
 def select(channel: Channel, _command: TxSelect) -> None:
@@ -65,12 +63,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.take(tag, False)
-        if action == ACK:
-            channel.settle(entry)
-        elif action == DISCARD:
-            reject_entries(channel, [entry])
-        else:
-            requeue_all(channel, [entry])
+        settle_collected(channel, entry, action)
     channel.busy = True
     channel.commit_reply(commands.frame(channel.number, TxCommitOk()), list(stores))
 

@@ -202,17 +202,19 @@ class Connection(CommandSink):
         self.assembler.push(data)
         turn = self.turn
         alone = turn.begin_read(len(data))
-        self.run()
-        if self._turn_number != turn.number:
-            self._turn_number = turn.number
-            self._turn_bytes = 0
-        self._turn_bytes += len(data)
-        if turn.took(len(data), self._turn_bytes) and not self.paced and self.state == RUNNING:
-            self.paced = True
-            self.transport.pause_reading()
-            turn.pace(self)
-        if alone:
-            turn.finish_read()
+        try:
+            self.run()
+            if self._turn_number != turn.number:
+                self._turn_number = turn.number
+                self._turn_bytes = 0
+            self._turn_bytes += len(data)
+            if turn.took(len(data), self._turn_bytes) and not self.paced and self.state == RUNNING:
+                self.paced = True
+                self.transport.pause_reading()
+                turn.pace(self)
+        finally:
+            if alone:  # whatever happens here: nobody else works this turn off
+                turn.finish_read()
 
     def run(self) -> None:
         """Works off what was received."""
