@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TypeVar
 
 from . import generator, machine, picture, profiles, rabbitmq, report, rounds
-from .brokers import Amqpd, Broker, Peer, StartFailed, start_and_answer_ms
+from .brokers import Amqpd, Broker, Echo, Peer, StartFailed, start_and_answer_ms
 from .generator import RunFailed
 from .rounds import Plan, say
 from .scenarios import SCENARIOS, scenario, select
@@ -85,6 +85,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         given.groups = select(names or [each.name for each in SCENARIOS])
     except ValueError as error:
         parser.error(str(error))
+    for option, path in (("--out", given.out), ("--directory", given.directory)):
+        if path is not None and not path.is_dir():
+            parser.error(f"{option}: there is no directory {path}")
     given.profiled = profiles.chosen(given.groups) if given.profile else []
     return given
 
@@ -145,7 +148,7 @@ def _measure(given: argparse.Namespace, plan: Plan, outcome: report.Outcome, dir
         outcome.note("The data lay on a tmpfs, so a sync cost nothing: S3 and S4 say little. Use --directory.")
     ours = Amqpd(directory / "amqpd")
     brokers = _started(given, outcome, ours, directory, stack)
-    only = {report.INTERPRETED: {each.name for each in SCENARIOS if each.interpreted}}
+    only = {report.INTERPRETED: {each.name for each in SCENARIOS if each.interpreted}, report.ECHO: {"S7"}}
     until = ends - _afterwards_s(given, plan)
     rounds_done = 0
 
@@ -203,6 +206,8 @@ def _started(
         outcome.versions[broker.name] = broker.version
         if broker is peer:
             outcome.peer = broker.name
+    if "S7" in given.groups:
+        brokers.append(Echo())
     if ours.build != "compiled":
         outcome.note("This amqpd is not compiled: its figures are those of the interpreted sources.")
     return brokers

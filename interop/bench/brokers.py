@@ -57,6 +57,17 @@ class Broker:
             raise StartFailed(f"{self.name} does not answer on {self.host}:{self.port}")
 
 
+class Echo(Broker):
+    """No broker: a process that sends on what it reads (echo.c), which shows what the machine itself takes."""
+
+    def __init__(self) -> None:
+        super().__init__("echo", "", 0)
+        self.version = "echo (no broker: echo.c)"
+
+    def check(self) -> None:
+        """Nothing that could be gone: every run starts its own."""
+
+
 class Peer(Broker):
     """A broker that somebody else runs. Its CPU and memory are measured if it is on this machine."""
 

@@ -1,4 +1,4 @@
-"""The load generator: amqpload.c, compiled on first use, run once per measurement.
+"""The load generator: amqpload.c, compiled on first use, run once per measurement; and echo.c, no broker at all.
 
 A run's answer is one JSON object (see `answer` in amqpload.c). Here the load of the rest of the machine during the run
 is added: `other_cores` (busy, neither broker nor generator) and `steal_cores`, so that a disturbed figure shows.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = (HERE / "amqpload.c", HERE / "amqpwire.h")
+PROGRAM, ECHO = "amqpload", "echo"
 RUN_TIMEOUT_S = 180.0
 
 Result = dict[str, float]
@@ -25,22 +25,30 @@ class RunFailed(Exception):
 
 
 def build(directory: Path) -> Path:
-    """Compiles the generator into `directory`; returns the program. Raises: RunFailed without a C compiler."""
-    program = directory / "amqpload"
+    """Compiles generator and echo into `directory`; returns the generator. Raises: RunFailed without a C compiler."""
     compiler = os.environ.get("CC", "cc")
+    for name in (PROGRAM, ECHO):
+        command = [compiler, "-O2", "-Wall", "-o", directory / name, HERE / f"{name}.c"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        except FileNotFoundError:
+            raise RunFailed(f"no C compiler ({compiler}); on Debian: apt install gcc") from None
+        except subprocess.CalledProcessError as error:
+            raise RunFailed(f"{name}.c does not compile: {error.stderr}") from None
+    return directory / PROGRAM
+
+
+def echo(program: Path, seconds: float, warm_s: float, messages_per_s: int) -> Result:
+    """Latency of the machine itself. program: the generator's; echo lies beside it. Raises: RunFailed."""
+    command = [program.with_name(ECHO), f"{seconds}", f"{warm_s}", f"{messages_per_s}"]
     try:
-        subprocess.run(
-            [compiler, "-O2", "-Wall", "-o", program, SOURCES[0]],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    except FileNotFoundError:
-        raise RunFailed(f"no C compiler ({compiler}); on Debian: apt install gcc") from None
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + warm_s + 30)
     except subprocess.CalledProcessError as error:
-        raise RunFailed(f"amqpload.c does not compile: {error.stderr}") from None
-    return program
+        raise RunFailed(f"echo: {error.stderr.strip()}") from None
+    except subprocess.TimeoutExpired:
+        raise RunFailed("echo has not ended") from None
+    found: Result = json.loads(done.stdout)
+    return found
 
 
 def machine_busy() -> tuple[float, float]:

@@ -19,6 +19,7 @@ from .scenarios import RATE, SCENARIOS, Scenario, Target
 BUSY_CORES = 0.3
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 OURS = "amqpd"
+ECHO = "echo"
 INTERPRETED = "interpreted"
 PROFILE_METHOD = (
     "`perf record` at 2,000 Hz while the scenario runs; shares of the process, all its threads. Interpreted: a "
@@ -104,9 +105,14 @@ def _share(value: float) -> str:
     return f"1/{1 / value:.0f}" if value < 0.3 else f"{value:.2f}"
 
 
-def _latency(runs: Sequence[Run], scenario: str, broker: str) -> str:
+def _percentiles(runs: Sequence[Run], scenario: str, broker: str) -> list[float]:
+    """p50, p99, p999 in us; empty if they were not measured."""
     values = [median(runs, scenario, broker, figure) for figure in ("p50_us", "p99_us", "p999_us")]
-    return " / ".join("-" if value is None else f"{value:,.0f}" for value in values) if values[0] is not None else ""
+    return [value for value in values if value is not None]
+
+
+def _joined(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:,.0f}" for value in values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -145,9 +151,9 @@ def figures(outcome: Outcome) -> str:
                 if with_ratio:
                     row.append(_factor(_shown_ratio(runs, name, broker, peer, figure)))
         if has_latency:
-            row.append(_latency(runs, name, broker))
+            row.append(_joined(_percentiles(runs, name, broker)))
             if peer:
-                row.append(_latency(runs, name, peer))
+                row.append(_joined(_percentiles(runs, name, peer)))
         rows.append(row)
     return table(rows)
 
@@ -165,6 +171,22 @@ def _shown_ratio(runs: Sequence[Run], scenario: str, ours: str, peer: str, figur
     """How many times better ours is: for a cost the ratio turned round."""
     value = ratio(runs, scenario, ours, peer, figure)
     return value if value is None or figure == RATE else 1 / value if value else None
+
+
+def echo_lines(outcome: Outcome) -> str:
+    """What of a latency is the machine's, and what each broker adds to it; empty without the echo's figures."""
+    lines = []
+    for name in [each.name for each in SCENARIOS]:
+        floor = _percentiles(outcome.runs, name, ECHO)
+        if not floor:
+            continue
+        parts = [f"a process that only sends on what it reads (echo.c), in the same minutes: {_joined(floor)} us"]
+        for broker in (OURS, outcome.peer):
+            if found := _percentiles(outcome.runs, name, broker):
+                above = [value - least for value, least in zip(found, floor, strict=True)]
+                parts.append(f"{broker} adds {_joined(above)}")
+        lines.append(f"{name}, p50 / p99 / p999: {'; '.join(parts)}.")
+    return "\n".join(lines)
 
 
 def targets(outcome: Outcome) -> list[list[str]]:
@@ -258,6 +280,7 @@ def markdown(outcome: Outcome, picture: str) -> str:
         "\n".join(facts),
         _method(outcome),
         figures(outcome),
+        echo_lines(outcome),
         target_table(outcome),
         f"![ratios]({picture})" if outcome.peer else "",
         "## Scenarios\n\n" + "\n".join(f"- **{each.name}** {each.what}" for each in SCENARIOS),
@@ -277,7 +300,7 @@ def summary(outcome: Outcome, report: str) -> str:
     versions = "; ".join(outcome.versions.values())
     where = f"{outcome.date}, {outcome.machine['cpu']}, {outcome.machine['system']}; {versions}."
     said = f"{where} Command: `{outcome.command}`. Whole report, with profiles: [{report}]({report})."
-    parts = [said, figures(outcome), target_table(outcome)]
+    parts = [said, figures(outcome), echo_lines(outcome), target_table(outcome)]
     if outcome.backlog:
         parts.append(backlog_line(outcome.backlog))
     if outcome.profiles:

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import generator, machine
-from .brokers import Broker, StartFailed
+from .brokers import Broker, Echo, StartFailed
 from .generator import Result, RunFailed
 from .scenarios import scenario
+
+ECHO_RATE = 1000
+"""Messages a second of S7, as amqpload.c has it."""
 
 PAUSE_S = 0.3
 """Between runs: a broker puts away what the last one left."""
@@ -64,6 +67,9 @@ def options(plan: Plan, name: str) -> list[str]:
 
 def measure(plan: Plan, broker: Broker, group: str) -> dict[str, Result]:
     """One group on one broker: scenario -> result. Raises: RunFailed, StartFailed."""
+    if isinstance(broker, Echo):
+        seconds = plan.seconds * scenario(group).longer
+        return {group: generator.echo(plan.program, seconds, warm_s(plan, group), ECHO_RATE)}
     if group == "S4":
         return _backlog(plan, broker)
     if group == "S4cold":
@@ -157,10 +163,15 @@ def _one(plan: Plan, broker: Broker, group: str, round_number: int, runs: list[R
         return False
     for name, result in results.items():
         runs.append(Run(round_number, name, broker.name, result))
-        figures = [f"{result['rate']:,.0f}/s", f"{result.get('cpu_us', 0):.2f} us CPU"]
+        figures = [f"{result['rate']:,.0f}/s"]
+        if "cpu_us" in result:
+            figures.append(f"{result['cpu_us']:.2f} us CPU")
         if "p99_us" in result:
             figures.append(f"p50 {result['p50_us']:.0f} p99 {result['p99_us']:.0f} us")
-        figures.append(f"{result.get('anon_peak_mb', 0):.0f} MB, {result['other_cores']:.1f} cores busy elsewhere")
+        if "anon_peak_mb" in result:
+            figures.append(f"{result['anon_peak_mb']:.0f} MB")
+        if "other_cores" in result:
+            figures.append(f"{result['other_cores']:.1f} cores busy elsewhere")
         say(f"{progress} {name} {broker.name}: {', '.join(figures)}")
     return True
 

@@ -15,9 +15,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from interop.bench import __main__ as bench_main
 from interop.bench import generator, guard, picture, profiles, report, scenarios
 from interop.bench import rounds as bench_rounds
-from interop.bench.brokers import Amqpd, Broker, StartFailed
+from interop.bench.brokers import Amqpd, Broker, Echo, StartFailed
 from interop.bench.rounds import Plan, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,32 @@ def test_a_short_run_alone(tmp_path: Path) -> None:
     text = data.with_suffix(".md").read_text()
     assert "| S1 " in text and str(ROOT) not in text
     assert not list(tmp_path.glob("amqpd-bench-*")), "the brokers' directory is removed"
+
+
+@needs_compiler
+def test_what_the_machine_takes_by_itself(tmp_path: Path) -> None:
+    plan = Plan(generator.build(tmp_path), 0.1, 1, 1, True)
+    result = bench_rounds.measure(plan, Echo(), "S7")["S7"]
+    assert 0 < result["p50_us"] <= result["p99_us"] <= result["p999_us"]
+    assert result["rate"] == 1000
+
+
+def test_what_a_broker_adds_to_it() -> None:
+    latencies = {"echo": (100, 250, 900), "amqpd": (130, 300, 1000), "rabbitmq": (290, 600, 5000)}
+    runs = [
+        Run(1, "S7", broker, dict(zip(("p50_us", "p99_us", "p999_us"), values, strict=True)))
+        for broker, values in latencies.items()
+    ]
+    said = report.echo_lines(outcome(runs))
+    assert "100 / 250 / 900 us; amqpd adds 30 / 50 / 100; rabbitmq adds 190 / 350 / 4,100." in said
+    assert report.echo_lines(outcome(runs[1:])) == ""
+
+
+@pytest.mark.parametrize("option", ["--out", "--directory"])
+def test_a_directory_that_is_not_there(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench_main.main([option, "no/such/place"])
+    assert f"{option}: there is no directory no/such/place" in capsys.readouterr().err
 
 
 @needs_compiler
