@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,55 +20,10 @@ from amqpd.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.queue import Queue
-    from amqpd.channel.channel import Channel
-    from amqpd.connection.connection import Connection
+    from amqpd.connection.connections import Connections
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE_BYTES: Final = resource.getpagesize()
-
-
-QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack")
-CHANNEL_COUNTERS: Final = ("publish", "confirm", "deliver_get", "ack")
-CONNECTION_COUNTERS: Final = ("recv_oct", "send_oct")
-
-
-def queue_counts(queue: Queue) -> tuple[int, ...]:
-    """In the order of QUEUE_COUNTERS."""
-    return (
-        queue.published_count,
-        queue.delivered_count,
-        queue.delivered_no_ack_count,
-        queue.get_count,
-        queue.get_no_ack_count,
-        queue.redelivered_count,
-        queue.acked_count,
-    )
-
-
-def channel_counts(channel: Channel) -> tuple[int, ...]:
-    """In the order of CHANNEL_COUNTERS. Delivery tags begin with 1."""
-    confirmed = channel.confirmed_sequence if channel.confirming else 0
-    return (channel.published_count, confirmed, channel.next_tag - 1, channel.acked_count)
-
-
-def connection_counts(connection: Connection) -> tuple[int, ...]:
-    """In the order of CONNECTION_COUNTERS, bytes."""
-    return (connection.received_bytes, connection.sent_bytes)
-
-
-class Ended:
-    """Sums of what objects had counted when they ended."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def add(self, counts: Sequence[int]) -> None:
-        """counts: in the order of the object's counters."""
-        if not self.counts:
-            self.counts = [0] * len(counts)
-        for index, count in enumerate(counts):
-            self.counts[index] += count
 
 
 class Process(NamedTuple):
@@ -99,7 +54,11 @@ class Metric(NamedTuple):
 
 
 def prometheus(
-    broker: Broker, objects: Mapping[str, int], queues: Mapping[str, int], channels: Mapping[str, int]
+    broker: Broker,
+    connections: Connections,
+    objects: Mapping[str, int],
+    queues: Mapping[str, int],
+    channels: Mapping[str, int],
 ) -> str:
     """The text. objects: connections, channels ... and messages_ready, messages_unacked; queues, channels: their
     counters, summed since the start.
@@ -123,10 +82,10 @@ def prometheus(
             objects["messages_ready"] + objects["messages_unacked"],
         ),
         Metric(
-            "rabbitmq_connections_opened_total", "counter", "Connections opened", broker.connection_opened_count
+            "rabbitmq_connections_opened_total", "counter", "Connections opened", connections.opened_count
         ),
         Metric(
-            "rabbitmq_connections_closed_total", "counter", "Connections closed", broker.connection_closed_count
+            "rabbitmq_connections_closed_total", "counter", "Connections closed", connections.closed_count
         ),
         Metric("rabbitmq_channels_opened_total", "counter", "Channels opened", broker.channel_opened_count),
         Metric("rabbitmq_channels_closed_total", "counter", "Channels closed", broker.channel_closed_count),

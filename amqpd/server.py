@@ -28,6 +28,7 @@ from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
+from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
 from amqpd.management.unix_socket import NAME, unix_socket
@@ -76,7 +77,7 @@ class Server:
         )
         self.metadata = Metadata(settings.metadata.url, data_dir, post)
         self.broker = Broker(settings, self.storage, self.metadata, loop)
-        self.broker.server = self
+        self.connections = Connections(self.broker)
         self.heartbeats = Heartbeats(loop)
 
     def load(self) -> None:
@@ -109,7 +110,7 @@ class Server:
         amqp = self.settings.amqp
         port = self.amqp_ports[0] if self.amqp_ports else amqp.port
         plain = await self.loop.create_server(
-            lambda: Transport(self.broker, self.heartbeats, False),
+            lambda: Transport(self.broker, self.connections, self.heartbeats, False),
             sock=_bound_socket(amqp.host, port),
             backlog=BACKLOG,
         )
@@ -117,7 +118,7 @@ class Server:
         self.amqp_ports = [plain.sockets[0].getsockname()[1]]
         if amqp.tls.port is not None:
             tls = await self.loop.create_server(
-                lambda: Transport(self.broker, self.heartbeats, True),
+                lambda: Transport(self.broker, self.connections, self.heartbeats, True),
                 sock=_bound_socket(amqp.host, self.tls_port or amqp.tls.port),
                 backlog=BACKLOG,
                 ssl=tls_context(self.settings),
@@ -160,7 +161,7 @@ class Server:
     async def close_connections(self, reason: str) -> None:
         """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
         self.heartbeats.finish_unopened()
-        for connection in list(self.broker.connections.values()):
+        for connection in self.connections:
             connection.control.force(reason)
         self.broker.turn.want()
         deadline = self.loop.time() + STOP_WAIT_S

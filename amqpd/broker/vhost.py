@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import arguments as queue_arguments
+from amqpd.broker.counters import queue_counts
 from amqpd.broker.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.expiry import Expiry
 from amqpd.broker.queue import Destination, Queue
@@ -30,7 +31,6 @@ from amqpd.errors import (
     PreconditionFailed,
     ResourceLocked,
 )
-from amqpd.metrics import queue_counts
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import BadBinding, UnknownExchangeType, exchange_type
 from amqpd.storage.metadata import (

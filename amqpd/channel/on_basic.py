@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from amqpd.broker.arguments import erlang_type, is_integer
 from amqpd.broker.message import Entry
 from amqpd.broker.queue import Queue
+from amqpd.channel.access import check
 from amqpd.channel.naming import queue_name
 from amqpd.channel.properties_check import REPLY_TO
 from amqpd.channel.reply_to import ReplyConsumer
@@ -70,7 +71,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         _consume_replies(channel, command)
         return
     name = queue_name(channel, command.queue)
-    connection.broker.check(connection, "read", "queue", name)
+    check(connection, "read", "queue", name)
     queue = vhost.usable_queue(name, connection)
     tag = _new_tag(channel, command.consumer_tag)
     priority = 0
@@ -156,7 +157,7 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
 def get(channel: Channel, command: BasicGet) -> None:
     connection = channel.connection
     name = queue_name(channel, command.queue)
-    connection.broker.check(connection, "read", "queue", name)
+    check(connection, "read", "queue", name)
     queue = connection.vhost.usable_queue(name, connection)
     queue.used()
     entry = queue.get(command.no_ack)

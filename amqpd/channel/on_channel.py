@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.channel import on_basic
+from amqpd.channel.counters import channel_counts
 from amqpd.errors import ChannelError, NotImplementedByBroker
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -41,11 +43,27 @@ def open_channel(connection: Connection, channel: Channel | None, number: int) -
 def close(channel: Channel, _command: ChannelClose) -> None:
     connection = channel.connection
     number = channel.number
-    connection.broker.close_channel(channel)
+    release(channel)
     channel.closing = True
     connection.forget_channel(number)
     connection.assembler.take_channel(number)
     connection.send(number, ChannelCloseOk())
+
+
+def release(channel: Channel) -> None:
+    """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
+    broker = channel.connection.broker
+    broker.channel_closed_count += 1
+    broker.ended_channels.add(channel_counts(channel))
+    for consumer in list(channel.consumers.values()):
+        on_basic.remove_consumer(channel, consumer)
+    if channel.reply_consumer is not None:
+        broker.reply_consumers.pop(channel.reply_consumer.key, None)
+        channel.reply_consumer.version += 1
+        channel.reply_consumer = None
+    channel.tx_publishes.clear()
+    channel.tx_settlements.clear()
+    on_basic.requeue_all(channel, channel.take_all())
 
 
 def flow(channel: Channel, command: ChannelFlow) -> None:

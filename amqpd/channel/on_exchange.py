@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.durable import reply_after
 from amqpd.channel.naming import clean
 from amqpd.protocol import commands
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 def declare(channel: Channel, command: ExchangeDeclare) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
     name = clean(command.exchange)
     reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeDeclareOk())
     if command.passive:
@@ -34,12 +34,12 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
         reply_after(channel, [], reply)
         return
     vhost.check_not_default(name)
-    broker.check(connection, "configure", "exchange", name)
+    check(connection, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
     if isinstance(alternate, str):
         # rabbit: whoever names an alternate must be able to read here and to write there
-        broker.check(connection, "read", "exchange", name)
-        broker.check(connection, "write", "exchange", alternate)
+        check(connection, "read", "exchange", name)
+        check(connection, "write", "exchange", alternate)
     _, changes = vhost.declare_exchange(
         name, command.type, command.durable, command.auto_delete, command.internal, dict(command.arguments)
     )
@@ -51,7 +51,7 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
     vhost = connection.vhost
     name = clean(command.exchange)
     vhost.check_not_default(name)
-    connection.broker.check(connection, "configure", "exchange", name)
+    check(connection, "configure", "exchange", name)
     exchange = vhost.exchanges.get(name)
     # rabbit: deleting what is not there succeeds
     changes = [] if exchange is None else vhost.delete_exchange(exchange, command.if_unused)
@@ -61,15 +61,14 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
 def bind(channel: Channel, command: ExchangeBind) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
     destination_name, source_name = clean(command.destination), clean(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    broker.check(connection, "write", "exchange", destination_name)
-    broker.check(connection, "read", "exchange", source_name)
+    check(connection, "write", "exchange", destination_name)
+    check(connection, "read", "exchange", source_name)
     source = vhost.exchange(source_name)
     destination = vhost.exchange(destination_name)
-    broker.check_topic_keys(connection, source, (command.routing_key,), "read")
+    check_topic_keys(connection, source, (command.routing_key,), "read")
     changes = vhost.bind(source, destination, command.routing_key, dict(command.arguments))
     reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk())
     reply_after(channel, changes, reply, durable=source.durable and destination.durable)
@@ -78,18 +77,17 @@ def bind(channel: Channel, command: ExchangeBind) -> None:
 def unbind(channel: Channel, command: ExchangeUnbind) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
     destination_name, source_name = clean(command.destination), clean(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    broker.check(connection, "write", "exchange", destination_name)
-    broker.check(connection, "read", "exchange", source_name)
+    check(connection, "write", "exchange", destination_name)
+    check(connection, "read", "exchange", source_name)
     source = vhost.exchanges.get(source_name)
     destination = vhost.exchanges.get(destination_name)
     if source is None or destination is None:
         changes = []
     else:
-        broker.check_topic_keys(connection, source, (command.routing_key,), "read")
+        check_topic_keys(connection, source, (command.routing_key,), "read")
         changes = vhost.unbind(source, destination, command.routing_key, dict(command.arguments))
     reply_after(channel, changes, b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
 

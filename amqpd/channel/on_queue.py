@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.queue import Queue
+from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.durable import reply_after
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.properties_check import REPLY_TO
@@ -47,7 +48,7 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     arguments = dict(command.arguments)
     if name:
-        broker.check(connection, "configure", "queue", name)
+        check(connection, "configure", "queue", name)
         _check_dead_letter(channel, name, arguments)
     created = name not in vhost.queues
     queue, changes = vhost.declare_queue(
@@ -55,7 +56,7 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
     )
     if not name:
         try:
-            broker.check(connection, "configure", "queue", queue.name)
+            check(connection, "configure", "queue", queue.name)
             _check_dead_letter(channel, queue.name, arguments)
         except AccessRefused:
             # The name was made here; nobody else has seen the queue yet.
@@ -75,8 +76,8 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
     target = arguments.get("x-dead-letter-exchange")
     if isinstance(target, str):
         connection = channel.connection
-        connection.broker.check(connection, "read", "queue", name)
-        connection.broker.check(connection, "write", "exchange", target)
+        check(connection, "read", "queue", name)
+        check(connection, "write", "exchange", target)
 
 
 def _declared(channel: Channel, queue: Queue, no_wait: bool, changes: list[Any]) -> None:
@@ -100,7 +101,7 @@ def bind(channel: Channel, command: QueueBind) -> None:
     name, exchange_name, key = _ends(channel, command)
     queue = vhost.usable_queue(name, connection)
     exchange = vhost.exchange(exchange_name)
-    connection.broker.check_topic_keys(connection, exchange, (key,), "read")
+    check_topic_keys(connection, exchange, (key,), "read")
     changes = vhost.bind(exchange, queue, key, dict(command.arguments))
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueBindOk())
     reply_after(channel, changes, reply, durable=exchange.durable and queue.id != "")
@@ -117,7 +118,7 @@ def unbind(channel: Channel, command: QueueUnbind) -> None:
     if queue is not None:
         vhost.check_exclusive(queue, connection)
         if exchange is not None:
-            connection.broker.check_topic_keys(connection, exchange, (key,), "read")
+            check_topic_keys(connection, exchange, (key,), "read")
             changes = vhost.unbind(exchange, queue, key, dict(command.arguments))
     reply_after(channel, changes, commands.frame(channel.number, QueueUnbindOk()))
 
@@ -130,15 +131,15 @@ def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str,
     key = name if not command.queue and not command.routing_key else command.routing_key
     exchange_name = clean(command.exchange)
     connection.vhost.check_not_default(exchange_name)
-    connection.broker.check(connection, "write", "queue", name)
-    connection.broker.check(connection, "read", "exchange", exchange_name)
+    check(connection, "write", "queue", name)
+    check(connection, "read", "exchange", exchange_name)
     return name, exchange_name, key
 
 
 def purge(channel: Channel, command: QueuePurge) -> None:
     connection = channel.connection
     name = queue_name(channel, command.queue)
-    connection.broker.check(connection, "read", "queue", name)
+    check(connection, "read", "queue", name)
     queue = connection.vhost.usable_queue(name, connection)
     count = queue.purge()
     connection.turn.want()
@@ -150,7 +151,7 @@ def delete(channel: Channel, command: QueueDelete) -> None:
     vhost = connection.vhost
     broker = connection.broker
     name = queue_name(channel, command.queue)
-    broker.check(connection, "configure", "queue", name)
+    check(connection, "configure", "queue", name)
     queue = vhost.queues.get(name)
     if queue is None:
         # rabbit: deleting what is not there succeeds

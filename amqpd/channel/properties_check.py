@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.arguments import TTL_MS_MAX, erlang_type
 from amqpd.broker.message import Message, make_message
+from amqpd.channel.access import check_topic_keys
 from amqpd.errors import FrameError, PreconditionFailed
 from amqpd.protocol.assembler import BASIC_PUBLISH
 from amqpd.protocol.codec import CodecError, decode_table
@@ -141,7 +142,7 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
         keys += [key for key in sender_selected(headers()) if key not in keys]
     vhost = connection.vhost
     exchange = vhost.exchange(envelope.exchange)
-    connection.broker.check_topic_keys(connection, exchange, keys)
+    check_topic_keys(connection, exchange, keys)
     destinations = vhost.route(exchange, keys, headers)
     if selected and "BCC" in headers():
         message = _remade(message, without_headers(message.properties(), ("BCC",)))

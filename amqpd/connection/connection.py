@@ -22,6 +22,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.flow import Turn
 from amqpd.broker.message import Message
+from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer, Route
 from amqpd.errors import (
     NO_ROUTE,
@@ -345,7 +346,7 @@ class Connection(CommandSink):
         if channel is not None and channel.busy and method != commands.CHANNEL_CLOSE_OK:
             self._defer(number, Deferred(0, payload, b"", 0, 0, 0))
             return
-        self.broker.dispatch(self, channel, number, method, payload)
+        dispatch.dispatch(self, channel, number, method, payload)
         self._check_output()
 
     def on_publish_started(self, number: i64) -> None:
@@ -493,7 +494,7 @@ class Connection(CommandSink):
         if channel is None or channel.closing:
             return
         log.info("connection %s channel %d: %s", self.name, number, error.reply_text)
-        self.broker.close_channel(channel)
+        on_channel.release(channel)
         channel.closing = True
         self.assembler.drop_channel(number)
         close = commands.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
@@ -509,7 +510,7 @@ class Connection(CommandSink):
         """Sends connection.close and waits for its answer; the control's timer bounds the wait."""
         self.state = CLOSING
         log.warning("connection %s: %s", self.name, error.reply_text)
-        self.broker.release_connection(self)
+        self.control.release()
         close = commands.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self.write(commands.frame(0, close))
         # The answer has to be heard, whatever the publisher was held for.
@@ -646,7 +647,7 @@ class Connection(CommandSink):
 
     def resolve(self, method: bytes) -> tuple[Route, bool]:
         """A publish method's bytes to a route, and whether it may be cached."""
-        return self.broker.resolve(self, method)
+        return resolve.resolve(self, method)
 
     def forget_routes(self) -> None:
         for channel in self.channels.values():

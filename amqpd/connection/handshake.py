@@ -53,6 +53,7 @@ from amqpd.protocol.commands import (
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.connection.connections import Connections
     from amqpd.connection.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ def server_properties(broker: Broker) -> dict[str, object]:
 class Control:
     """One per connection; see the module. Everything here is off the fast road."""
 
-    def __init__(self, broker: Broker, transport: Transport) -> None:
+    def __init__(self, broker: Broker, connections: Connections, transport: Transport) -> None:
         self.broker = broker
+        self.connections = connections
         self.transport = transport
         self.connection: Connection = None  # type: ignore[assignment]  # begin() brings it
         self.step = WANT_HEADER
@@ -277,8 +279,7 @@ class Control:
         product = broker.settings.product[0]
         client = connection.client_properties.get("product")
         connection.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
-        broker.connections[connection.name] = connection
-        broker.connection_opened_count += 1
+        self.connections.add(connection)
         connection.send(0, ConnectionOpenOk())
         log.info("connection %s: user %r in vhost %r", connection.name, user.name, vhost.name)
 
@@ -287,7 +288,7 @@ class Control:
     def _closed_by_client(self) -> None:
         connection = self.connection
         if connection.state == states.RUNNING:
-            self.broker.release_connection(connection)
+            self.release()
         connection.state = states.CLOSING
         connection.send(0, ConnectionCloseOk())
         connection.flush()
@@ -339,6 +340,10 @@ class Control:
             self.connection.flush()
             self.transport.close()
 
+    def release(self) -> None:
+        """What the connection holds goes back."""
+        self.connections.release(self.connection)
+
     def lost(self) -> None:
         """The socket is gone, for whatever reason."""
         if self._timer is not None:
@@ -350,8 +355,8 @@ class Control:
             log.info("connection %s: client went away without closing", connection.name)
         connection.state = states.CLOSED
         if was_open:
-            self.broker.release_connection(connection)
-            self.broker.connection_closed_count += 1
+            self.release()
+            self.connections.closed_count += 1
 
     # -- alarms ------------------------------------------------------------------------------------------------------
 

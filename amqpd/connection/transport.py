@@ -20,6 +20,7 @@ from amqpd.connection.heartbeat import Heartbeats
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.connection.connections import Connections
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _serial = itertools.count(1)
 class Transport(asyncio.Protocol):
     """One socket."""
 
-    def __init__(self, broker: Broker, heartbeats: Heartbeats, tls: bool) -> None:
+    def __init__(self, broker: Broker, connections: Connections, heartbeats: Heartbeats, tls: bool) -> None:
         self.broker = broker
         self.heartbeats = heartbeats
         self.tls = tls
@@ -48,7 +49,7 @@ class Transport(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reading_paused = False
         self._finished = False
-        self.control = Control(broker, self)
+        self.control = Control(broker, connections, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

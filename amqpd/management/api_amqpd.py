@@ -118,7 +118,7 @@ async def close_connection(call: Call) -> Reply:
     name, wanted = call.text("name", ""), call.text("pid", "")
     if not name and not wanted:
         raise BadRequest("name or pid is needed")
-    for connection in list(call.broker.connections.values()):
+    for connection in call.server.connections:
         if connection.name == name or pid(call, connection) == wanted:
             connection.control.force(reason(call.text("reason", "")))
             call.broker.turn.want()
@@ -130,7 +130,7 @@ async def close_all_connections(call: Call) -> Reply:
     """All, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
     why = reason(call.text("reason", ""))
     limit, delay_ms = _number(call, "limit"), _number(call, "per_connection_delay_ms")
-    found = list(call.broker.connections.values())
+    found = list(call.server.connections)
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
         if name not in call.broker.vhosts:
@@ -139,7 +139,7 @@ async def close_all_connections(call: Call) -> Reply:
     closed = 0
     slices = Slices()
     for connection in found[:limit] if limit else found:
-        if call.broker.connections.get(connection.name) is connection:
+        if call.server.connections.by_name.get(connection.name) is connection:
             connection.control.force(why)
             closed += 1
         if delay_ms:

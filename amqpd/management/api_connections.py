@@ -145,7 +145,7 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
 
 def connections(call: Call, role: Role = Role.MONITORING) -> list[Connection]:
     """Those the caller may see (or close, with the administrator role): all, or his own; of the path's vhost if any."""
-    found = list(call.broker.connections.values())
+    found = list(call.server.connections)
     if not call.caller.has(role):
         found = [each for each in found if each.user.name == call.caller.user.name]
     if "vhost" in call.params:
@@ -156,7 +156,7 @@ def connections(call: Call, role: Role = Role.MONITORING) -> list[Connection]:
 
 def _find(call: Call, role: Role = Role.MONITORING) -> Connection:
     name = call.params["connection"]
-    found = call.broker.connections.get(name)
+    found = call.server.connections.by_name.get(name)
     if found is None or not (call.caller.has(role) or found.user.name == call.caller.user.name):
         raise NotThere(f"no connection '{name}'")
     return found
@@ -196,7 +196,7 @@ async def get_channels(call: Call) -> Reply:
 async def get_channel(call: Call) -> Reply:
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
-    connection = call.broker.connections.get(owner)
+    connection = call.server.connections.by_name.get(owner)
     if connection is not None and (call.caller.has(Role.MONITORING) or connection.user.name == call.caller.user.name):
         channel = connection.channels.get(int(number)) if number.isascii() and number.isdecimal() else None
         if channel is not None:

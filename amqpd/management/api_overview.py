@@ -72,7 +72,7 @@ class Totals:
                 if slices.due:
                     await slices.rest()
         names = {vhost.name for vhost in vhosts}
-        for connection in list(call.broker.connections.values()):
+        for connection in call.server.connections:
             if connection.vhost.name in names:
                 counts["connections"] += 1
                 counts["channels"] += len(connection.channels)
@@ -106,8 +106,8 @@ async def overview(call: Call) -> Reply:
     if call.caller.has(Role.MONITORING):
         item["message_stats"] = {**await call.rates.totals(QUEUE), **await _published(call)}
         item["churn_rates"] = {
-            "connection_created": broker.connection_opened_count,
-            "connection_closed": broker.connection_closed_count,
+            "connection_created": call.server.connections.opened_count,
+            "connection_closed": call.server.connections.closed_count,
             "channel_created": broker.channel_opened_count,
             "channel_closed": broker.channel_closed_count,
             "queue_declared": broker.queue_declared_count,
@@ -156,7 +156,7 @@ def node_item(call: Call) -> dict[str, Any]:
         "disk_free_alarm": "disk" in broker.alarms.raised,
         "fd_used": here.fd_count,
         "fd_total": here.fd_limit,
-        "sockets_used": len(broker.connections),
+        "sockets_used": len(call.server.connections.by_name),
         "rates_mode": "basic",
         "net_ticktime": 0,
         "db_dir": str(broker.settings.data_dir),
@@ -296,7 +296,7 @@ async def metrics(call: Call) -> Reply:
     """Prometheus text; sums only, no names, so it asks nobody who he is, as RabbitMQ's does not."""
     counts = await Totals().count(call, list(call.broker.vhosts.values()))
     queues, channels = await call.rates.totals(QUEUE), await call.rates.totals(CHANNEL)
-    return Reply(200, prometheus(call.broker, counts, queues, channels).encode(), CONTENT_TYPE)
+    return Reply(200, prometheus(call.broker, call.server.connections, counts, queues, channels).encode(), CONTENT_TYPE)
 
 
 async def page(call: Call) -> Reply:

@@ -22,7 +22,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         unacked += queue.unacked_count
         if slices.due:
             await slices.rest()
-    own = [each for each in call.broker.connections.values() if each.vhost is vhost]
+    own = [each for each in call.server.connections if each.vhost is vhost]
     return {
         "name": vhost.name,
         "description": vhost.description,

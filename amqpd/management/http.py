@@ -144,7 +144,7 @@ class AdminServer:
         self._broker = broker
         self._server = server
         self._router = Router()
-        self._rates = Rates(broker)
+        self._rates = Rates(broker, server.connections)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
         self._failures: dict[tuple[str, str], list[float]] = {}

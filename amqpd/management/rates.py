@@ -14,22 +14,26 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
+from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
 from amqpd.management.api_call import Slices
-from amqpd.metrics import (
-    CHANNEL_COUNTERS,
-    CONNECTION_COUNTERS,
-    QUEUE_COUNTERS,
-    channel_counts,
-    connection_counts,
-    queue_counts,
-)
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.connection.connection import Connection
+    from amqpd.connection.connections import Connections
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
+
+
+CONNECTION_COUNTERS: Final = ("recv_oct", "send_oct")
+
+
+def connection_counts(connection: Connection) -> tuple[int, ...]:
+    """In the order of CONNECTION_COUNTERS, bytes."""
+    return (connection.received_bytes, connection.sent_bytes)
 
 
 class Sample(NamedTuple):
@@ -47,8 +51,9 @@ QUEUE, CHANNEL, CONNECTION = 0, 1, 2
 class Rates:
     """One per admin server. `details` and `totals` answer from the last sweep and from now."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, connections: Connections) -> None:
         self._broker = broker
+        self._connections = connections
         self._samples: dict[Any, Sample] = {}
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
@@ -94,7 +99,7 @@ class Rates:
         things: list[tuple[int, Any]] = []
         for vhost in self._broker.vhosts.values():
             things += [(QUEUE, queue) for queue in vhost.queues.values()]
-        for connection in self._broker.connections.values():
+        for connection in self._connections:
             things.append((CONNECTION, connection))
             things += [(CHANNEL, channel) for channel in connection.channels.values()]
         return things

@@ -69,7 +69,7 @@ class Served:
         self.house = house
         self.socket = Socket()
         loop: Any = house.loop
-        self.transport = Transport(house.broker, Heartbeats(loop), False)
+        self.transport = Transport(house.broker, house.connections, Heartbeats(loop), False)
         raw: Any = self.socket
         self.transport.connection_made(raw)
         connection = self.connection = self.transport.connection
@@ -80,7 +80,7 @@ class Served:
         connection.set_frame_max(FRAME_MAX)
         connection.name = f"client {self.transport.serial}"
         self.transport.control.step = OPEN
-        house.broker.connections[connection.name] = connection
+        house.connections.add(connection)
 
     def say(self, channel: int, *methods: Any) -> None:
         self.transport.data_received(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))

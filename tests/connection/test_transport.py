@@ -83,7 +83,7 @@ def test_the_end_of_the_socket_is_the_end_of_the_connection(served: Served) -> N
     assert served.connection.state == CLOSED
     assert set(vhost.queues) == {"q"}
     assert vhost.queues["q"].consumers == []
-    assert served.house.broker.connections == {}
+    assert served.house.connections.by_name == {}
     served.transport.control.lost()
     served.house.settle()
     assert set(vhost.queues) == {"q"}

@@ -19,6 +19,7 @@ import pamqp.header
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost import VHost
 from amqpd.connection.connection import CLOSED, Connection
+from amqpd.connection.connections import Connections
 from amqpd.settings import Settings
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
@@ -131,7 +132,7 @@ class Client:
         self.connection.open(User("guest"), house.vhost)  # type: ignore[arg-type]
         self.connection.channel_max = 2047
         self.connection.set_frame_max(FRAME_MAX)
-        house.broker.connections[name] = self.connection
+        house.connections.add(self.connection)
 
     def say(self, channel: int, *methods: Any) -> None:
         self.connection.receive(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
@@ -171,7 +172,7 @@ class Client:
     def vanish(self) -> None:
         """The socket is gone."""
         self.connection.state = CLOSED
-        self.house.broker.release_connection(self.connection)
+        self.house.connections.release(self.connection)
 
 
 class User(NamedTuple):
@@ -202,6 +203,7 @@ class MemoryBroker:
         auth: Any = AllowAll()
         self.broker = Broker(Settings(), self.storage, metadata, loop)
         self.broker.auth = auth
+        self.connections = Connections(self.broker)
         self.vhost = VHost(self.broker, "/", "v")
         self.broker.vhosts["/"] = self.vhost
 

@@ -1,0 +1,38 @@
+"""What queues count, and the sums of those that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue import Queue
+
+QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack")
+
+
+def queue_counts(queue: Queue) -> tuple[int, ...]:
+    """In the order of QUEUE_COUNTERS."""
+    return (
+        queue.published_count,
+        queue.delivered_count,
+        queue.delivered_no_ack_count,
+        queue.get_count,
+        queue.get_no_ack_count,
+        queue.redelivered_count,
+        queue.acked_count,
+    )
+
+
+class Ended:
+    """Sums of what objects had counted when they ended, so that totals never fall."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def add(self, counts: Sequence[int]) -> None:
+        """counts: in the order of the object's counters."""
+        if not self.counts:
+            self.counts = [0] * len(counts)
+        for index, count in enumerate(counts):
+            self.counts[index] += count

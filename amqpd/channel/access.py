@@ -1,0 +1,40 @@
+"""May the connection's user do this? Asked by every handler; the answers are remembered by the auth backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from amqpd.errors import AccessRefused
+
+if TYPE_CHECKING:
+    from amqpd.auth.permissions import Kind, TopicKind
+    from amqpd.broker.exchange import Exchange
+    from amqpd.connection.connection import Connection
+
+
+def check(connection: Connection, kind: Kind, thing: str, name: str) -> None:
+    """May the connection's user do this? kind: configure, write or read; thing: queue or exchange.
+
+    Cost: a dict look-up after the first time. Raises: AccessRefused.
+    """
+    if not connection.broker.auth.may(connection.user, connection.vhost.name, kind, name or "amq.default"):
+        shown = name or "amq.default"
+        raise AccessRefused(
+            f"access to {thing} '{shown}' in vhost '{connection.vhost.name}' refused for user "
+            f"'{connection.user.name}'"
+        )
+
+
+def check_topic_keys(
+    connection: Connection, exchange: Exchange, keys: Sequence[str], kind: TopicKind = "write"
+) -> None:
+    """Topic permissions: routing keys on topic exchanges. Raises: AccessRefused."""
+    if exchange.kind != "topic":
+        return
+    for key in keys:
+        if not connection.broker.auth.may_topic(connection.user, connection.vhost.name, exchange.name, kind, key):
+            raise AccessRefused(
+                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{connection.vhost.name}' "
+                f"refused for user '{connection.user.name}'"
+            )

@@ -1,0 +1,57 @@
+"""A publish method to its route: the checks, the exchange, the queues. Once per method and version; channels keep the
+answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqpd.broker.message import Envelope
+from amqpd.channel.access import check, check_topic_keys
+from amqpd.channel.channel import Route
+from amqpd.errors import AccessRefused, FrameError, NotImplementedByBroker, SoftError
+from amqpd.protocol import commands
+from amqpd.protocol.assembler import BASIC_PUBLISH
+
+if TYPE_CHECKING:
+    from amqpd.connection.connection import Connection
+
+
+def resolve(connection: Connection, method: bytes) -> tuple[Route, bool]:
+    """A basic.publish to its route. Raises: what the checks raise; see Channel.publish."""
+    try:
+        command = commands.decode(method)
+    except commands.MethodSyntaxError as error:
+        raise FrameError(error.text, BASIC_PUBLISH) from None
+    assert isinstance(command, commands.BasicPublish)  # the assembler has looked
+    try:
+        return _resolve(connection, command)
+    except SoftError as error:
+        error.method = BASIC_PUBLISH
+        raise
+
+
+def _resolve(connection: Connection, command: commands.BasicPublish) -> tuple[Route, bool]:
+    if command.immediate:
+        raise NotImplementedByBroker("immediate=true", BASIC_PUBLISH)
+    vhost = connection.vhost
+    check(connection, "write", "exchange", command.exchange)
+    exchange = vhost.exchange(command.exchange)
+    if exchange.internal:
+        raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{vhost.name}'")
+    key = command.routing_key
+    check_topic_keys(connection, exchange, (key,))
+    envelope = Envelope(exchange.name, key)
+    if exchange.matcher is None:
+        target = vhost.by_name(key)
+        if target is None:
+            return Route(envelope, [], command.mandatory, exchange.routes, False), False
+        return Route(envelope, [target], command.mandatory, target, False), True
+    if vhost.needs_headers(exchange):
+        return Route(envelope, [], command.mandatory, exchange.routes, True), True
+    destinations = vhost.route(exchange, [key], dict)
+    route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
+    auth = connection.broker.auth
+    limited = exchange.kind == "topic" and auth.topic_limited(connection.user, vhost.name, exchange.name)
+    if not limited and not exchange.alternate:
+        route.matcher = exchange.matcher
+    return route, True

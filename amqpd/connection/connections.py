@@ -1,0 +1,81 @@
+"""Every open connection, and what all of them have to hear from the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from amqpd.broker.clients import Clients
+from amqpd.channel import on_channel
+
+if TYPE_CHECKING:
+    from amqpd.auth.backends import AuthChange
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.queue import Queue
+    from amqpd.broker.vhost import VHost
+    from amqpd.connection.connection import Connection
+    from amqpd.storage.metadata import Change
+
+
+class Connections(Clients):
+    """By name. opened_count, closed_count: since the start."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.by_name: dict[str, Connection] = {}
+        self.opened_count = 0
+        self.closed_count = 0
+        self._broker = broker
+        broker.clients = self
+
+    def __iter__(self) -> Iterator[Connection]:
+        """A snapshot: they may end while one goes through them."""
+        return iter(list(self.by_name.values()))
+
+    def add(self, connection: Connection) -> None:
+        self.by_name[connection.name] = connection
+        self.opened_count += 1
+
+    def release(self, connection: Connection) -> None:
+        """Everything a connection held, when it ends: by close, by error, by a lost socket. May be called twice."""
+        self.by_name.pop(connection.name, None)
+        for channel in list(connection.channels.values()):
+            if not channel.closing:
+                channel.closing = True
+                on_channel.release(channel)
+            connection.forget_channel(channel.number)
+        vhost = connection.vhost_or_none()
+        if vhost is None:
+            return
+        changes: list[Change] = []
+        gone: list[Queue] = []
+        for queue in vhost.exclusive_queues(connection):
+            changes += vhost.delete_queue(queue)[1]
+            gone.append(queue)
+        self._broker.commit_in_background(changes, gone)
+
+    # -- what the broker tells ---------------------------------------------------------------------------------------
+
+    def user_changed(self, change: AuthChange) -> None:
+        """Routes are checked anew; whoever may not be here any more goes."""
+        for connection in self:
+            connection.forget_routes()
+            if connection.user.name != change.user:
+                continue
+            if change.what == "user_deleted":
+                connection.control.force(f"user '{change.user}' was deleted")
+            elif not self._broker.auth.may_access_vhost(connection.user, connection.vhost.name):
+                connection.control.force(f"access to vhost '{connection.vhost.name}' was revoked")
+
+    def vhost_deleted(self, vhost: VHost) -> None:
+        for connection in self:
+            if connection.vhost is vhost:
+                connection.control.force(f"vhost '{vhost.name}' is down")
+
+    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+        for connection in self:
+            for channel in connection.channels.values():
+                channel.forget_offsets(queue, ranges)
+
+    def alarm_ended(self) -> None:
+        for connection in self:
+            connection.control.release_from_alarm()
