@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 EXIT_UNAVAILABLE: Final = 69
 BACKLOG: Final = 1024
 STOP_WAIT_S: Final = 3.0
+# How often, and how many times, it is looked whether the broker has a moment for what it may need later.
+REST_LOOK_S: Final = 0.25
+REST_LOOKS: Final = 40
 
 
 class Server:
@@ -64,6 +67,7 @@ class Server:
         self._admin: AdminServer | None = None
         self._admin_task: asyncio.Task[None] | None = None
         self._upkeep: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
         data_dir = settings.data_dir
         _private_directory(data_dir)
         post = loop.call_soon_threadsafe
@@ -141,9 +145,19 @@ class Server:
         await asyncio.sleep(0)
         from amqpd.management.http import AdminServer
 
-        self.metadata.warm()
+        self._look_for_rest(-1, REST_LOOKS)
         self._admin = AdminServer(self.broker, self)
         await self._admin.start(http_socket, amqpctl_socket)
+
+    def _look_for_rest(self, turns: int, looks: int) -> None:
+        """SQLAlchemy's import, 250 ms of a processor, waits until nobody is served: after a start clients come back and
+        drain. A declaration that comes first has it imported then.
+        """
+        now = self.broker.turn.number
+        if now == turns or looks == 0:
+            self.metadata.warm()
+        else:
+            self._rest = self.loop.call_later(REST_LOOK_S, self._look_for_rest, now, looks - 1)
 
     def ready_line(self, started: float) -> str:
         took_ms = (time.monotonic() - started) * 1000
@@ -195,8 +209,9 @@ class Server:
         if self._admin is not None:
             await self._admin.stop()
         self.heartbeats.stop()
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for timer in (self._upkeep, self._rest):
+            if timer is not None:
+                timer.cancel()
         self.broker.alarms.stop()
         self.broker.timers.stop()
         await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from google_crc32c import extend, value
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
-from amqpd.storage.record import BadRecord, Record, read_offset_delta, read_record, record_stop, value_size, varint
+from amqpd.storage.record import BadRecord, Record, RecordDecoder, read_offset_delta, record_stop, value_size, varint
 from amqpd.storage.settled import SettledSet, write_u32
 
 HEADER_SIZE: Final[i64] = 61
@@ -41,7 +41,7 @@ TRANSIENT: Final[i64] = 0x4000
 COMPRESSION: Final[i64] = 0x07
 
 NO_PRODUCER: Final[i64] = -1
-_CRC_PIECE: Final[i64] = 1 << 18
+_CRC_PIECE: Final[i64] = 1 << 14  # stays in the nearest cache between its copy and its sum
 _NO_PARTS: Final[list[bytes]] = []
 # Control record: key = version 0, type 1 (commit); value = version 0, coordinator epoch 0.
 _COMMIT_RECORD: Final = (
@@ -263,9 +263,13 @@ def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tup
 
 @final
 class BatchCursor:
-    """A place within one batch: where reading goes on. Holds the batch's bytes while it does."""
+    """A place within one batch: where reading goes on. Holds the batch's bytes while it does.
 
-    def __init__(self, data: bytes, position: i64, header: BatchHeader) -> None:
+    decoder: the one of the log, where batch after batch is read.
+    """
+
+    def __init__(self, data: bytes, position: i64, header: BatchHeader, decoder: RecordDecoder | None = None) -> None:
+        self._decoder: RecordDecoder = decoder if decoder is not None else RecordDecoder()
         self._data: bytes = data
         self._position: i64 = position + HEADER_SIZE
         self._end: i64 = position + header.size
@@ -287,9 +291,10 @@ class BatchCursor:
         """Appends to `records` those from offset `wanted` on that are not settled, while `budget` bytes last.
 
         returned: offset -> delivery count. Returns the budget left; the record that uses it up is still given.
-        Cost: about 150 ns a record, 15 ns for one that is passed over. Raises: BadRecord.
+        Cost: about 120 ns a record, 15 ns for one that is passed over. Raises: BadRecord.
         """
         data = self._data
+        decoder = self._decoder
         position: i64 = self._position
         end: i64 = self._end
         check: bool = settled is not None and settled.highest >= self.next_offset
@@ -307,7 +312,7 @@ class BatchCursor:
                 continue
             if check and settled is not None and settled.contains(offset):
                 continue
-            record = read_record(data, start, stop, offset, self.timestamp_ms, self._persistent)
+            record = decoder.read(data, start, stop, offset, self.timestamp_ms, self._persistent)
             if returned:
                 record.delivery_count = returned.get(offset, 0)
             records.append(record)

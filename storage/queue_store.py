@@ -652,11 +652,14 @@ class QueueStore:
             return records[0]
         return None
 
-    def read_first(self, offset: i64) -> Record | None:
-        """The first live message from `offset` on; keeps none of the bytes behind it. Raises: OSError."""
-        records = self.read(offset, 1)
-        self._cursor = None
-        self._reader.release()
+    def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
+        """The first live message from `offset` on; keeps none of the bytes behind it. None also while the disk is asked
+        for it: `arrived` is called on the loop when it has come. Raises: OSError.
+        """
+        records = self._read(offset, 1, arrived)
+        if self.waiting_offset < 0:
+            self._cursor = None
+            self._reader.release()
         return records[0] if records else None
 
     def _lose(self, first: i64, last: i64) -> None:

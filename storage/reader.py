@@ -26,6 +26,7 @@ from amqpd.storage.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, Batch
 from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log import Log
 from amqpd.storage.readahead import STRETCH_SIZE, ReadAhead, Stretch
+from amqpd.storage.record import RecordDecoder
 from amqpd.storage.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class LogReader:
         self.lost: list[tuple[int, int]] = []
         self.lost_live = 0  # how many live offsets these held
         self._segment: Segment | None = None
+        self._decoder = RecordDecoder()
         self._chunk = b""
         self._chunk_start: i64 = 0
         # the batch with this offset, or the first behind it, starts at that position
@@ -107,9 +109,9 @@ class LogReader:
             self._drop_stretch()
         if self._log.filesystem.resident(file.fd, end - position, position):
             return True
-        if end < position + STRETCH_SIZE:
-            end = position + STRETCH_SIZE
-        self._stretch = ahead.ask(file, position, min(end, segment.size), self._arrived)
+        # A chunk first, so that whoever waits has something soon, and who wants one message reads no more. Reading on
+        # begins the stretches.
+        self._stretch = ahead.ask(file, position, end, self._arrived)
         self._waiting = arrived
         return False
 
@@ -231,7 +233,7 @@ class LogReader:
                 continue
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
-            return BatchCursor(chunk, at, header)
+            return BatchCursor(chunk, at, header, self._decoder)
         self._next_position = position
         self._expected = expected
         return None

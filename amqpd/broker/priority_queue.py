@@ -198,7 +198,7 @@ class PriorityQueue(LimitedQueue):
         return False
 
     def _scan_arrived(self) -> None:
-        if self._scanning() and not self.deleted:
+        if not self.deleted:
             self.vhost.pump_later(self)
 
     def _scan_now(self) -> None:
@@ -228,6 +228,8 @@ class PriorityQueue(LimitedQueue):
     def _end_scan(self) -> None:
         self._scan_offset = self._scan_end
         self._scan_left = 0
+        if self.getters:
+            self.vhost.pump_later(self)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -358,8 +360,11 @@ class PriorityQueue(LimitedQueue):
         return None
 
     def at_hand(self) -> bool:
-        # Its reading jumps from place to place: nothing can be read ahead.
-        return True
+        # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
+        self.reading = self._scanning()
+        if self.reading:
+            self.vhost.pump_later(self)
+        return not self.reading
 
     def head(self) -> Entry | None:
         if self._scanning():

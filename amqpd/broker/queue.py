@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.message import Entry, Envelope, Message, make_message
+from amqpd.broker.message import Entry, FromLog, Message
 from amqpd.errors import ResourceError
-from amqpd.protocol.properties import scan
 from amqpd.storage.checkpoint import UnknownFormat
 from amqpd.storage.prepared import Prepared
 from amqpd.storage.queue_store import QueueStore
@@ -167,6 +167,8 @@ class Queue(Destination):
         self.cold_offset: i64 = 0
         # The disk is being asked for what comes next; `_log_arrived` goes on.
         self.reading = False
+        # basic.get that waits for it: called once each, in order, when there may be an answer.
+        self.getters: list[Callable[[], object]] = []
         self.ready_count: i64 = 0
         self.unacked_count: i64 = 0
         # Ready consumers, highest priority first; parked ones are in no group.
@@ -186,7 +188,7 @@ class Queue(Destination):
         self.acked_count: i64 = 0
         # Watches the head from the first message on that has a time to live.
         self.expiry: Expiry | None = None
-        self._envelopes: dict[bytes, Envelope] = {}
+        self._from_log = FromLog()
         self._prepared = store is None
 
     def prepare(self) -> None:
@@ -223,12 +225,18 @@ class Queue(Destination):
             self.vhost.read_later(self, error)
 
     def look_at_first(self) -> None:
-        """The first ready message comes into memory, and no more: nobody may ask for the others."""
+        """The first ready message comes into memory, and no more: nobody may ask for the others. Where that takes the
+        disk, it is looked at when it has come.
+        """
         store = self.store
         if store is not None:
-            record = store.read_first(self.cold_offset)
+            record = store.read_first(self.cold_offset, self._first_arrived)
             if record is not None:
                 self._window_from(store, record)
+
+    def _first_arrived(self) -> None:
+        if not self.deleted and not self.hot and self.ready_count > 0:
+            self._look_at_head()
 
     def recovered(self) -> None:
         """The log is known, nothing is read yet: a kind of queue that keeps more than counts looks here."""
@@ -391,6 +399,8 @@ class Queue(Destination):
             self.expiry.arm()
 
     def _pump(self) -> None:
+        if self.getters:
+            self._call_getters()
         count: i64 = 0
         while self.ready_count > 0:
             if not self.hot and self.store is not None and self.groups and not self.at_hand():
@@ -411,6 +421,12 @@ class Queue(Destination):
             if count >= PUMP_COUNT_MAX:
                 self.vhost.pump_later(self)
                 return
+
+    def _call_getters(self) -> None:
+        getters = self.getters
+        self.getters = []
+        for getter in getters:
+            getter()
 
     def _hand_over(self, consumer: Consumer, entry: Entry) -> None:
         message = entry.message
@@ -518,10 +534,12 @@ class Queue(Destination):
         return not self.reading
 
     def _log_arrived(self) -> None:
-        if self.reading and not self.deleted:
+        if self.deleted:
+            return
+        if self.reading:
             # What has a time to live is seen now, whether or not there is somebody to take it.
             self.head()
-            self.vhost.pump_later(self)
+        self.vhost.pump_later(self)
 
     def _refill(self) -> bool:
         """Reads the log's next stretch into the window, waiting for the disk."""
@@ -549,30 +567,21 @@ class Queue(Destination):
         self.cold_offset = record.offset + 1
 
     def _message(self, record: Record) -> Message:
-        key = record.exchange + b"\0" + record.routing_key
-        envelope = self._envelopes.get(key)
-        if envelope is None:
-            envelope = Envelope(record.exchange.decode(), record.routing_key.decode("utf-8", "surrogateescape"))
-            if len(self._envelopes) >= 1024:
-                self._envelopes.clear()
-            self._envelopes[key] = envelope
-        properties = record.properties
-        info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
-        message = make_message(envelope, properties, record.body, record.persistent, info)
-        message.logged_ms = record.timestamp_ms
+        message = self._from_log.message(record)
+        info = message.info
         if self.expiry is None and info is not None and info.expiration is not None:
             self.expiry = self.vhost.new_expiry(self)
         return message
 
     def get(self, no_ack: bool) -> Entry | None:
-        """basic.get: the next entry, settled at once or counted as unacked."""
-        entry = self.take()
+        """basic.get: the next entry, settled at once or counted as unacked. None: the queue is empty, or `waits`."""
+        entry = self._take_at_hand()
         expiry = self.expiry
         if expiry is not None:
             while entry is not None and expiry.is_over(entry):
                 self.discard(entry, "expired")
                 expiry.drop()
-                entry = self.take()
+                entry = self._take_at_hand()
             expiry.arm()
         if entry is None:
             return None
@@ -590,6 +599,16 @@ class Queue(Destination):
         if entry.redelivered:
             self.redelivered_count += 1
         return entry
+
+    def _take_at_hand(self) -> Entry | None:
+        """As `take`, but None also while the disk is asked for it."""
+        if self.ready_count > 0 and not self.hot and not self.at_hand():
+            return None
+        return self.take()
+
+    def waits(self) -> bool:
+        """Whether `get` found nothing because the disk is being asked for it: a getter is called when it has come."""
+        return self.reading and self.ready_count > 0
 
     def outgoing(self, entry: Entry) -> Message | None:
         """The message as a consumer sees it."""
@@ -655,6 +674,8 @@ class Queue(Destination):
         self.hot_bytes = 0
         self.cold_offset = self.next_offset
         self.ready_count = 0
+        if self.getters:
+            self.vhost.pump_later(self)
         return count
 
     def used(self) -> None:
@@ -664,6 +685,7 @@ class Queue(Destination):
         """The queue is deleted: nothing of it stays in memory. Its log is the broker's to remove."""
         if self.expiry is not None:
             self.expiry.cancel()
+        self._call_getters()
         self.returned.clear()
         self.hot.clear()
         self.hot_bytes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.arguments import erlang_type, is_integer
@@ -33,6 +34,7 @@ from amqpd.protocol.commands import (
     BasicRecoverAsync,
     BasicRecoverOk,
     BasicReject,
+    encode,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +164,10 @@ def get(channel: Channel, command: BasicGet) -> None:
     queue.used()
     entry = queue.get(command.no_ack)
     if entry is None:
-        connection.send(channel.number, BasicGetEmpty())
+        if queue.waits():
+            _get_later(channel, command, queue)
+        else:
+            connection.send(channel.number, BasicGetEmpty())
         return
     message = queue.outgoing(entry)
     assert message is not None  # get() has read it
@@ -177,6 +182,17 @@ def get(channel: Channel, command: BasicGet) -> None:
     connection.send(channel.number, ok)
     connection.write_content(channel.number, message)
     connection.turn.want()
+
+
+def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
+    """The disk is asked for the message: the command is given once more when it has come, the channel's later ones wait
+    behind it, everybody else goes on.
+    """
+    channel.busy = True
+    connection = channel.connection
+    again = partial(connection.try_again, channel, encode(command))
+    # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
+    queue.getters.append(partial(connection.control.soon, again))
 
 
 def ack(channel: Channel, command: BasicAck) -> None:

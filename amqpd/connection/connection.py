@@ -59,6 +59,8 @@ CLOSED: Final = 3
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
 # Output is set aside in pieces of this size.
 CUT_BYTES: Final = 128 * 1024
+# What one write hands to the kernel, which takes a millisecond for it; the rest of large bodies goes with later turns.
+WRITE_BYTES_MAX: Final = 1024 * 1024
 # Answers that gather in one turn before the peer's further questions wait.
 OUTPUT_BYTES_MAX: Final = 2 * 1024 * 1024
 # Queues that one connection's publishes may reach before the others have their turn: some milliseconds.
@@ -360,8 +362,10 @@ class Connection(CommandSink):
 
     def resume_input(self) -> None:
         """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
-        if not self._input_waits or (self.output_full and self.write_paused):
+        if not self._input_waits:
             return
+        if self.output_full and (self.write_paused or self.output_bytes() >= OUTPUT_BYTES_MAX):
+            return  # `flush` comes here again
         if self.output_full:
             self.output_full = False
             self.listen()
@@ -425,6 +429,18 @@ class Connection(CommandSink):
         if not channel.closing:
             self.write(reply)
         self.work_off(channel)
+
+    def try_again(self, channel: Channel, payload: bytes) -> None:
+        """The command that made the channel busy is handed over once more, before those that came behind it."""
+        if self.state == RUNNING and self.channels.get(channel.number) is channel:
+            item = Deferred(0, payload, b"", 0, 0, 0)
+            waiting = self.deferred.get(channel.number)
+            if waiting is None:
+                waiting = []
+                self.deferred[channel.number] = waiting
+            waiting.insert(0, item)
+            self.deferred_bytes += item.size_bytes()
+        self.finish_busy(channel, b"")
 
     def work_off(self, channel: Channel) -> None:
         waiting = self.deferred.pop(channel.number, None)
@@ -544,16 +560,34 @@ class Connection(CommandSink):
             else:
                 if len(self.out) > 0:
                     self.cut_output()
-                cuts = self._cuts
-                self._cuts = []
-                self.sent_bytes += self.cut_bytes
-                self.cut_bytes = 0
-                self.transport.writelines(cuts)
+                if self.cut_bytes > WRITE_BYTES_MAX and self.state == RUNNING:
+                    self._write_slice()
+                else:
+                    cuts = self._cuts
+                    self._cuts = []
+                    self.sent_bytes += self.cut_bytes
+                    self.cut_bytes = 0
+                    self.transport.writelines(cuts)
         if self.starved and not self.write_paused:
             self.resume_consumers()
         if self.output_full:
             # When the transport has taken it, or says that it cannot.
             self.control.soon(self.resume_input)
+
+    def _write_slice(self) -> None:
+        """The first of what was set aside. The rest follows in the next turn, or when the socket has taken this."""
+        cuts = self._cuts
+        size: i64 = 0
+        count: i64 = 0
+        while size < WRITE_BYTES_MAX:  # there is more than that
+            size += len(cuts[count])
+            count += 1
+        self._cuts = cuts[count:]
+        self.cut_bytes -= size
+        self.sent_bytes += size
+        self.transport.writelines(cuts[:count])
+        if self._cuts and not self.write_paused:
+            self.want_flush()
 
     def _take_output(self) -> bytes:
         out = self.out
@@ -600,6 +634,8 @@ class Connection(CommandSink):
 
     def resume_writing(self) -> None:
         self.write_paused = False
+        if self._cuts and not self.flush_wanted:
+            self.want_flush()
         self.resume_consumers()
         if self.output_full:
             self.resume_input()

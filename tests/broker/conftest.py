@@ -157,8 +157,14 @@ class Room:
         return accepted
 
     def get(self, queue: Queue) -> Got | None:
-        """basic.get without an answer to wait for."""
+        """basic.get without an answer to wait for. A queue that is still being read is asked again, as channels do."""
         entry = queue.get(True)
+        while entry is None and queue.waits():
+            called: list[bool] = []
+            queue.getters.append(lambda called=called: called.append(True))  # type: ignore[misc]
+            self.turns()
+            assert called, "nobody called the getter"
+            entry = queue.get(True)
         self.turn.want()
         self.turns()
         if entry is None:

@@ -7,8 +7,18 @@ import struct
 import pytest
 from librt.strings import BytesWriter
 
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, make_message, message_in_parts, write_header
-from amqpd.protocol.properties import scan
+from amqpd.broker.message import (
+    FRAME_PAYLOAD_BYTES,
+    KEPT_PROPERTIES_MAX,
+    Envelope,
+    FromLog,
+    make_message,
+    message_in_parts,
+    write_header,
+)
+from amqpd.protocol.assembler import LARGE_BODY_BYTES
+from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.storage.record import Record
 
 PROPERTIES = b"\x10\x00\x02"
 
@@ -57,3 +67,39 @@ def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -
                 bodies.append(payload)
         found.append(b"".join(bodies))
     assert found == [body, body]
+
+
+EXPIRING = encode_properties(Properties(delivery_mode=2, expiration="5000", headers={"a": 1}))
+
+
+@pytest.mark.parametrize("again", [1, 2])
+@pytest.mark.parametrize("properties", [b"\x00\x00", PROPERTIES, EXPIRING, b"\x80\x00\xff" + b"t" * 255])
+def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
+    """Of every size, the same as if it were made by itself, behind whatever came before."""
+    from_log = FromLog()
+    for size in [0, 1, 1, 1000, 1000, FRAME_PAYLOAD_BYTES, FRAME_PAYLOAD_BYTES + 1, LARGE_BODY_BYTES + 1, 1000]:
+        for number in range(again):
+            body = bytes([number]) * size
+            key = b"key%d" % (size % 3)
+            record = Record(number, 77, b"ex", key, properties, body, True)
+            message = from_log.message(record)
+            info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            alone = make_message(Envelope("ex", key.decode()), properties, body, True, info)
+            assert message.content == alone.content
+            assert (message.header_size, message.body_size) == (alone.header_size, alone.body_size)
+            assert (message.frame_payload_max, message.parts) == (alone.frame_payload_max, alone.parts)
+            assert (message.envelope.suffix, message.logged_ms) == (alone.envelope.suffix, 77)
+            assert (message.info is None) == (info is None)
+            if info is not None and message.info is not None:
+                assert message.info.expiration == info.expiration
+            assert (message.properties(), message.body()) == (properties, body)
+
+
+def test_large_properties_are_not_kept() -> None:
+    from_log = FromLog()
+    headers = {f"key{number}": "x" * 200 for number in range(10)}
+    for properties in (PROPERTIES, encode_properties(Properties(headers=headers)), PROPERTIES):
+        message = from_log.message(Record(0, 0, b"", b"k", properties, b"body", True))
+        assert (message.properties(), message.body()) == (properties, b"body")
+        kept = [getattr(from_log, name) for name in ("_properties", "_start") if hasattr(from_log, name)]
+        assert all(len(each) <= KEPT_PROPERTIES_MAX + 64 for each in kept)

@@ -101,14 +101,17 @@ class TestLog:
         expected = [b"%1000d" % number for level in (2, 1, 0) for number in range(level, 900, 3)]
         assert room.bodies(queue) == [*expected[:300], b"last", b"new", *expected[300:]]
 
-    def test_who_cannot_wait_has_it_read_at_once(self, room) -> None:
+    def test_basic_get_waits_until_it_is_read(self, room) -> None:
+        """It is called in between, and takes nothing meanwhile."""
         queue = room.queue("q", x_max_priority=3)
         fill_log(room)
         room.restart()
         queue = room.vhost.queues["q"]
         queue.prepare()
-        entry = queue.get(True)
-        assert (entry.message.body(), queue.ready_count) == (b"%1000d" % 2, 899)
+        assert queue.get(True) is None and queue.waits()
+        assert queue.ready_count == 900
+        assert room.get(queue).body == b"%1000d" % 2
+        assert (queue.ready_count, queue.waits(), queue.getters) == (899, False, [])
 
     @pytest.mark.parametrize("pumps", [0, 1])
     def test_purged_while_it_is_opened(self, room, pumps) -> None:

@@ -9,6 +9,8 @@ from librt.strings import BytesWriter
 
 from amqpd.storage.record import (
     BadRecord,
+    Record,
+    RecordDecoder,
     RecordRoute,
     read_offset_delta,
     read_record,
@@ -93,3 +95,70 @@ def test_cut_records_are_refused() -> None:
     for size in range(position, len(data)):
         with pytest.raises(BadRecord):
             read_record(data[:size], position, size, 0, 0, True)
+
+
+def fields(record: Record) -> tuple[object, ...]:
+    return (
+        record.offset,
+        record.timestamp_ms,
+        record.exchange,
+        record.routing_key,
+        record.properties,
+        record.body,
+        record.persistent,
+        record.tombstone,
+    )
+
+
+SHAPES = st.tuples(
+    st.sampled_from([b"", b"ex", b"e" * 255]),
+    st.sampled_from([b"", b"key", b"kez", b"key" * 80]),
+    st.sampled_from([b"\x00\x00", b"\x10\x00\x02", b"\x10\x00\x01", b"p" * 900, b"p" * 2000]),
+    st.sampled_from([b"", b"b", b"c", b"b" * 63, b"b" * 64, b"b" * 9000]),
+)
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=20))
+def test_a_decoder_remembers_nothing_wrong(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    """Whatever came before, each record is what it is by itself."""
+    decoder = RecordDecoder()
+    for number, (exchange, key, properties, body) in enumerate(shapes):
+        data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
+        _, stop = record_stop(data, 6, len(data))
+        _, position = read_offset_delta(data, record_stop(data, 6, len(data))[0])
+        record = decoder.read(data, position, stop, number, 7, number % 2 == 0)
+        assert fields(record) == fields(read_record(data, position, stop, number, 7, number % 2 == 0))
+        assert record.body == body and record.properties == properties
+
+
+def test_a_decoder_gives_the_same_objects_again() -> None:
+    decoder = RecordDecoder()
+    found = []
+    for number in range(3):
+        data = encode(b"exchange", b"key", b"\x10\x00\x02", b"%d" % number * (number + 1), 0)
+        _, position = read_offset_delta(data, record_stop(data, 0, len(data))[0])
+        found.append(decoder.read(data, position, len(data), number, 0, True))
+    assert [record.body for record in found] == [b"0", b"11", b"222"]
+    for record in found:
+        assert record.exchange is found[0].exchange
+        assert record.routing_key is found[0].routing_key
+        assert record.properties is found[0].properties
+
+
+def test_a_decoder_refuses_what_is_cut_too() -> None:
+    data = encode(b"ex", b"key", b"\x10\x00\x02", b"body", 3)
+    _, position = read_offset_delta(data, record_stop(data, 0, len(data))[0])
+    for size in range(position, len(data)):
+        decoder = RecordDecoder()
+        decoder.read(data, position, len(data), 0, 0, True)
+        with pytest.raises(BadRecord):
+            decoder.read(data[:size], position, size, 0, 0, True)
+
+
+def test_a_null_value_is_a_tombstone_to_a_decoder_as_well() -> None:
+    decoder = RecordDecoder()
+    behind = varint(2) + varint(8) + b"exchange" + varint(1) + b"E" + varint(10) + b"properties" + varint(2) + b"PP"
+    for value, tombstone in [(varint(3) + b"abc", False), (varint(-1), True), (varint(0), False), (varint(-1), True)]:
+        data = varint(1) + b"k" + value + behind
+        record = decoder.read(data, 0, len(data), 0, 0, True)
+        assert (record.tombstone, record.exchange, record.properties) == (tombstone, b"E", b"PP")

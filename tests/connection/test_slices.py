@@ -1,0 +1,94 @@
+"""What a large body leaves for a socket goes a piece a turn: others are served in between."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from librt.strings import BytesWriter
+from memory_broker import FRAME_MAX, MemoryBroker
+from served import Served
+
+from amqpd.broker.message import Envelope, Message, message_in_parts, write_header
+from amqpd.connection.connection import CLOSING, CUT_BYTES, WRITE_BYTES_MAX
+
+SIZE: Final = 16 << 20
+
+
+def large(number: int) -> Message:
+    parts = [bytes([number]) * 131064 for _ in range(SIZE // 131064)]
+    size = sum(map(len, parts))
+    header = BytesWriter()
+    write_header(header, 1, b"\x00\x00", size)
+    return message_in_parts(Envelope("", "q"), header.getvalue(), parts, size, False, None)
+
+
+class Client:
+    """A connection whose socket notes each write, and may be full."""
+
+    def __init__(self) -> None:
+        self.house = MemoryBroker()
+        self.served = Served(self.house)
+        self.connection = self.served.connection
+        self.writes: list[int] = []
+        self.full_after = 1 << 60
+        self.sent = bytearray()
+        self.served.socket.write = self.write  # type: ignore[method-assign]
+        self.served.socket.writelines = self.writelines  # type: ignore[attr-defined]
+
+    def write(self, data: bytes) -> None:
+        self.writelines([data])
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        data = b"".join(pieces)
+        self.sent += data
+        self.writes.append(len(data))
+        if len(self.sent) >= self.full_after:
+            self.full_after = 1 << 60
+            self.served.transport.pause_writing()
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def expected(*messages: Message) -> bytes:
+    return b"".join(bytes(piece) for message in messages for piece in message.pieces(1, FRAME_MAX - 8))
+
+
+def test_a_piece_a_turn(client: Client) -> None:
+    first, second = large(1), large(2)
+    client.connection.write_content(1, first)
+    client.connection.write_content(1, second)
+    client.connection.flush()
+    assert WRITE_BYTES_MAX <= client.writes[0] <= WRITE_BYTES_MAX + CUT_BYTES
+    assert len(client.writes) == 1
+    client.connection.write(b"later")
+    client.house.settle()
+    assert max(client.writes) <= WRITE_BYTES_MAX + CUT_BYTES
+    assert bytes(client.sent) == expected(first, second) + b"later"
+    assert client.connection.output_bytes() == 0
+    assert client.connection.sent_bytes == len(client.sent)
+
+
+def test_a_full_socket_is_waited_for(client: Client) -> None:
+    message = large(1)
+    client.full_after = 3 << 20
+    client.connection.write_content(1, message)
+    client.house.settle()
+    assert 3 << 20 <= len(client.sent) < (4 << 20) + CUT_BYTES
+    client.served.transport.resume_writing()
+    client.house.settle()
+    assert bytes(client.sent) == expected(message)
+
+
+def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
+    message = large(1)
+    client.connection.write_content(1, message)
+    client.connection.flush()
+    client.connection.write(b"close")
+    client.connection.state = CLOSING
+    client.connection.flush()
+    assert bytes(client.sent) == expected(message) + b"close"
+    assert len(client.writes) == 2
