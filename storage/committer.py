@@ -208,7 +208,12 @@ class Committer:
 
 
 class InlineCommitter(Committer):
-    """Does each piece of work at once, in the caller's thread: for simulations, where every run must be the same."""
+    """Does each piece of work at once, in the caller's thread: for simulations, where every run must be the same.
+
+    later: the simulation's `call_later`, if it has one.
+    """
+
+    later: Callable[[float, Callable[[], None]], object] | None = None
 
     def _begin(self) -> None:
         self._elsewhere = _at_once
@@ -218,8 +223,11 @@ class InlineCommitter(Committer):
         self._do(work)
 
     def wake(self, delay_s: float) -> None:
-        """Posts `settle_due` without a wait."""
-        self._post(self._settle_due)
+        """Calls `settle_due` when it is time; where there is no clock that calls, at once."""
+        if self.later is not None:
+            self.later(delay_s, self._settle_due)
+        else:
+            self._post(self._settle_due)
 
     def close(self) -> None:
         """Nothing is ever waiting."""

@@ -91,6 +91,17 @@ def tick(stores: list[QueueStore], gathered: list[QueueStore], busy: list[QueueS
             gathered.append(store)
 
 
+def write_late(stores: list[QueueStore], gathered: list[QueueStore]) -> None:
+    """Has `stores` write what could wait for the next tick, which then comes all the same."""
+    for store in stores:
+        if store.deleted:
+            continue
+        store.write_late()
+        if not store.gathered and store.log.dirty:
+            store.gathered = True
+            gathered.append(store)
+
+
 def collect(gathered: list[QueueStore], settled_too: bool) -> list[JobPart]:
     """The share of each store in the next job."""
     parts: list[JobPart] = []

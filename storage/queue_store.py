@@ -739,6 +739,10 @@ class QueueStore:
         self._late = busy
         return busy
 
+    def write_late(self) -> None:
+        """What waits for the next tick is written, and the tick still comes: by it alone time is told."""
+        self._write_settled()
+
     def _ahead(self) -> i64:
         """How far the delivery mark goes beyond the last delivery: what some three ticks bring, if deliveries have gone
         on for a while. A burst has an exact mark: who takes ten messages finds ten redelivered after a kill.

@@ -89,7 +89,7 @@ class Storage:
         self._late_wanted = False
         self._postponed = False
         self._dirty = self._context.dirty
-        self._stores: set[QueueStore] = set()
+        self._stores: dict[QueueStore, None] = {}  # in their order, so that simulations repeat themselves
         self._removals = 0
         self._turn = 0
         self._gathered: list[QueueStore] = []
@@ -120,6 +120,8 @@ class Storage:
             filesystem.closer = self._close_later
         root_fd = self._place.lock_fd
         self._committer = kind(filesystem, root_fd, post, self._committed, self._settle_due, self._chores.call)
+        if isinstance(self._committer, InlineCommitter):
+            self._committer.later = later
         clock = self._context.clock
         self._upkeep = Upkeep(
             filesystem, clock, self._committer, post, self._gather, self._boot, segment_age_ms, inline
@@ -138,7 +140,7 @@ class Storage:
         log = self._log(vhost_id, queue_id, name, vhost_name)
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, None)
-        self._stores.add(store)
+        self._stores[store] = None
         return queue_id, store
 
     def open_queue(
@@ -155,7 +157,7 @@ class Storage:
         log = self._log(vhost_id, queue_id, name, vhost_name)
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, self._recover)
-        self._stores.add(store)
+        self._stores[store] = None
         return store
 
     def recover_all(self) -> None:
@@ -183,7 +185,7 @@ class Storage:
         )
         store = QueueStore(self._context, log, "", queue_id, name, None)
         store.next_offset = first_offset
-        self._stores.add(store)
+        self._stores[store] = None
         return store
 
     def set_policy(self, store: QueueStore, policy: RetentionPolicy | None) -> None:
@@ -221,7 +223,7 @@ class Storage:
         """
         store.deleted = True  # also to `_tick`, which forgets it
         store.failed = True
-        self._stores.discard(store)
+        self._stores.pop(store, None)
         if store in self._dirty:
             self._dirty.remove(store)
         if store in self._gathered:
@@ -442,8 +444,12 @@ class Storage:
         """Writes and hands over everything now, also settlements alone; behind the sync at work if there is one."""
         if self._dirty:
             self._write_dirty()
-        if self._context.late:
+        if self._late_wanted:
             self._tick()
+        elif self._context.late:
+            group.write_late(self._context.late, self._gathered)
+        if self._context.late and not self._late_armed:
+            self._arm_tick()
         if self._gathered:
             self._gathered_commit = True
             self._settled_wanted = True

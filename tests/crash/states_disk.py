@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from amqpd.storage.filesystem import FileSystem, MappedBytes
+from amqpd.storage.filesystem import RESERVE_SIZE_BYTES, FileSystem, MappedBytes
 
 SECTOR: Final = 512
 SECTORS_MAX: Final = 12  # torn and zeroed places tried in one write
+RESERVE_PATH: Final = "/data/reserve"
 ALONE_MAX: Final = 8  # changes of names tried alone, the latest ones
 Image = dict[str, bytes | None]
 
@@ -112,6 +113,8 @@ class Disk(FileSystem):
         self.changes: list[Change] = []
         self.watch: Callable[[], None] | None = None
         self.during_sync: Callable[[], None] | None = None
+        self._names: list[Entries] | None = None  # what `names` and `listdir` have found, while it is true
+        self._listed: dict[str, list[str]] | None = None
         self._open: dict[int, tuple[File, str]] = {}
         self._next_fd = 100
 
@@ -152,7 +155,9 @@ class Disk(FileSystem):
         return after
 
     def names(self) -> list[Entries]:
-        """What a power cut may leave of the names; the safe ones first, the newest last."""
+        """What a power cut may leave of the names; the safe ones first, the newest last. Not to be changed."""
+        if self._names is not None:
+            return self._names
         changes = self.changes
         count = len(changes)
         chosen = [changes[:length] for length in range(count)]
@@ -160,7 +165,8 @@ class Disk(FileSystem):
             chosen.append([*changes[:alone], *_without(changes[alone:])])
             chosen.append(_leading_to(changes[: alone + 1]))
         chosen.append(changes)
-        return [self._with(each) for each in chosen]
+        self._names = [self._with(each) for each in chosen]
+        return self._names
 
     def _with(self, changes: list[Change]) -> Entries:
         entries = dict(self.safe)
@@ -213,16 +219,19 @@ class Disk(FileSystem):
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
         return file
 
+    def path_of(self, fd: int) -> str:
+        """By what name it was opened."""
+        return self._open[fd][1]
+
     def _change(self, kind: str, path: str, target: str = "", file: File | None = None) -> None:
         change = (kind, path, target, file)
         _apply(self.entries, change)
         self.changes.append(change)
+        self._listed = self._names = None
         self.changed()
 
     def open(self, path: str, flags: int) -> int:
-        """See FileSystem. There is no room for the reserve: its megabyte would stand in each image, and say nothing."""
-        if path.endswith("/reserve.swap"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        """See FileSystem."""
         if path not in self.entries:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -284,6 +293,7 @@ class Disk(FileSystem):
             else:
                 rest.append(change)
         self.changes = rest
+        self._names = None
         self.changed()
 
     def syncfs(self, fd: int) -> None:
@@ -293,25 +303,29 @@ class Disk(FileSystem):
                 file.versions = file.versions[-1:]
         self.safe = dict(self.entries)
         self.changes = []
+        self._names = None
         self.changed()
 
     def size(self, path: str) -> int:
-        """See FileSystem."""
-        return len(self._file(path).versions[-1])
+        """See FileSystem. Of the reserve: see `exists`."""
+        return RESERVE_SIZE_BYTES if path == RESERVE_PATH else len(self._file(path).versions[-1])
 
     def file_size(self, fd: int) -> int:
         """See FileSystem."""
         return len(self._open[fd][0].versions[-1])
 
     def exists(self, path: str) -> bool:
-        """See FileSystem."""
-        return path in self.entries
+        """See FileSystem. The reserve is always there, and in no image: its megabyte would say nothing."""
+        return path in self.entries or path == RESERVE_PATH
 
     def listdir(self, path: str) -> list[str]:
         """See FileSystem."""
-        start = path + "/"
-        length = len(start)
-        return [name[length:] for name in self.entries if name.startswith(start) and "/" not in name[length:]]
+        if self._listed is None:
+            self._listed = {}
+            for name in self.entries:
+                parent, _, last = name.rpartition("/")
+                self._listed.setdefault(parent, []).append(last)
+        return self._listed.get(path, [])[:]
 
     def mkdir(self, path: str) -> bool:
         """See FileSystem."""

@@ -1,6 +1,7 @@
 """What is known of a life outside the disk, and the judge that holds what was found against it.
 
 A promise is written down when it has been made: *written* (a kill must not take it), *safe* (a power cut must not).
+Between a settlement and its promise lies time (`Message.due_ms`), in which a kill may bring the message back or not.
 
 The rows of the metadata are a mapping id -> "live" or "deleting" that changes in one step, as SQLite's commits do.
 While a commit is under way both rows before and after it may be what is found: `Ledger.rows` holds all that may.
@@ -28,6 +29,7 @@ class Message:
         "body",
         "confirmed",
         "delivered",
+        "due_ms",
         "gone",
         "held",
         "key",
@@ -65,6 +67,7 @@ class Message:
         self.settle_written = False
         self.settle_safe = False
         self.settle_with = -1
+        self.due_ms = -1  # when the settlement has to be in the file; -1: its turn has not ended
         self.returned = 0
         self.returned_written = False
         self.returned_safe = False
@@ -95,7 +98,8 @@ class Ledger:
     """rows: what the metadata may be found to hold, see the module. queues: id -> messages in the order of appending.
 
     policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
-    version: rises with whatever may change a verdict.
+    version: rises with whatever may change a verdict. ahead: id -> the last offset that a kill may call redelivered
+    though nobody has seen it. stopped: cleanly, and nothing was done since, so that the marks are exact.
     """
 
     def __init__(self) -> None:
@@ -106,12 +110,15 @@ class Ledger:
         self.exports: dict[str, str] = {}
         self.holds: set[str] = set()
         self.now_ms = 1_700_000_000_000
+        self.ahead: dict[str, int] = {}
+        self.stopped = False
 
     def copy(self) -> Ledger:
         other = Ledger()
         other.rows = [dict(rows) for rows in self.rows]
         other.policies, other.exports = dict(self.policies), dict(self.exports)
         other.holds, other.now_ms = set(self.holds), self.now_ms
+        other.ahead, other.stopped = dict(self.ahead), self.stopped
         other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
         return other
 
@@ -146,7 +153,8 @@ def judge(outcome: Outcome, ledger: Ledger, kind: str) -> None:
     """kind: `kill` (what was written is there) or `cut` (what was safe is). Raises: Violation."""
     for queue, found in outcome.items():
         try:
-            _judge_queue(found, ledger.queues.get(queue, []), kind)
+            ahead = -1 if ledger.stopped else ledger.ahead.get(queue, -1)
+            _judge_queue(found, ledger.queues.get(queue, []), kind, ahead)
         except Violation as violation:
             known = ledger.queues.get(queue, [])
             told = "\n".join(f"  {each}" for each in known[:12])
@@ -165,7 +173,7 @@ def _judge_cleaned(message: Message, messages: list[Message], there: dict[int, t
         raise Violation(f"the tombstone {message.number} is gone, and what it took away is there")
 
 
-def _judge_queue(found: Found, messages: list[Message], kind: str) -> None:
+def _judge_queue(found: Found, messages: list[Message], kind: str, ahead: int) -> None:
     known = {message.body: message for message in messages}
     there: dict[int, tuple[bool, int]] = {}
     last = -1
@@ -202,7 +210,7 @@ def _judge_queue(found: Found, messages: list[Message], kind: str) -> None:
             raise Violation(f"message {number} was settled for good")
         if message.delivered and not redelivered:
             raise Violation(f"message {number} was delivered and does not come as redelivered")
-        if not cut and redelivered and number > mark and not message.returned:
+        if not cut and redelivered and number > mark and not message.returned and message.offset > ahead:
             raise Violation(f"message {number} was never delivered and comes as redelivered")
         if message.returned and (message.returned_safe if cut else message.returned_written):
             known_count = f"message {number} was given back {message.returned} times, and {count} is known"

@@ -7,6 +7,9 @@ A log that keeps (retention, compaction) removes by itself. `Life.maintain` says
 rule of its own, and looks afterwards what it has: never one of the newest that the policy protects, never the last
 record of a key, and a key's older records go before its tombstone. What was settled under an export's hold stays in the
 log's files until the exporter has it.
+
+A life may be paced, as every broker is: what is settled reaches the files up to 50 ms after its turn, and the delivery
+mark of a busy queue runs ahead. Time then passes with its turns, 20 ms each, and with `pass_time`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any, Final
 
 from states_disk import Disk, Image
 from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
+from states_pace import SETTLE_MS, Deliveries, Timers
 
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.record import RecordRoute
@@ -32,10 +36,20 @@ QUEUES: Final = "/data/vhosts/v/queues"
 
 
 class Life:
-    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted."""
+    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted.
+
+    paced: see the module; else what was settled is written with its turn.
+    """
 
     def __init__(
-        self, disk: Disk, ledger: Ledger, boot: int, *, segment_size_bytes: int = 2000, prefix: bytes = b""
+        self,
+        disk: Disk,
+        ledger: Ledger,
+        boot: int,
+        *,
+        segment_size_bytes: int = 2000,
+        prefix: bytes = b"",
+        paced: bool = False,
     ) -> None:
         self.disk = disk
         self.ledger = ledger
@@ -43,9 +57,14 @@ class Life:
         self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.clock = SimulatedClock()
         self.clock.now_ms = ledger.now_ms
+        self.timers = Timers(self.clock)
+        self.settle_ms = SETTLE_MS if paced else 0
+        self._deliveries: dict[str, Deliveries] = {}
+        self._turn_open = False
         self.storage = Storage(
             "/data",
             post=lambda function, *arguments: self.posted.append((function, arguments)),
+            later=self.timers.later if paced else None,
             clock=self.clock,
             filesystem=disk,
             segment_size_bytes=segment_size_bytes,
@@ -94,6 +113,7 @@ class Life:
             self.ledger.holds.add(queue)
         self._commit({**self.ledger.rows[-1], queue: "live"})
         self.ledger.queues[queue] = []
+        self.ledger.ahead.pop(queue, None)
         self._open(queue)
 
     def delete(self, queue: str, *, row_first: bool = False) -> None:
@@ -107,8 +127,14 @@ class Life:
         if not row_first:
             self._commit(without)
 
-    def _commit(self, rows: Rows) -> None:
+    def _touch(self) -> None:
+        """Something is done, in a turn that `write` ends."""
         self.ledger.version += 1
+        self.ledger.stopped = False
+        self._turn_open = True
+
+    def _commit(self, rows: Rows) -> None:
+        self._touch()
         self.ledger.rows.append(rows)
         self.disk.changed()
         self.ledger.rows = [rows]
@@ -125,7 +151,7 @@ class Life:
         key: bytes = KEY,
         tombstone: bool = False,
     ) -> None:
-        self.ledger.version += 1
+        self._touch()
         messages = self.ledger.queues[queue]
         for _ in range(count):
             number = len(messages)
@@ -133,7 +159,6 @@ class Life:
             message = Message(number, body.ljust(size, b"-"), persistent, transaction)
             messages.append(message)
             message.key, message.tombstone, message.appended_ms = key, tombstone, self.clock.now_ms
-            message.safe_with = self.storage.generation
             store, route = self.stores[queue], ROUTE if key is KEY else RecordRoute(b"orders", key)
             if tombstone:  # has no body: its properties tell it
                 message.offset = store.append_tombstone(route, message.body)
@@ -149,20 +174,25 @@ class Life:
     def live(self, queue: str) -> list[Message]:
         return [each for each in self.ledger.queues[queue] if not each.settled and not each.gone]
 
-    def settle(self, queue: str, messages: list[Message]) -> None:
-        self.ledger.version += 1
+    def settle(self, queue: str, messages: list[Message], *, with_turn: bool = False) -> None:
+        """with_turn: as what was given to a consumer without acks."""
+        self._touch()
+        if with_turn:
+            self.stores[queue].settle_with_turn()
         for message in messages:
             message.settled = True
             message.held = queue in self.ledger.holds
             message.settle_with = self.storage.generation
+            message.due_ms = 0 if with_turn else -1
             self.stores[queue].settle(message.offset, len(message.body))
 
     def purge(self, queue: str) -> None:
-        self.ledger.version += 1
+        self._touch()
         live = self.live(queue)
         for message in live:
             message.settled = True
             message.settle_with = self.storage.generation
+            message.due_ms = 0
         if live:
             size = sum(len(each.body) for each in live)
             self.stores[queue].settle_range(live[0].offset, live[-1].offset, size)
@@ -170,11 +200,11 @@ class Life:
     def hold(self, queue: str, name: str) -> None:
         """What is settled from now on stays until the exporter has it."""
         self.storage.hold(self.stores[queue]).add(name)
-        self.ledger.version += 1
+        self._touch()
         self.ledger.holds.add(queue)
 
     def exported(self, queue: str, name: str, offset: int) -> None:
-        self.ledger.version += 1
+        self._touch()
         for message in self.ledger.queues[queue]:
             if message.offset < offset:
                 message.held = False
@@ -182,22 +212,39 @@ class Life:
         self.storage.hold_changed(self.stores[queue])
 
     def pass_time(self, milliseconds: int) -> None:
-        self.clock.now_ms += milliseconds
-        self.ledger.now_ms = self.clock.now_ms
+        until_ms = self.clock.now_ms + milliseconds
+        while (call := self.timers.next(until_ms)) is not None:
+            self.ledger.now_ms = self.clock.now_ms
+            self._allow_ahead()
+            generation = self.storage.generation
+            call()
+            if not self._turn_open:  # else the end of the turn writes what is due
+                self._written(generation)
+        self.ledger.now_ms = until_ms
+
+    def _allow_ahead(self) -> None:
+        """A mark that is written now may say so much."""
+        if not self.settle_ms:
+            return
+        self.ledger.version += 1
+        for queue, deliveries in self._deliveries.items():
+            if queue in self.stores:
+                last = self.stores[queue].delivered_mark + deliveries.ahead_max(self.clock.now_ms)
+                self.ledger.ahead[queue] = max(last, self.ledger.ahead.get(queue, -1))
 
     def trim(self, queue: str, offset: int) -> None:
         """Everything below goes, by retention's own call."""
-        self.ledger.version += 1
+        self._touch()
         for message in self.live(queue):
             if message.offset < offset:
-                message.settled, message.settle_with = True, self.storage.generation
+                message.settled, message.settle_with, message.due_ms = True, self.storage.generation, 0
         trim(self.stores[queue], offset)
         self.write()
 
     def maintain(self) -> None:
         """A round of retention and compaction: see the module. The end of a turn comes before it, as in the broker."""
         self.turn()
-        self.ledger.version += 1
+        self._touch()
         candidates: list[Message] = []
         for queue in self.stores:
             policy = self.ledger.policies.get(queue)
@@ -222,6 +269,7 @@ class Life:
                     message.settled = False
                 elif message in candidates:
                     message.settle_written, message.settle_with = True, self.storage.generation
+                    message.due_ms = 0
         self.loop()
         self.turn()
         self.flush()
@@ -230,30 +278,59 @@ class Life:
             for message in self.ledger.queues[queue]:
                 if message.may_go and message.offset not in left:
                     message.settled = message.settle_written = message.settle_safe = True
+                    message.due_ms = 0
 
-    def deliver(self, queue: str, messages: list[Message]) -> None:
-        """The mark is written before the bytes would reach a socket: a delivery counts from then on."""
-        self.ledger.version += 1
+    def deliver(self, queue: str, messages: list[Message], *, urgent: bool = False) -> None:
+        """The mark is written before the bytes would reach a socket: a delivery counts from then on.
+
+        urgent: the turn's end is that of a tx.commit.
+        """
+        self._touch()
+        store = self.stores[queue]
+        before = store.delivered_mark
         for message in messages:
-            self.stores[queue].mark_delivered(message.offset)
+            store.mark_delivered(message.offset)
             message.maybe_delivered = True
-        self.turn()
+        if store.delivered_mark > before:
+            deliveries = self._deliveries.setdefault(queue, Deliveries())
+            deliveries.note(self.clock.now_ms, store.delivered_mark - before)
+        self.write(urgent=urgent)
+        self.loop()
         self.ledger.version += 1
         for message in messages:
             message.delivered = True
 
     def give_back(self, queue: str, messages: list[Message]) -> None:
-        self.ledger.version += 1
+        self._touch()
         for message in messages:
             message.returned += 1
             message.returned_written = message.returned_safe = False
-            message.returned_with = self.storage.generation
+            message.returned_with = -1
             self.stores[queue].mark_returned(message.offset, message.returned)
 
-    def write(self) -> None:
-        """The end of a turn, whose news the loop has not heard yet. Turns are 20 ms apart."""
-        self.pass_time(20)
-        self.storage.end_of_turn()
+    def _generation(self) -> int:
+        """Of the group that what waits in the open turn will belong to: the one just before the turn's end."""
+        self._allow_ahead()
+        generation = self.storage.generation
+        for queue, messages in self.ledger.queues.items():
+            if queue in self.stores:
+                for message in messages:
+                    if message.safe_with < 0:
+                        message.safe_with = generation
+                    if message.returned_with < 0:
+                        message.returned_with = generation
+        return generation
+
+    def write(self, *, urgent: bool = False) -> None:
+        """The end of a turn, whose news the loop has not heard yet. Turns are 20 ms apart; `urgent` ones, with a
+        tx.commit of acks, 2 ms: they leave nothing for later.
+        """
+        self.pass_time(2 if urgent else 20)
+        generation = self._generation()
+        if urgent:
+            self.storage.flush()
+        else:
+            self.storage.end_of_turn()
         self.ledger.version += 1
         for queue, messages in self.ledger.queues.items():
             if queue not in self.stores:
@@ -261,8 +338,23 @@ class Life:
             for message in messages:
                 if message.offset >= 0:
                     message.written = True
-                message.settle_written = message.settled
+                if message.settled and urgent:
+                    message.due_ms = 0
+                elif message.settled and message.due_ms < 0:
+                    message.due_ms = self.clock.now_ms + self.settle_ms
                 message.returned_written = message.returned > 0
+        self._turn_open = False
+        self._written(generation)
+
+    def _written(self, generation: int) -> None:
+        """What was settled and is due stands in the files, and was synced with that generation if it was synced."""
+        self.ledger.version += 1
+        for queue, messages in self.ledger.queues.items():
+            if queue in self.stores:
+                for message in messages:
+                    if message.settled and not message.settle_written and 0 <= message.due_ms <= self.clock.now_ms:
+                        message.settle_written = True
+                        message.settle_with = max(message.settle_with, generation)
 
     def loop(self) -> None:
         while self.posted:
@@ -275,12 +367,17 @@ class Life:
 
     def flush(self) -> None:
         """All that was written is safe afterwards, settlements too, of whichever life."""
+        self._touch()
+        self._generation()
         self.storage.flush()
+        self._turn_open = False
         self.loop()
         self.ledger.version += 1
         for queue, messages in self.ledger.queues.items():
             if queue in self.stores:
                 for message in messages:
+                    if message.settled:
+                        message.settle_written, message.due_ms = True, 0
                     message.settle_safe = message.settle_written
 
     def stop(self) -> None:
@@ -292,13 +389,16 @@ class Life:
             if queue in self.stores:
                 for message in messages:
                     message.confirmed = True
-                    message.settle_safe = message.settled
+                    message.settle_safe = message.settle_written = message.settled
+        self.ledger.stopped = True
         self.disk.changed()
 
     def adopt(self, outcome: Outcome, *, safe: bool) -> None:
         """What this life has found at its start counts from here on. safe: the disk holds it already."""
         self.ledger.version += 1
         for queue, store in self.stores.items():
+            if queue in self.ledger.ahead:  # what comes next has offsets that no mark may speak of
+                self.ledger.ahead[queue] = min(self.ledger.ahead[queue], store.next_offset - 1)
             found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
             offsets = {_body(record): record.offset for record in store.read(0, 1 << 30)}
             for message in self.ledger.queues.setdefault(queue, []):
@@ -307,8 +407,10 @@ class Life:
                     message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
                     message.settle_written = message.settled
                     message.settle_with = self.storage.generation
+                    message.due_ms = 0
                     continue
                 message.settled = message.settle_written = message.settle_safe = False
+                message.due_ms = -1
                 message.offset = offsets[message.body]
                 message.written = True
                 message.confirmed = message.confirmed or safe

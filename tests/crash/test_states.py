@@ -10,13 +10,17 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from states_disk import Disk, File
 from states_ledger import Ledger, Violation, judge
 from states_life import Life, find
-from states_search import WORKLOADS, Search
+from states_pace import AHEAD_MAX, Timers
+from states_search import Search
+from states_workloads import WORKLOADS
+
+from amqpd.storage.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,7 @@ def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
 
 @pytest.mark.timeout(1200)
 def test_twenty_thousand_states() -> None:
-    search(1, 20_000, set(), share=0.03, draws=3, lived_in=0.002)
+    search(1, 20_000, set(), share=0.02, draws=3, lived_in=0.002)
 
 
 @pytest.mark.ci_long
@@ -107,6 +111,63 @@ def test_a_sync_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -
     monkeypatch.setattr(Disk, broken, lambda disk, argument: disk.changed())
     with pytest.raises(AssertionError, match="is lost|count as lost"):
         search(1, 2_000, set(), draws=2, lived_in=0.0)
+
+
+def walk(name: str) -> None:
+    (workload,) = [each for each in WORKLOADS if each.name == name]
+    for seed in range(3):
+        Search(seed, set(), share=0.03, draws=1, lived_in=0.0).run(workload)
+
+
+def forge(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, bytes], bytes]) -> None:
+    """A broker that writes other entries into `.settled` than it should: change is given kind, offset, entry."""
+    write = Disk.write
+
+    def forged(disk: Disk, fd: int, data: bytes) -> int:
+        if disk.path_of(fd).endswith(".settled"):
+            entries = [data[start : start + ENTRY_SIZE] for start in range(0, len(data), ENTRY_SIZE)]
+            others = [change(each[4], int.from_bytes(each[8:16], "big", signed=True), each) for each in entries]
+            write(disk, fd, b"".join(others))
+        else:
+            write(disk, fd, data)
+        return len(data)
+
+    monkeypatch.setattr(Disk, "write", forged)
+
+
+def further(count: int) -> Callable[[int, int, bytes], bytes]:
+    def change(kind: int, offset: int, entry: bytes) -> bytes:
+        return encode_entry(DELIVERED, offset + count, 0, 0) if kind == DELIVERED else entry
+
+    return change
+
+
+def without(forgotten: int) -> Callable[[int, int, bytes], bytes]:
+    return lambda kind, _, entry: b"" if kind == forgotten else entry
+
+
+PACED_DEFECTS = {
+    "a settlement is never written": ("settled and not yet written", without(SETTLED), "settled for good"),
+    "a mark is forgotten": ("settled and not yet written", without(DELIVERED), "does not come as redelivered"),
+    "a burst's mark runs ahead": ("settled and not yet written", further(2), "never delivered"),
+    "marks run ahead without bound": ("marks that run ahead", further(AHEAD_MAX), "never delivered"),
+}
+
+
+@pytest.mark.parametrize("defect", PACED_DEFECTS)
+def test_what_is_written_late_and_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    workload, change, words = PACED_DEFECTS[defect]
+    forge(monkeypatch, change)
+    with pytest.raises(AssertionError, match=words):
+        walk(workload)
+
+
+def test_a_tick_that_comes_too_late_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 150 ms instead of 50."""
+    later = Timers.later
+    monkeypatch.setattr(Timers, "later", lambda timers, delay_s, call: later(timers, delay_s + 0.1, call))
+    with pytest.raises(AssertionError, match="settled for good"):
+        walk("settled and not yet written")
 
 
 def test_what_the_judge_refuses() -> None:

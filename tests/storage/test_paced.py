@@ -111,7 +111,24 @@ def test_commits_that_cannot_wait(paced: Paced) -> None:
     paced.store.settle_with_turn()
     paced.turn()
     assert paced.entries(SETTLED) == [(0, 0), (1, 1)]
-    assert len(paced.waiting) == 1, "one timer, however often it was written"
+    calls = [call for _, call in paced.waiting]
+    assert calls and len(set(calls)) == len(calls), "one timer for each purpose, however often it was written"
+
+
+def test_commits_tell_no_time(paced: Paced) -> None:
+    """Deliveries between commits that follow each other within a tick are a burst: its mark is exact."""
+    paced.append(*[b"x"] * 60)
+    paced.turn()
+    store = paced.store
+    for first in range(0, 30, 3):
+        paced.deliver(first, first + 1, first + 2)
+        store.settle(first, 1)
+        paced.storage.flush()
+        paced.loop()
+        paced.pass_ms(2)
+    assert paced.waiting
+    store = paced.again()
+    assert [offset for offset in paced.offsets() if store.redelivered(offset)][-1] == 29
 
 
 def test_the_mark_runs_ahead_of_a_busy_queue(paced: Paced) -> None:

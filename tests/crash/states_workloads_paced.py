@@ -1,0 +1,178 @@
+"""Workloads of what only a paced life knows: time between what was done and what was written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from states_life import Life
+
+
+def settled_and_not_written(life: Life, chance: random.Random) -> Iterator[None]:
+    if "q" not in life.stores:
+        life.create("q")
+        life.create("r")
+    life.append("q", 6, chance.choice((40, 200)))
+    life.append("r", 2)
+    life.turn()
+    life.deliver("q", life.live("q")[:5])
+    life.settle("q", life.live("q")[:2])
+    life.write()
+    yield
+    life.settle("q", life.live("q")[1:2])
+    life.settle("r", life.live("r")[:1])
+    life.turn()
+    yield
+    life.append("q", 1, chance.choice((40, 700)))
+    life.pass_time(chance.choice((0, 10, 30)))  # the tick comes within a turn that has appended
+    life.write()
+    yield
+    life.settle("q", life.live("q")[:1], with_turn=True)
+    life.settle("q", life.live("q")[1:2])  # goes along, which nobody was promised
+    life.write()
+    yield
+    life.loop()
+    life.append("q", 3, 650)  # segments are sealed while settlements of theirs wait
+    life.turn()
+    live = life.live("q")
+    life.settle("q", live[: len(live) - 1])
+    life.write()
+    yield
+    life.append("q", 2, chance.choice((30, 1200)))
+    life.turn()
+    yield
+    life.pass_time(60)  # and are removed
+    life.loop()
+    life.settle("r", life.live("r"))
+    life.turn()
+    yield
+    life.pass_time(60)
+    yield
+    life.append("q", 2, 40)
+    life.turn()
+    life.deliver("q", life.live("q")[-2:])
+    life.settle("q", life.live("q")[-1:])
+    life.write()
+    yield
+
+
+def marks_ahead(life: Life, chance: random.Random) -> Iterator[None]:
+    if "q" not in life.stores:
+        life.create("q")
+    size = chance.choice((20, 150))
+    unacked = []
+    for turn in range(15):
+        life.append("q", chance.randint(1, 5), size)
+        going = life.live("q")[-chance.randint(1, 5) :]
+        life.deliver("q", going)
+        unacked += going
+        chance.shuffle(unacked)
+        done, unacked = unacked[: len(unacked) // 2], unacked[len(unacked) // 2 :]
+        life.settle("q", [each for each in done if not each.settled])
+        if turn % 3 == 2:
+            yield
+    life.append("q", 20, 20)  # most of them under a mark that is there already
+    life.turn()
+    yield
+    life.pass_time(400)
+    life.loop()
+    life.give_back("q", [each for each in life.live("q") if each.delivered][:2])
+    life.append("q", 60, 20)
+    life.turn()
+    yield
+    fresh = [each for each in life.live("q") if not each.delivered]
+    life.deliver("q", fresh[:10])  # a burst, and three turns later
+    life.deliver("q", fresh[10:25])
+    life.settle("q", fresh[:5])
+    life.turn()
+    yield
+    life.settle("q", [each for each in life.live("q") if each.delivered])
+    life.turn()
+
+
+def bursts_with_commits(life: Life, chance: random.Random) -> Iterator[None]:
+    """A tx.commit with acks leaves nothing for later; deliveries between many of them are no long stretch."""
+    if "q" not in life.stores:
+        life.create("q")
+        life.create("r")
+    life.append("q", 40, 20)
+    life.turn()
+    yield
+    for _ in range(6):
+        taken = [each for each in life.live("q") if each.delivered]
+        life.settle("q", taken[:2])
+        life.transaction("r", chance.choice((2, 66)), 12)
+        life.deliver("q", [each for each in life.live("q") if not each.delivered][:3], urgent=True)
+        if chance.random() < 0.5:
+            yield
+    yield
+    life.settle("q", life.live("q")[:2])
+    life.settle("r", life.live("r")[:70])
+    life.write()
+    yield
+
+
+def many_paced(life: Life, chance: random.Random) -> Iterator[None]:
+    """So many that one syncfs does for all, and readers outside are told later."""
+    names = [f"q{number}" for number in range(9)]
+    watch, life.disk.watch = life.disk.watch, None  # how so many begin is another workload's
+    for name in names:
+        if name not in life.stores:
+            life.create(name)
+        life.append(name, 1, 40)
+    life.turn()
+    life.flush()
+    life.disk.watch = watch
+    yield
+    for name in names:
+        life.deliver(name, life.live(name)[:1])
+        if chance.random() < 0.7:
+            life.settle(name, life.live(name)[:1])
+        if chance.random() < 0.3:
+            life.append(name, 1, 40)
+    life.write()
+    yield
+    life.loop()
+    life.pass_time(50)
+    yield
+    life.loop()
+    life.pass_time(250)
+    yield
+
+
+def letters_and_purges(life: Life, chance: random.Random) -> Iterator[None]:
+    """What is settled late, beside what may not wait: a purge, what was given back, a deleted queue."""
+    for name in ("q", "dead"):
+        if name not in life.stores:
+            life.create(name)
+    life.append("q", 6, 60)
+    life.turn()
+    taken = life.live("q")[:2]
+    life.deliver("q", taken)
+    life.append("dead", len(taken), 60)
+    life.write()
+    yield
+    life.loop()
+    life.settle("q", taken)
+    life.turn()
+    life.deliver("q", life.live("q")[:3])
+    life.give_back("q", life.live("q")[1:3])
+    life.settle("q", life.live("q")[:1])
+    life.write()
+    yield
+    life.settle("dead", life.live("dead")[:1])
+    life.turn()
+    life.purge(chance.choice(("q", "dead")))
+    life.write()
+    yield
+    life.loop()
+    life.append("q", 2, 900)
+    life.settle("q", life.live("q")[:1])
+    life.turn()
+    yield
+    life.settle("dead", life.live("dead"))
+    life.write()
+    life.delete("dead", row_first=chance.random() < 0.5)  # with settlements that wait
+    life.pass_time(60)
+    life.loop()
+    yield
