@@ -470,12 +470,12 @@ class QueueStore:
         self._forget_returned(first, last)
         self._recount()
 
-    def settle_older(self, offset: i64, until_ms: i64, count_max: i64) -> tuple[i64, i64, i64]:
-        """Settles what is live from `offset` on in batches that were appended at `until_ms` (wall clock) or before.
+    def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
+        """Goes over what is live from `offset` on in batches that were appended at `until_ms` (wall clock) or before.
 
-        Whole batches, until `count_max` messages are settled; it stops before one that is younger, is not in memory, or
-        is not written yet. None of them is unacked. Returns (where to go on, how many were settled, bytes of their
-        bodies). Cost: some 50 ns a message. Raises: OSError when the disk does not answer.
+        settles: it is settled on the way. Whole batches, until `count_max` messages were met; it stops before one that
+        is younger, is not in memory, or is not written yet. None of them is unacked. Returns (where to go on, how many
+        they were, bytes of their bodies). Cost: some 50 ns a message. Raises: OSError when the disk does not answer.
         """
         count: i64 = 0
         size: i64 = 0
@@ -503,7 +503,7 @@ class QueueStore:
             first: i64 = max(offset, cursor.base_offset)
             last: i64 = cursor.last_offset
             offset = last + 1
-            if live > 0:
+            if live > 0 and settles:
                 # As many as the run is long: what of it was settled before is added again when the run is.
                 self.record_count -= last - first + 1
                 self.size_bytes -= live_bytes

@@ -1,66 +1,73 @@
 """Dead-lettering: what a queue could not or would not deliver is published once more, to where the queue says.
 
-The message goes to `x-dead-letter-exchange` under `x-dead-letter-routing-key`, or under its own keys (CC included). Its
-headers tell the story, newest first: `x-death`, an array of tables {count, reason, queue, time, exchange, routing-keys,
-original-expiration}, one per (queue, reason), and x-first-death-reason, -queue, -exchange. Its expiration goes: it must
-not expire again at once.
+The message goes to `x-dead-letter-exchange` under `x-dead-letter-routing-key`, or under its own keys (CC included).
+What its headers tell then, and which of its targets would make a cycle, is deaths.py's. An exchange that is missing
+drops it.
 
-A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
-itself would run for ever. An exchange that is missing drops it too.
+Letters wait in one line, in the order in which they ended, and go in slices: SLICE_MS of work, then the loop has its
+turn. While some are left, publishers that send without a bound are paced (`Turn.overdue`). A letter that a log can give
+back is not kept in memory when many wait: neighbours in one log are a stretch, which is read back piece by piece, so
+that a million messages that expire at once leave their queue at once, for some bytes.
 
 Safety: the source stays unsettled in its log until every durable target has synced its copy, so a crash in between
 repeats a dead-lettering and never loses one. Letters are published in a callback of their own: a queue that drops from
 within an `offer` never enters another queue, however long the chain of dead-letter exchanges.
 
-Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the table measured there.
+Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable
+from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.flow import Confirmer, Turn
+from amqpd.broker.deaths import Stories, Story
+from amqpd.broker.flow import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.limited_queue import LimitedQueue
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Entry, Envelope, Message, make_message
-from amqpd.broker.queue import Destination, Queue
+from amqpd.broker.message import Entry, Message, make_message, with_properties
 from amqpd.broker.timers import Timer, Timers
-from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table
-from amqpd.protocol.properties import scan, with_headers, without_expiration
 from amqpd.storage.queue_store import QueueStore
-
-if TYPE_CHECKING:
-    from amqpd.broker.vhost import VHost
 
 log = logging.getLogger(__name__)
 
-# Letters published in one go before the loop has its turn.
-LETTERS_MAX: Final = 200
-# Letters waiting with their messages in memory; and from how many on queues drop nothing more for its age.
+# How long a slice may take, in the clock's whole milliseconds, looked at once per SLICE_COUNT letters; and what ends it
+# in any case.
+SLICE_MS: Final = 2
+SLICE_COUNT: Final = 64
+LETTERS_MAX: Final = 4096
+# Letters that wait with their messages in memory, where a log has them too.
 HELD_MAX: Final = 1000
+# From how many on, or from how many bytes in memory, queues drop nothing more for its age.
+BEHIND_COUNT: Final = 65536
+BEHIND_BYTES: Final = 32 * 1024 * 1024
+# What of a stretch is read at once.
+READ_BYTES: Final = 64 * 1024
 # A target whose log takes nothing, a full disk say, is tried again after so long.
 RETRY_MS: Final = 2000
-# As far as a death is counted, whatever number a client began with.
-COUNT_MAX: Final = 1 << 62
 
 
 @final
 class Letter:
-    """One message on its way.
+    """One message on its way, or a stretch of them.
 
-    entry: its place at the source; None: it was refused before it had one. message: None when only the source's log
-    has it.
+    first, last: its offset at the source, twice, or those of a stretch; -1: it was refused before it had a place.
+    size: of each body. message: None when the source's log has it, as it has those of a stretch.
     """
 
-    def __init__(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
+    def __init__(
+        self, queue: LimitedQueue, first: i64, last: i64, size: i64, message: Message | None, reason: str
+    ) -> None:
         self.queue = queue
-        self.entry = entry
+        self.first = first
+        self.last = last
+        self.size = size
         self.message = message
         self.reason = reason
+        # Where it was published, while that is not synced.
         self.targets: list[QueueStore] = []
 
 
@@ -85,7 +92,11 @@ class DeadLetters(Confirmer):
         self._timers = timers
         self._call_soon = call_soon
         self._scheduled = False
+        # The disk is too far behind: nothing is published until it has synced what there is.
+        self._pausing = False
+        self._stories = Stories()
         self._letters: deque[Letter] = deque()
+        self._held_bytes: i64 = 0
         # Published in this turn; then by commit group.
         self._fresh: list[Letter] = []
         self._waiting: deque[tuple[int, list[Letter]]] = deque()
@@ -93,38 +104,94 @@ class DeadLetters(Confirmer):
         self._retry = Retry(self)
 
     def add(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
-        """Publishes it before long. Cost: O(1). entry: settled in the queue's log when its targets are safe.
-
-        When very many wait, those that a log can give back are not kept in memory.
-        """
-        if entry is not None and len(self._letters) >= HELD_MAX and queue.log() is not None:
-            message = None
+        """Publishes it before long. Cost: O(1). entry: settled in the queue's log when its targets are safe."""
+        if entry is None:
+            self._append(Letter(queue, -1, -1, 0, message, reason))
+            return
+        offset = entry.offset
+        if (message is None or len(self._letters) >= HELD_MAX) and queue.in_log(offset):
             entry.message = None
-        self._letters.append(Letter(queue, entry, message, reason))
+            self.add_stretch(queue, offset, offset, reason)
+        else:
+            self._append(Letter(queue, offset, offset, entry.body_size, message, reason))
+
+    def add_stretch(self, queue: LimitedQueue, first: i64, last: i64, reason: str) -> None:
+        """Publishes all messages with these offsets that are not settled; the queue's log has them, and nobody else."""
+        if self._letters:
+            end = self._letters[-1]
+            if end.message is None and end.queue is queue and end.last == first - 1 and end.reason == reason:
+                end.last = last
+                return
+        self._append(Letter(queue, first, last, 0, None, reason))
+
+    def _append(self, letter: Letter) -> None:
+        self._count(letter, 1)
+        self._letters.append(letter)
         self._schedule()
 
+    def _take(self) -> None:
+        """The first in line is done, or kept for later."""
+        self._count(self._letters.popleft(), -1)
+
+    def _count(self, letter: Letter, sign: i64) -> None:
+        message = letter.message
+        if message is not None:
+            self._held_bytes += sign * message.body_size
+        else:
+            letter.queue.stretch_count += sign
+
     def is_behind(self) -> bool:
-        """Whether a queue that drops a backlog should let the letters under way go first."""
-        return len(self._letters) >= HELD_MAX
+        """Whether a queue that drops a backlog should let the letters under way go first: they fill memory."""
+        return len(self._letters) >= BEHIND_COUNT or self._held_bytes >= BEHIND_BYTES
 
     def _schedule(self) -> None:
-        if not self._scheduled:
+        if not self._scheduled and not self._pausing:
             self._scheduled = True
             self._call_soon(self.run)
 
     def run(self) -> None:
-        """Publishes what has gathered. Called by the loop."""
+        """Publishes a slice of what has gathered. Called by the loop."""
         self._scheduled = False
+        timers = self._timers
+        begun_ms = timers.now_ms()
+        self._stories.begin(timers.wall_ms() // 1000)
         count: i64 = 0
-        while self._letters and count < LETTERS_MAX:
-            self._publish(self._letters.popleft())
-            count += 1
+        size: i64 = 0
+        turn = self._turn
+        while self._letters and count < LETTERS_MAX and size < TURN_BYTES_MAX:
+            if turn.storage.unsynced_bytes >= turn.unsynced_bytes_max:
+                self._pausing = True
+                turn.when_synced(self._synced)
+                break
+            end = count + SLICE_COUNT
+            while self._letters and count < end and size < TURN_BYTES_MAX:
+                letter = self._letters[0]
+                message = letter.message
+                if message is None:
+                    done: i64 = 0
+                    done_bytes: i64 = 0
+                    done, done_bytes = self._publish_stretch(letter)
+                    count += done + 1
+                    size += done_bytes
+                else:
+                    self._take()
+                    size += message.body_size
+                    count += 1
+                    self._publish(letter, message)
+            if timers.now_ms() - begun_ms >= SLICE_MS:
+                break
         if self._letters:
+            turn.overdue = True
             self._schedule()
         if self._fresh:
-            self._turn.confirm_later(self)
+            turn.confirm_later(self)
         else:
-            self._turn.want()
+            turn.want()
+
+    def _synced(self, failed: list[QueueStore]) -> None:
+        self._pausing = False
+        if self._letters:
+            self._schedule()
 
     def stop(self) -> None:
         """The broker stops: letters that are not published yet stay at their source, unsettled in its log."""
@@ -138,50 +205,87 @@ class DeadLetters(Confirmer):
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def _publish(self, letter: Letter) -> None:
+    def _publish(self, letter: Letter, message: Message) -> None:
         queue = letter.queue
-        message = letter.message
-        if message is None and letter.entry is not None:
-            queue.read_back(letter.entry)
-            message = letter.entry.message
-        vhost = queue.vhost
-        name = queue.dead_letter_exchange
-        exchange = vhost.exchanges.get(name) if name is not None else None
-        if message is None or exchange is None or queue.deleted:
-            self._settle(letter)
+        story: Story | None = None
+        if not queue.deleted:
+            story = self._stories.tell(queue, message.envelope, message.properties(), letter.reason)
+        if story is None:
+            _settle(letter)
             return
-        time_s = self._timers.wall_ms() // 1000
-        dead, destinations = address(vhost, queue, exchange.name, message, letter.reason, time_s)
-        letter.targets = []
-        failed = False
-        for destination in destinations:
-            store = destination.log() if message.persistent else None
-            if not destination.can_open():
-                failed = True
-            elif not destination.offer(dead):
-                # A target that is full refuses it: rabbit drops it then. One whose disk is full gets it later.
-                if store is not None and store.failed:
-                    failed = True
-            elif store is not None:
-                letter.targets.append(store)
-        if failed:
+        dead = with_properties(message, story.envelope, story.properties, story.info)
+        targets: list[QueueStore] = []
+        if not _offer(story, dead, targets):
             self._keep(letter)
-        elif letter.targets and letter.entry is not None and queue.log() is not None:
+        elif targets and letter.first >= 0 and queue.log() is not None:
             # Until then the source's log keeps it: memory need not.
-            letter.message = None
-            letter.entry.message = None
-            self._fresh.append(letter)
+            self._wait(queue, letter.first, letter.size, letter.reason, targets)
         else:
-            self._settle(letter)
+            _settle(letter)
 
-    def _settle(self, letter: Letter) -> None:
-        entry = letter.entry
-        if entry is not None:
-            letter.queue.settle_log(entry)
+    def _publish_stretch(self, letter: Letter) -> tuple[i64, i64]:
+        """A piece of it. Returns how many messages went, and bytes of their bodies."""
+        queue = letter.queue
+        store = queue.store
+        count: i64 = 0
+        size: i64 = 0
+        if store is None or queue.deleted:
+            self._take()
+            return count, size
+        try:
+            records = store.read(letter.first, READ_BYTES)
+        except OSError as error:
+            log.error("queue %s: dead letters cannot be read: %s", queue.name, error)
+            self._take()
+            self._keep(letter)
+            return count, size
+        logged = queue.log() is not None
+        targets: list[QueueStore] = []
+        for record in records:
+            offset = record.offset
+            if offset > letter.last:
+                break
+            body = record.body
+            body_size: i64 = len(body)
+            story = self._stories.tell(
+                queue, queue.envelope_of(record.exchange, record.routing_key), record.properties, letter.reason
+            )
+            if story is not None:
+                dead = make_message(story.envelope, story.properties, body, record.persistent, story.info)
+                if targets:
+                    targets = []
+                if not _offer(story, dead, targets):
+                    letter.first = offset
+                    self._take()
+                    self._keep(letter)
+                    return count, size
+            letter.first = offset + 1
+            count += 1
+            size += body_size
+            if targets and logged and story is not None:
+                self._wait(queue, offset, body_size, letter.reason, targets)
+            else:
+                store.settle(offset, body_size)
+        if letter.first > letter.last or count == 0:
+            self._take()
+        return count, size
+
+    def _wait(self, queue: LimitedQueue, offset: i64, size: i64, reason: str, targets: list[QueueStore]) -> None:
+        """It is published, and settled when its targets are synced. Neighbours with the same fate wait as one."""
+        if self._fresh:
+            end = self._fresh[-1]
+            alike = end.queue is queue and end.size == size and end.reason == reason
+            if alike and end.last == offset - 1 and _same(end.targets, targets):
+                end.last = offset
+                return
+        letter = Letter(queue, offset, offset, size, None, reason)
+        letter.targets = targets
+        self._fresh.append(letter)
 
     def _keep(self, letter: Letter) -> None:
         if not self._failed:
             log.warning("queue %s: a dead-letter target takes nothing, trying again", letter.queue.name)
+        self._count(letter, 1)
         self._failed.append(letter)
         self._timers.arm_sooner(self._retry, self._timers.now_ms() + RETRY_MS)
 
@@ -207,148 +311,44 @@ class DeadLetters(Confirmer):
             if failed and _any_of(letter.targets, failed):
                 self._keep(letter)
             else:
-                self._settle(letter)
+                _settle(letter)
         if letters:
             self._turn.want()
 
 
+def _offer(story: Story, dead: Message, targets: list[QueueStore]) -> bool:
+    """Publishes it. targets: gets the logs that have to be synced. False: a target takes nothing now."""
+    taken = True
+    for destination in story.destinations:
+        store = destination.log() if dead.persistent else None
+        if not destination.can_open():
+            taken = False
+        elif not destination.offer(dead):
+            # A target that is full refuses it: rabbit drops it then. One whose disk is full gets it later.
+            if store is not None and store.failed:
+                taken = False
+        elif store is not None:
+            targets.append(store)
+    return taken
+
+
+def _settle(letter: Letter) -> None:
+    store = letter.queue.store
+    offset = letter.first
+    if store is not None and offset >= 0 and letter.queue.in_log(offset):
+        while offset <= letter.last:
+            store.settle(offset, letter.size)
+            offset += 1
+
+
+def _same(left: list[QueueStore], right: list[QueueStore]) -> bool:
+    if len(left) != len(right):
+        return False
+    for index, store in enumerate(left):  # noqa: SIM110  # a generator would cost a nested function when compiled
+        if store is not right[index]:
+            return False
+    return True
+
+
 def _any_of(targets: list[QueueStore], failed: list[QueueStore]) -> bool:
     return any(store in failed for store in targets)
-
-
-class Headers:
-    """A message's headers, already decoded, as routing asks for them."""
-
-    def __init__(self, table: Mapping[str, object]) -> None:
-        self.table = table
-
-    def get(self) -> Mapping[str, object]:
-        return self.table
-
-
-def address(
-    vhost: VHost, queue: LimitedQueue, exchange: str, message: Message, reason: str, time_s: int
-) -> tuple[Message, list[Destination]]:
-    """The message as it goes out, and where to. exchange: the dead-letter exchange, which exists."""
-    envelope = message.envelope
-    properties = message.properties()
-    key = queue.dead_letter_key
-    changed = with_death(
-        properties, reason, queue.name, envelope.exchange, envelope.routing_key, time_s, keep_keys=key is None
-    )
-    info = scan(changed, 0, len(changed))
-    out = Envelope(exchange, envelope.routing_key if key is None else key)
-    dead = make_message(out, changed, message.body(), message.persistent, info)
-    table = decode_table(changed, info.headers_start)[0] if info.has_headers else {}
-    keys = [dead.envelope.routing_key]
-    if key is None:
-        keys += [each for each in copies(table) if each not in keys]
-    destinations = vhost.route(vhost.exchanges[exchange], keys, Headers(table).get)
-    if reason != "rejected":
-        deaths = table.get("x-death")
-        if isinstance(deaths, list):
-            destinations = [
-                each for each in destinations if not (isinstance(each, Queue) and is_cycle(each.name, deaths))
-            ]
-    return dead, destinations
-
-
-def with_death(
-    properties: bytes, reason: str, queue: str, exchange: str, routing_key: str, time_s: int, *, keep_keys: bool
-) -> bytes:
-    """`properties` with this death told in the headers, and without expiration.
-
-    keep_keys: the message keeps its own routing keys; otherwise its CC goes (rabbit: before 3.13). An x-death that is
-    not an array is replaced. Headers that would not fit a frame any more stay as they are.
-    """
-    info = scan(properties, 0, len(properties))
-    table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
-    keys: list[object] = [routing_key, *copies(table)]
-    death: dict[str, object] = {
-        "count": Long(1),
-        "reason": reason,
-        "queue": queue,
-        "time": Timestamp(time_s),
-        "exchange": exchange,
-        "routing-keys": keys,
-    }
-    if info.expiration is not None:
-        death["original-expiration"] = info.expiration
-    changes: dict[str, object] = {}
-    past = table.get("x-death")
-    if "x-death" not in table:
-        changes = {"x-first-death-reason": reason, "x-first-death-queue": queue, "x-first-death-exchange": exchange}
-    changes["x-death"] = merged(death, past) if isinstance(past, list) else [death]
-    drop = () if keep_keys else ("CC",)
-    bare = without_expiration(properties)
-    try:
-        changed = with_headers(bare, changes, drop)
-    except CodecError:
-        # A forged x-death that nests as deep as tables may: it starts anew.
-        changed = with_headers(bare, {"x-death": [death]}, drop)
-    return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else with_headers(bare, {}, drop)
-
-
-def merged(death: dict[str, object], past: list[object]) -> list[object]:
-    """The new death at the head; an earlier one of the same queue and reason counts on instead.
-
-    rabbit: repeated deaths of one queue and reason, as versions before 3.6 wrote them, become one; it counts them where
-    the first of them has no count of its own. Cost: once over `past`.
-    """
-    counts: dict[tuple[str, str], int] = {}
-    for each in past:
-        if isinstance(each, dict):
-            known = identity(each)
-            counts[known] = counts.get(known, 0) + 1
-    this = identity(death)
-    head = death
-    others: list[object] = []
-    for each in past:
-        if not isinstance(each, dict):
-            others.append(each)
-            continue
-        known = identity(each)
-        repeated = counts.pop(known, 0)
-        if repeated == 0:
-            continue
-        one = dict(each)
-        given = one.get("count", repeated)
-        if known == this:
-            number: int = given if isinstance(given, int) else 0
-            one["count"] = Long(number + 1 if number < COUNT_MAX else COUNT_MAX)
-            head = one
-        else:
-            if isinstance(given, int):
-                one["count"] = Long(given)
-            others.append(one)
-    return [head, *others]
-
-
-def identity(death: Mapping[str, object]) -> tuple[str, str]:
-    """Queue and reason; a client may have put anything there."""
-    return str(death.get("queue")), str(death.get("reason"))
-
-
-def is_cycle(queue: str, deaths: list[object]) -> bool:
-    """Whether a message with these deaths, newest first, has been in `queue` before and nobody rejected it since."""
-    for death in deaths:
-        if not isinstance(death, dict) or death.get("reason") == "rejected":
-            # rabbit: what is no death was put there by a client, so this is no cycle that runs by itself
-            return False
-        if death.get("queue") == queue:
-            return True
-    return False
-
-
-def copies(table: Mapping[str, object]) -> list[str]:
-    """The keys of the header CC."""
-    value = table.get("CC")
-    if not isinstance(value, list):
-        return []
-    keys: list[str] = []
-    for key in value:
-        if isinstance(key, bytes):
-            keys.append(key.decode("utf-8", "surrogateescape"))
-        elif isinstance(key, str):
-            keys.append(key)
-    return keys

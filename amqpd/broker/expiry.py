@@ -108,12 +108,16 @@ class Expiry(Timer):
             looked_at = dropped
             while dropped - looked_at < SLICE_COUNT:
                 old: i64 = 0
+                if letters and queue.vhost.letters_behind():
+                    due_ms = self._head_due()
+                    done = True
+                    break
                 if self.ttl_ms >= 0:
                     old = queue.drop_old(now_ms - self.ttl_ms, SLICE_COUNT)
                     dropped += old
                 if old == 0:
                     due_ms = self._head_due()
-                    if due_ms > now_ms or (letters and queue.vhost.letters_behind()):
+                    if due_ms > now_ms:
                         done = True
                         break
                     entry = queue.take()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.message import Entry, FromLog, Message
+from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
 from amqpd.storage.checkpoint import UnknownFormat
 from amqpd.storage.prepared import Prepared
@@ -157,6 +157,8 @@ class Queue(Destination):
         # A transient queue's log is temporary: it never delays a confirm and dies with the broker. It begins here.
         self.spilled = False
         self.log_start: i64 = 0
+        # Letters that wait to be published and that only the log has.
+        self.stretch_count: i64 = 0
         self.deleted = False
         self.returned: list[Entry] = []
         self.hot: deque[Entry] = deque()
@@ -254,7 +256,7 @@ class Queue(Destination):
         if message.info is not None and message.info.expiration is not None:
             self.watch(message)
         if self.ready_count == 0:
-            if self.spilled:
+            if self.spilled and self.stretch_count == 0:
                 self._unspill()
             consumer = self._pick()
             if consumer is not None:
@@ -510,6 +512,10 @@ class Queue(Destination):
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
 
+    def in_log(self, offset: i64) -> bool:
+        """Whether the log has the message of this offset, if anybody has."""
+        return self.store is not None and offset >= self.log_start
+
     def read_back(self, entry: Entry) -> None:
         store = self.store
         if store is not None:
@@ -565,6 +571,10 @@ class Queue(Destination):
         self.hot.append(entry)
         self.hot_bytes += len(record.body)
         self.cold_offset = record.offset + 1
+
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+        """What messages of this route share that are read from the log."""
+        return self._from_log.envelope(exchange, routing_key)
 
     def _message(self, record: Record) -> Message:
         message = self._from_log.message(record)

@@ -132,12 +132,13 @@ class VHost:
         """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
         self.broker.dead_letters.add(queue, entry, message, reason)
 
+    def dead_letter_stretch(self, queue: LimitedQueue, first: int, last: int, reason: str) -> None:
+        """The same for all that the queue's log alone holds between these offsets, ends included."""
+        self.broker.dead_letters.add_stretch(queue, first, last, reason)
+
     def letters_behind(self) -> bool:
-        """Whether what is over has to wait for dead letters; then those that send without a bound do, too."""
-        behind = self.broker.dead_letters.is_behind()
-        if behind:
-            self.broker.turn.overdue = True
-        return behind
+        """Whether what is over has to wait for dead letters."""
+        return self.broker.dead_letters.is_behind()
 
     # -- routing -----------------------------------------------------------------------------------------------------
 

@@ -336,6 +336,16 @@ def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collect
     return _replace(properties, HEADERS, start, stop, len(table).to_bytes(4, "big") + table)
 
 
+def with_entries(properties: bytes, entries: bytes) -> bytes:
+    """`properties` with these headers behind those it has, none of which is of the same name.
+
+    entries: as `encode_entry` gives them. The result may be longer than a frame. Raises: CodecError.
+    """
+    start, stop = _place(properties, 0, len(properties), HEADERS)
+    table = entries if start == stop else properties[start + 4 : stop] + entries
+    return _replace(properties, HEADERS, start, stop, len(table).to_bytes(4, "big") + table)
+
+
 def with_reply_to(properties: bytes, reply_to: bytes) -> bytes:
     """`properties` with this reply-to, set or put in. Raises: CodecError when it is over 255 bytes."""
     start, stop = _place(properties, 0, len(properties), REPLY_TO)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.deadletter import is_cycle, with_death
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES
+from amqpd.broker.deadletter import HELD_MAX
+from amqpd.broker.deaths import Stories, address, is_cycle, with_death
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 
 
@@ -268,3 +269,148 @@ class TestSafety:
         queue.reject(entry)
         room.turns()
         assert dead.ready_count == 0
+
+
+PROPERTIES = [
+    Properties(),
+    Properties(delivery_mode=2),
+    Properties(expiration="700", message_id="1"),
+    Properties(headers={"mine": 1}),
+    Properties(headers={}, expiration="5", priority=4, correlation_id="c"),
+    Properties(headers={"CC": ["a"], "BCC": ["b"]}),
+    Properties(headers={"x-death": [{"queue": "q", "reason": "expired", "count": 3}]}),
+    Properties(headers={"x-death": [{"queue": "dead", "reason": "expired", "count": 3}]}),
+    Properties(headers={"x-first-death-reason": "forged"}),
+    Properties(headers={"mine": "x" * (FRAME_PAYLOAD_BYTES - 40)}, expiration="5"),
+]
+
+
+class TestStories:
+    """What is remembered from letter to letter says the same as what is made for one alone."""
+
+    @pytest.mark.parametrize("kind", ["fanout", "headers"])
+    @pytest.mark.parametrize("key", [None, "other"])
+    def test_as_if_each_came_alone(self, room, kind: str, key: str | None) -> None:
+        room.vhost.declare_exchange("dlx", kind, True, False, False, {})
+        exchange = room.vhost.exchange("dlx")
+        arguments = {"x_dead_letter_exchange": "dlx"} | ({"x_dead_letter_routing_key": key} if key else {})
+        queue = room.queue("q", **arguments)
+        for destination in (queue, room.queue("dead"), room.queue("more")):
+            room.vhost.bind(exchange, destination, "", {})
+        stories = Stories()
+        stories.begin(1_700_000_000)
+        for reason in ("expired", "rejected", "maxlen", "expired"):
+            for envelope in (Envelope("x", "key"), Envelope("", "q")):
+                for each in PROPERTIES * 2:
+                    encoded = encode_properties(each)
+                    told = stories.tell(queue, envelope, encoded, reason)
+                    alone = address(queue, exchange, envelope, encoded, reason, 1_700_000_000)
+                    assert told is not None
+                    assert decode_properties(told.properties) == decode_properties(alone.properties)
+                    assert told.destinations == alone.destinations
+                    assert told.envelope.suffix == alone.envelope.suffix
+                    assert told.info.expiration is None
+
+
+def fill(room, name: str, count: int) -> None:
+    for number in range(count):
+        room.publish(name, b"%d" % number, turn=number % 100 == 99)
+
+
+def quickly(queue) -> list[bytes]:
+    """Takes everything that is ready, without a turn for each."""
+    found = []
+    while (entry := queue.get(True)) is not None:
+        found.append(entry.message.body())
+    return found
+
+
+class TestStretches:
+    """Many letters at once: what a log has of them is not kept in memory, and the queue goes on meanwhile."""
+
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_what_is_over_leaves_before_its_letters_are_out(self, room, durable: bool) -> None:
+        dead = room.queue("dead", durable=durable)
+        queue = room.queue(
+            "q", durable=durable, x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
+        )
+        queue.hot_count_max = 100
+        fill(room, "q", 9000)
+        room.clock.now_ms += 60
+        room.publish("q", b"young", turn=False)
+        for _ in range(40):
+            queue.pump()
+        assert queue.ready_count == 1 and dead.ready_count == 0
+        assert len(room.dead_letters._letters) < 2 * HELD_MAX
+        assert queue.get(False).message.body() == b"young"
+        assert queue.ready_count == 0
+        room.publish("q", b"younger", turn=False)  # the log has letters yet: it stays
+        room.turns()
+        assert quickly(dead) == [b"%d" % number for number in range(9000)]
+        assert queue.stretch_count == 0
+        assert room.get(queue).body == b"younger"
+
+    def test_a_kill_on_the_way_loses_none(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        queue.hot_count_max = 100
+        fill(room, "q", 6000)
+        room.clock.now_ms += 60
+        for _ in range(40):
+            queue.pump()
+        room.dead_letters.run()
+        assert queue.ready_count == 0 and 0 < room.vhost.queue("dead").ready_count < 6000
+        room.restart(down_ms=100)
+        queue = room.vhost.queue("q")
+        room.advance(50)
+        assert queue.store.record_count == 0
+        assert {int(body) for body in quickly(room.vhost.queue("dead"))} == set(range(6000))
+
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_a_target_that_fails_in_the_middle_gets_the_rest_later(self, room, durable: bool) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", durable=durable, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        queue.hot_count_max = 10
+        fill(room, "q", 6000)
+        for entry in [queue.get(False) for _ in range(6000)]:
+            queue.reject(entry)
+        room.dead_letters.run()
+        before = dead.ready_count
+        assert before < 6000
+        dead.store.failed = True
+        for _ in range(3):
+            room.dead_letters.run()
+        assert dead.ready_count == before
+        assert len(room.dead_letters._failed) > 0
+        if not durable:
+            assert queue.ready_count == 0 and queue.stretch_count > 0
+        dead.store.failed = False
+        room.turns()
+        room.advance(2010)
+        assert sorted(int(body) for body in quickly(dead)) == list(range(6000))
+        if durable:
+            assert queue.store.record_count == 0
+
+    def test_a_deleted_source_ends_them(self, room) -> None:
+        dead = room.queue("dead", durable=False)
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        fill(room, "q", 6000)
+        for entry in [queue.get(False) for _ in range(6000)]:
+            queue.reject(entry)
+        room.dead_letters.run()
+        room.vhost.delete_queue(queue)
+        out = dead.ready_count
+        room.turns()
+        assert dead.ready_count == out < 6000
+        assert queue.stretch_count == 0
+
+    def test_a_purge_takes_none_of_them(self, room) -> None:
+        dead = room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        fill(room, "q", 3010)
+        for entry in [queue.get(False) for _ in range(3000)]:
+            queue.reject(entry)
+        assert queue.purge() == 10
+        room.turns()
+        assert dead.ready_count == 3000
+        assert queue.store.record_count == 0

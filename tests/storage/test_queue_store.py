@@ -356,20 +356,20 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
     store.settle(5, 1)
     store.settle(40, 2)
     house.turn()
-    assert store.settle_older(0, began - 1, 1000) == (0, 0, 0)
-    assert store.settle_older(0, began + 10, 1) == (30, 29, 29), "as many as asked for, and the batch they are in"
-    assert store.settle_older(30, began + 10, 1000) == (60, 29, 58)
-    assert store.settle_older(60, began + 10, 1000) == (60, 0, 0)
+    assert store.pass_older(0, began - 1, 1000, True) == (0, 0, 0)
+    assert store.pass_older(0, began + 10, 1, True) == (30, 29, 29), "as many as asked for, and the batch they are in"
+    assert store.pass_older(30, began + 10, 1000, True) == (60, 29, 58)
+    assert store.pass_older(60, began + 10, 1000, True) == (60, 0, 0)
     house.turn()
     assert (store.record_count, store.size_bytes) == (120, 30 * (3 + 4 + 5 + 6))
     first = store.read(60, 1)
     assert [record.offset for record in first] == [60]
-    offset, count, size = store.settle_older(61, began + 20, 1000)
+    offset, count, size = store.pass_older(61, began + 20, 1000, True)
     assert (offset, count, size) == (90, 29, 87), "the rest of a batch that was begun"
     house.turn()
     again = house.again()
     assert house.offsets() == [60, *range(90, 180)]
     assert (again.record_count, again.size_bytes) == (91, 3 + 30 * (4 + 5 + 6))
     house.append(b"open")
-    assert again.settle_older(90, house.clock.now_ms, 1000) == (180, 90, 30 * 15), "what is not written yet waits"
+    assert again.pass_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), "what is not written yet waits"
     assert house.offsets(180) == [180]

@@ -1,0 +1,285 @@
+"""What a dead letter tells, and where it goes.
+
+Its headers tell the story, newest first: `x-death`, an array of tables {count, reason, queue, time, exchange,
+routing-keys, original-expiration}, one per (queue, reason), and x-first-death-reason, -queue, -exchange. Its expiration
+goes: it must not expire again at once.
+
+A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
+itself would run for ever.
+
+Letters come in floods of the same kind, so a `Stories` remembers, for a slice of them (`begin`): nothing is declared or
+bound meanwhile, and it is the same second. What died in the same queue for the same reason and had the same properties
+and route is told once. What had other properties, but neither copies nor an earlier death, gets the same entries at the
+end of its headers, and goes the same way.
+
+Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the table measured there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from amqpd.broker.limited_queue import LimitedQueue
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
+from amqpd.broker.queue import Destination, Queue
+from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
+from amqpd.protocol.properties import PropertyInfo, scan, with_entries, with_headers, without_expiration
+
+if TYPE_CHECKING:
+    from amqpd.broker.exchange import Exchange
+
+# As far as a death is counted, whatever number a client began with.
+COUNT_MAX: Final = 1 << 62
+# What one slice remembers of each sort.
+REMEMBERED_MAX: Final = 1024
+
+
+class Headers:
+    """A message's headers, already decoded, as routing asks for them."""
+
+    def __init__(self, table: Mapping[str, object]) -> None:
+        self.table = table
+
+    def get(self) -> Mapping[str, object]:
+        return self.table
+
+
+@final
+class Story:
+    """A letter without its body. destinations: where it goes."""
+
+    def __init__(
+        self, envelope: Envelope, properties: bytes, info: PropertyInfo, destinations: list[Destination]
+    ) -> None:
+        self.envelope = envelope
+        self.properties = properties
+        self.info = info
+        self.destinations = destinations
+
+
+@final
+class FirstDeath:
+    """What all letters share that died for the first time, in one queue, for one reason, after one route.
+
+    entries: of the headers, encoded.
+    """
+
+    def __init__(self, envelope: Envelope, entries: bytes, destinations: list[Destination]) -> None:
+        self.envelope = envelope
+        self.entries = entries
+        self.destinations = destinations
+
+
+@final
+class Stories:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._time_s = 0
+        self._told: dict[tuple[Queue, str, Envelope, bytes], Story | None] = {}
+        self._first: dict[tuple[Queue, str, Envelope, bytes | None], FirstDeath | None] = {}
+
+    def begin(self, time_s: int) -> None:
+        """Another slice. time_s: of the deaths, seconds since 1970."""
+        self._time_s = time_s
+        self._told.clear()
+        self._first.clear()
+
+    def tell(self, queue: LimitedQueue, envelope: Envelope, properties: bytes, reason: str) -> Story | None:
+        """The letter that becomes of a message of this route and these properties. None: its exchange is missing.
+
+        Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
+        """
+        key = (queue, reason, envelope, properties)
+        if key in self._told:
+            return self._told[key]
+        name = queue.dead_letter_exchange
+        exchange = queue.vhost.exchanges.get(name) if name is not None else None
+        story: Story | None = None
+        if exchange is not None:
+            story = self._tell_first(queue, exchange, envelope, properties, reason)
+            if story is None:
+                story = address(queue, exchange, envelope, properties, reason, self._time_s)
+        if len(self._told) >= REMEMBERED_MAX:
+            self._told.clear()
+        self._told[key] = story
+        return story
+
+    def _tell_first(
+        self, queue: LimitedQueue, exchange: Exchange, envelope: Envelope, properties: bytes, reason: str
+    ) -> Story | None:
+        """None: it has copies or an earlier death, its headers matter on the way, or fill a frame."""
+        if b"-death" in properties:
+            return None
+        info = scan(properties, 0, len(properties))
+        if info.sender_selected:
+            return None
+        expiration = info.expiration
+        key = (queue, reason, envelope, expiration)
+        if key in self._first:
+            first = self._first[key]
+        else:
+            first = None
+            if not queue.vhost.needs_headers(exchange):
+                first = first_death(queue, exchange, envelope, expiration, reason, self._time_s)
+            if len(self._first) >= REMEMBERED_MAX:
+                self._first.clear()
+            self._first[key] = first
+        if first is None:
+            return None
+        changed = properties if expiration is None else without_expiration(properties)
+        changed = with_entries(changed, first.entries)
+        if len(changed) > FRAME_PAYLOAD_BYTES - 12:
+            return None
+        return Story(first.envelope, changed, scan(changed, 0, len(changed)), first.destinations)
+
+
+def first_death(
+    queue: LimitedQueue, exchange: Exchange, envelope: Envelope, expiration: bytes | None, reason: str, time_s: int
+) -> FirstDeath:
+    """exchange: the dead-letter exchange, where headers do not matter."""
+    key = queue.dead_letter_key
+    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
+    headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
+    entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
+    destinations = queue.vhost.route(exchange, [out.routing_key], Headers({}).get)
+    return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
+
+
+def address(
+    queue: LimitedQueue, exchange: Exchange, envelope: Envelope, properties: bytes, reason: str, time_s: int
+) -> Story:
+    """The message as it goes out, and where to. exchange: the dead-letter exchange."""
+    key = queue.dead_letter_key
+    changed = with_death(
+        properties, reason, queue.name, envelope.exchange, envelope.routing_key, time_s, keep_keys=key is None
+    )
+    info = scan(changed, 0, len(changed))
+    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    table = decode_table(changed, info.headers_start)[0] if info.has_headers else {}
+    keys = [out.routing_key]
+    if key is None:
+        keys += [each for each in copies(table) if each not in keys]
+    destinations = queue.vhost.route(exchange, keys, Headers(table).get)
+    return Story(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
+
+
+def without_cycles(destinations: list[Destination], reason: str, deaths: object) -> list[Destination]:
+    """deaths: with the last one, newest first; no array where the headers filled a frame before."""
+    if reason == "rejected" or not isinstance(deaths, list):
+        return destinations
+    return [each for each in destinations if not (isinstance(each, Queue) and is_cycle(each.name, deaths))]
+
+
+def new_death(
+    reason: str, queue: str, exchange: str, keys: list[object], time_s: int, expiration: bytes | None
+) -> dict[str, object]:
+    death: dict[str, object] = {
+        "count": Long(1),
+        "reason": reason,
+        "queue": queue,
+        "time": Timestamp(time_s),
+        "exchange": exchange,
+        "routing-keys": keys,
+    }
+    if expiration is not None:
+        death["original-expiration"] = expiration
+    return death
+
+
+def first_headers(reason: str, queue: str, exchange: str) -> dict[str, object]:
+    return {"x-first-death-reason": reason, "x-first-death-queue": queue, "x-first-death-exchange": exchange}
+
+
+def with_death(
+    properties: bytes, reason: str, queue: str, exchange: str, routing_key: str, time_s: int, *, keep_keys: bool
+) -> bytes:
+    """`properties` with this death told in the headers, and without expiration.
+
+    keep_keys: the message keeps its own routing keys; otherwise its CC goes (rabbit: before 3.13). An x-death that is
+    not an array is replaced. Headers that would not fit a frame any more stay as they are.
+    """
+    info = scan(properties, 0, len(properties))
+    table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
+    keys: list[object] = [routing_key, *copies(table)]
+    death = new_death(reason, queue, exchange, keys, time_s, info.expiration)
+    changes: dict[str, object] = {}
+    past = table.get("x-death")
+    if "x-death" not in table:
+        changes = first_headers(reason, queue, exchange)
+    changes["x-death"] = merged(death, past) if isinstance(past, list) else [death]
+    drop = () if keep_keys else ("CC",)
+    bare = without_expiration(properties)
+    try:
+        changed = with_headers(bare, changes, drop)
+    except CodecError:
+        # A forged x-death that nests as deep as tables may: it starts anew.
+        changed = with_headers(bare, {"x-death": [death]}, drop)
+    return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else with_headers(bare, {}, drop)
+
+
+def merged(death: dict[str, object], past: list[object]) -> list[object]:
+    """The new death at the head; an earlier one of the same queue and reason counts on instead.
+
+    rabbit: repeated deaths of one queue and reason, as versions before 3.6 wrote them, become one; it counts them where
+    the first of them has no count of its own. Cost: once over `past`.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for each in past:
+        if isinstance(each, dict):
+            known = identity(each)
+            counts[known] = counts.get(known, 0) + 1
+    this = identity(death)
+    head = death
+    others: list[object] = []
+    for each in past:
+        if not isinstance(each, dict):
+            others.append(each)
+            continue
+        known = identity(each)
+        repeated = counts.pop(known, 0)
+        if repeated == 0:
+            continue
+        one = dict(each)
+        given = one.get("count", repeated)
+        if known == this:
+            number: int = given if isinstance(given, int) else 0
+            one["count"] = Long(number + 1 if number < COUNT_MAX else COUNT_MAX)
+            head = one
+        else:
+            if isinstance(given, int):
+                one["count"] = Long(given)
+            others.append(one)
+    return [head, *others]
+
+
+def identity(death: Mapping[str, object]) -> tuple[str, str]:
+    """Queue and reason; a client may have put anything there."""
+    return str(death.get("queue")), str(death.get("reason"))
+
+
+def is_cycle(queue: str, deaths: list[object]) -> bool:
+    """Whether a message with these deaths, newest first, has been in `queue` before and nobody rejected it since."""
+    for death in deaths:
+        if not isinstance(death, dict) or death.get("reason") == "rejected":
+            # rabbit: what is no death was put there by a client, so this is no cycle that runs by itself
+            return False
+        if death.get("queue") == queue:
+            return True
+    return False
+
+
+def copies(table: Mapping[str, object]) -> list[str]:
+    """The keys of the header CC."""
+    value = table.get("CC")
+    if not isinstance(value, list):
+        return []
+    keys: list[str] = []
+    for key in value:
+        if isinstance(key, bytes):
+            keys.append(key.decode("utf-8", "surrogateescape"))
+        elif isinstance(key, str):
+            keys.append(key)
+    return keys
