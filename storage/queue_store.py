@@ -804,7 +804,20 @@ class QueueStore:
         self.write_failed = True
         if self.log.failed:
             self.failed = True
-        self.failed_ranges.append((batches[done].base_offset, batches[-1].last_offset))
+        first: i64 = -1
+        last: i64 = -1
+        for index in range(done, len(batches)):
+            batch = batches[index]
+            if batch.attributes & CONTROL:
+                continue  # a commit marker is nobody's message
+            if first >= 0 and batch.base_offset != last + 1:
+                self.failed_ranges.append((first, last))
+                first = -1
+            if first < 0:
+                first = batch.base_offset
+            last = batch.last_offset
+        if first >= 0:
+            self.failed_ranges.append((first, last))
         self._recount()
 
     def flush_batches(self) -> None:

@@ -9,6 +9,9 @@ Limits count what is ready, not what is unacked. A queue that is full drops from
 settled at once without a dead-letter exchange, else handed to `deadletter`, which settles it in the log when its
 targets have it.
 
+A transaction displaces what is before it when it is in the log as a whole, at the end of its turn: nothing is read in
+its middle, which would write a part of it, and nothing goes for what a full disk has not taken.
+
 Invariant: ready_bytes = body bytes of what is ready; after a restart what the log says.
 """
 
@@ -82,6 +85,9 @@ class LimitedQueue(Queue):
         self.dead_letter_key: str | None = text_argument(arguments, "x-dead-letter-routing-key")
         self.lease: Lease | None = None
         self._waker: Waker | None = None
+        # A transaction is being offered; one has been, and the length is to be looked at.
+        self._in_transaction = False
+        self._look_due = False
         expires_ms = number_argument(arguments, "x-expires")
         if expires_ms >= 0:
             self.lease = Lease(self, timers, expires_ms)
@@ -115,9 +121,31 @@ class LimitedQueue(Queue):
                 return False
             return super().offer(message)
         accepted = super().offer(message)
-        if self._is_full(0, 0):
+        if not self._in_transaction and self._is_full(0, 0):
             self._drop_head()
         return accepted
+
+    def begin_transaction(self) -> None:
+        super().begin_transaction()
+        self._in_transaction = True
+
+    def end_transaction(self) -> None:
+        super().end_transaction()
+        self._in_transaction = False
+        if self.overflow == DROP_HEAD and self._is_full(0, 0):
+            self._look_due = True
+            self.vhost.pump_later(self)
+
+    def pump(self) -> None:
+        if self._look_due:
+            store = self.store
+            if store is not None:
+                store.flush_batches()
+                if store.failed_ranges:
+                    return  # `unwritten` has it look again
+            self._drop_head()
+            self._look_due = False
+        super().pump()
 
     def _is_full(self, more: i64, more_bytes: i64) -> bool:
         if self.length_max >= 0 and self.ready_count + more > self.length_max:
@@ -253,6 +281,12 @@ class LimitedQueue(Queue):
         if store is not None and self.ready_bytes > store.size_bytes:
             # The sizes of those that were in the log alone are known to nobody any more.
             self.ready_bytes = store.size_bytes
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What could not be written is forgotten: the length is what it is."""
+        if self._look_due:
+            self.vhost.pump_later(self)
 
     def used(self) -> None:
         if self.lease is not None:
@@ -261,6 +295,7 @@ class LimitedQueue(Queue):
     def forget(self) -> None:
         super().forget()
         self.ready_bytes = 0
+        self._look_due = False
         if self.lease is not None:
             self.lease.cancel()
         if self._waker is not None:

@@ -444,6 +444,7 @@ class PriorityQueue(LimitedQueue):
         store = self.store
         if store is not None and self.ready_bytes > store.size_bytes:
             self.ready_bytes = store.size_bytes
+        self.look_again()
 
     def forget(self) -> None:
         self._clear()

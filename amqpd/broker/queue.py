@@ -119,6 +119,15 @@ class Destination(Versioned):
         nacked."""
         raise NotImplementedError
 
+    def begin_transaction(self) -> None:
+        """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.
+
+        Raises: LogFailed.
+        """
+
+    def end_transaction(self) -> None:
+        """Ends it. Raises nothing."""
+
     def takes_prepared(self) -> bool:
         """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
         return False
@@ -296,6 +305,16 @@ class Queue(Destination):
         if self.expiry is not None and self.ready_count == 1:
             self.expiry.arm()
         return True
+
+    def begin_transaction(self) -> None:
+        store = self.store
+        if store is not None:
+            store.begin_transaction()
+
+    def end_transaction(self) -> None:
+        store = self.store
+        if store is not None:
+            store.end_transaction()
 
     def takes_prepared(self) -> bool:
         return type(self) is Queue and self.store is not None and not self.spilled

@@ -237,10 +237,12 @@ class Commit:
             destination.enqueue_prepared(prepared, messages)
             return True
         if store is not None and part.persistent:
-            store.begin_transaction()
-            for message in messages:
-                destination.offer(message)
-            store.end_transaction()
+            destination.begin_transaction()
+            try:
+                for message in messages:
+                    destination.offer(message)
+            finally:
+                destination.end_transaction()
             return True
         done: i64 = 0
         count: i64 = len(messages)

@@ -19,6 +19,7 @@ from amqpd.protocol import commands
 from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue import Destination
     from amqpd.channel.channel import Channel
     from amqpd.storage.queue_store import QueueStore
 
@@ -37,7 +38,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
         _commit_in_slices(channel)
         return
     publishes = [(channel.still_there(route), message) for route, message in channel.tx_publishes]
-    logs: set[QueueStore] = set()
+    whole: dict[Destination, None] = {}  # with a log that gets something persistent
     concerned: set[QueueStore] = set()
     for route, message in publishes:
         for destination in route.destinations:
@@ -45,7 +46,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             if log is not None:
                 concerned.add(log)
                 if message.persistent:
-                    logs.add(log)
+                    whole[destination] = None
     settlements = channel.tx_settlements
     stores = {store for _, entry, _ in settlements if (store := entry.queue.log()) is not None}
     for store in concerned | stores:
@@ -54,12 +55,14 @@ def commit(channel: Channel, _command: TxCommit) -> None:
     channel.tx_publishes = []
     channel.tx_settlements = []
     channel.tx_bytes = 0
-    for log in logs:
-        log.begin_transaction()
-    for route, message in publishes:
-        channel.dispatch(route, message)
-    for log in logs:
-        log.end_transaction()
+    for destination in whole:
+        destination.begin_transaction()
+    try:
+        for route, message in publishes:
+            channel.dispatch(route, message)
+    finally:
+        for destination in whole:
+            destination.end_transaction()
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.take(tag, False)

@@ -108,6 +108,9 @@ class Wire:
 class NoControl:
     """Channel 0 is silent; a hard error is a failure of the test."""
 
+    def __init__(self, loop: StillLoop) -> None:
+        self.soon = loop.call_soon
+
     def fail(self, error: Exception) -> None:
         raise AssertionError(f"the connection failed: {error!r}") from error
 
@@ -127,7 +130,7 @@ class Client:
         self.house = house
         self.wire = Wire()
         self.connection = Connection(house.broker, house.broker.turn, self.wire, name, FRAME_MAX)
-        self.connection.control = NoControl()
+        self.connection.control = NoControl(house.loop)
         self.connection.capabilities = {"consumer_cancel_notify": True}
         self.connection.open(User("guest"), house.vhost)  # type: ignore[arg-type]
         self.connection.channel_max = 2047

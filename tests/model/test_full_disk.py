@@ -114,3 +114,47 @@ def test_a_consumer_keeps_what_it_was_given() -> None:
     disk.publish(1)
     assert 5 in disk.account.acked
     disk.house.end()
+
+
+@pytest.mark.parametrize("count", [30, 1200], ids=["at once", "in slices"])
+@pytest.mark.parametrize("kind", ["unlimited", "plain", "priority"])
+@pytest.mark.parametrize("cold", [False, True], ids=["in memory", "in the log"])
+def test_a_transaction_that_displaces_what_a_queue_holds(cold: bool, kind: str, count: int) -> None:
+    """x-max-length drops the head for what a transaction brings. When that does not fit on the disk the queue shows
+    nothing of it, and nothing has gone for it.
+    """
+    disk = Disk()
+    arguments: dict[str, object] = {"x-max-length": 10, "x-overflow": "drop-head"} if kind != "unlimited" else {}
+    kept = list(range(6 if arguments else 1, 16))
+    if kind == "priority":
+        arguments["x-max-priority"] = 3
+    disk.say(spec.Queue.Delete(queue="q"), spec.Queue.Declare(queue="q", durable=True, arguments=arguments))
+    disk.publish(15, 100)
+    assert disk.account.acked == set(range(1, 16))
+    if cold:
+        disk.house.again(clean=True)
+        disk.house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+        disk.client = Client(disk.house, "d")
+        disk.say(spec.Channel.Open())
+    for fits in (False, True):
+        disk.say(spec.Channel.Close(0, "", 0, 0))
+        disk.say(spec.Channel.Open(), spec.Tx.Select())
+        disk.publish(count, 2000)
+        disk.room(None if fits else 9000)
+        told = [event.method.name for event in disk.say(spec.Tx.Commit())]
+        disk.room(None)
+        if fits:
+            assert told == ["Tx.CommitOk"]
+            continue
+        assert told == ["Channel.Close"]
+        disk.say(spec.Channel.CloseOk(), spec.Channel.Open())
+        assert disk.house.vhost.queues["q"].ready_count == len(kept)
+        seen = disk.say(*[spec.Basic.Get(queue="q")] * (len(kept) + 1))
+        assert [int(event.body[:8]) for event in seen if event.body is not None] == kept
+        assert seen[-1].body is None
+    disk.say(spec.Channel.Close(0, "", 0, 0), spec.Channel.Open())
+    brought = list(range(disk.published - count + 1, disk.published + 1))
+    assert disk.take() == (brought[-10:] if arguments else kept + brought)
+    disk.house.again(clean=False)
+    assert disk.house.vhost.queues["q"].can_open()
+    disk.house.end()
