@@ -61,7 +61,7 @@ def test_twenty_thousand_states() -> None:
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
 def test_two_hundred_thousand_states() -> None:
-    search(100, 200_000, set(), share=0.5, draws=4, lived_in=0.002)
+    search(100, 200_000, set(), share=0.25, draws=4, lived_in=0.002)
 
 
 @pytest.mark.on_demand
