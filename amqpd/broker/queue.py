@@ -30,6 +30,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
+from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.storage.checkpoint import UnknownFormat
 from amqpd.storage.prepared import Prepared
 from amqpd.storage.queue_store import QueueStore
@@ -378,7 +379,7 @@ class Queue(Destination):
                     len(content) - 1,
                     message.persistent,
                 )
-        elif message.parts is not None:
+        elif message.parts is not None and message.body_size > LARGE_BODY_BYTES:
             offset = store.append_large(
                 route, message.properties(), message.parts, message.body_size, message.persistent
             )

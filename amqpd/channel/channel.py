@@ -28,7 +28,7 @@ from amqpd.broker.message import FRAME_END_BYTE, Entry, Envelope, Message, messa
 from amqpd.broker.queue import Consumer, Destination, Queue, Versioned, within
 from amqpd.channel import properties_check
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.assembler import BASIC_PUBLISH, PROPERTIES_START
+from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.codec import shortstr
 from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.queue_store import QueueStore
@@ -188,7 +188,7 @@ class ChannelConsumer(Consumer):
             and message.header_size <= payload_max
         ):
             out.write(content)
-        elif message.parts is None:
+        elif message.parts is None or message.body_size <= LARGE_BODY_BYTES:
             message.write_content(out, channel.number, payload_max)
         else:
             connection.write_content(channel.number, message)

@@ -37,7 +37,7 @@ from amqpd.errors import (
     SoftError,
 )
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, Assembler, CommandSink
+from amqpd.protocol.assembler import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, Assembler, CommandSink
 from amqpd.protocol.codec import read_u32
 
 if TYPE_CHECKING:
@@ -605,7 +605,7 @@ class Connection(CommandSink):
 
     def write_content(self, number: i64, message: Message) -> None:
         """Adds the message's header and body frames to the output; a large body in parts that nobody joins."""
-        if message.parts is None:
+        if message.parts is None or message.body_size <= LARGE_BODY_BYTES:
             message.write_content(self.out, number, self.frame_payload_max)
         else:
             if len(self.out) > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 from librt.strings import BytesWriter
@@ -12,12 +13,14 @@ from amqpd.broker.message import (
     KEPT_PROPERTIES_MAX,
     Envelope,
     FromLog,
+    Message,
     make_message,
     message_in_parts,
     write_header,
 )
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.storage.batch import BatchHeader
 from amqpd.storage.record import Record
 
 PROPERTIES = b"\x10\x00\x02"
@@ -69,6 +72,11 @@ def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -
     assert found == [body, body]
 
 
+def in_parts(message: Message) -> Message:
+    header = message.content[: message.header_size]
+    return message_in_parts(message.envelope, header, [message.body()], message.body_size, True, message.info)
+
+
 EXPIRING = encode_properties(Properties(delivery_mode=2, expiration="5000", headers={"a": 1}))
 
 
@@ -85,9 +93,17 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
             message = from_log.message(record)
             info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
             alone = make_message(Envelope("ex", key.decode()), properties, body, True, info)
-            assert message.content == alone.content
             assert (message.header_size, message.body_size) == (alone.header_size, alone.body_size)
-            assert (message.frame_payload_max, message.parts) == (alone.frame_payload_max, alone.parts)
+            assert message.unframed() == alone.unframed() == properties + body
+            for channel, payload_max in [(1, FRAME_PAYLOAD_BYTES), (1, 600), (0x1234, FRAME_PAYLOAD_BYTES), (7, 600)]:
+                seen, wanted = BytesWriter(), BytesWriter()
+                seen.write(b"before")
+                message.write_content(seen, channel, payload_max)
+                wanted.write(b"before")
+                alone.write_content(wanted, channel, payload_max)
+                assert seen.getvalue() == wanted.getvalue()
+            if message.parts is not None:
+                assert b"".join(message.pieces(5, 1000)) == b"".join(in_parts(alone).pieces(5, 1000))
             assert (message.envelope.suffix, message.logged_ms) == (alone.envelope.suffix, 77)
             assert (message.info is None) == (info is None)
             if info is not None and message.info is not None:
@@ -103,3 +119,34 @@ def test_large_properties_are_not_kept() -> None:
         assert (message.properties(), message.body()) == (properties, b"body")
         kept = [getattr(from_log, name) for name in ("_properties", "_start") if hasattr(from_log, name)]
         assert all(len(each) <= KEPT_PROPERTIES_MAX + 64 for each in kept)
+
+
+@pytest.mark.parametrize("size", [0, 20, FRAME_PAYLOAD_BYTES + 5, LARGE_BODY_BYTES + 5])
+def test_a_message_out_of_one_log_goes_into_another(room, size: int) -> None:
+    """Small ones share batches there, as any."""
+    room.queue("dead")
+    room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    bodies = [b"%02d" % number + bytes(size) for number in range(4 if size > 1000 else 40)]
+    for body in bodies:
+        room.publish("q", body)
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    entries = [queue.get(False) for _ in bodies]
+    for entry in entries:
+        assert entry is not None
+        queue.reject(entry)
+    room.turn.want()
+    room.turns()
+    room.restart()
+    assert room.vhost.queues["q"].can_open() and room.vhost.queues["q"].ready_count == 0
+    dead = room.vhost.queues["dead"]
+    assert dead.can_open()
+    if size < 1000:
+        data = Path(f"{dead.store.log.segments[0].prefix}.log").read_bytes()
+        position, count = 0, 0
+        while position < len(data):
+            position += BatchHeader(data, position).size
+            count += 1
+        assert count < len(bodies) / 4
+    assert room.bodies(dead) == bodies
