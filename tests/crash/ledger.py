@@ -5,8 +5,9 @@ well; body and targets follow from the two. Per queue the ledger knows every del
 life of the broker (a life ends with a kill), when its ack was written. Times are `time.monotonic` seconds.
 
 States of a message: *confirmed* must be delivered; *uncertain* (sent, no confirm before the kill) may be; one whose
-ack was written more than ACK_AGE_S before a kill must not come back after it, if the broker can have read it: a
-question asked behind the ack, on its channel, was answered before the kill (`heard`). Any delivery after the first must
+ack the broker had read more than ACK_AGE_S before a kill must not come back after it. It had read it when a question
+asked behind the ack, on its channel, was answered (`heard`); that it was not kept from the processor since shows in its
+answer to the next one. Any delivery after the first must
 say `redelivered`. First deliveries of one publisher on a queue with one consumer come in the order of publishing, over
 kills too: what returns keeps its place.
 """
@@ -72,17 +73,17 @@ class Delivery:
 
     life: int
     acked_at: float = 0.0
-    settled: bool = False  # the kill came more than ACK_AGE_S after the ack, which was heard
+    settled: bool = False  # the kill came more than ACK_AGE_S after the ack was heard
     age_s: float = 0.0  # of the ack, at the kill
 
 
 class Ledger:
     """queues: their names. targets(publisher, sequence): the queues that a message goes to.
 
-    An ack counts at a kill when it is older than ACK_AGE_S and was heard, however busy the machine is. power: its lives
-    end in power cuts. An ack then counts once it is synced, which no client is told; it is safe with the second group
-    of commits after it, so twice the slowest confirm of the life is added to ACK_AGE_S; where a life had none, that of
-    the lives before.
+    An ack counts at a kill when it was heard ACK_AGE_S before, however busy the machine is. power: its lives end in
+    power cuts. An ack then counts once it is synced, which no client is told; it is safe with the second group of
+    commits after it, so twice the slowest confirm of the life is added to ACK_AGE_S; where a life had none, that of the
+    lives before.
     """
 
     def __init__(
@@ -98,11 +99,11 @@ class Ledger:
         self.marked_unseen: dict[tuple[str, int], int] = {}  # (queue, life) -> redelivered, but never seen here
         self.acked = 0
         self.judged_acks = 0  # old enough at a kill, and heard
-        self.unheard_acks = 0  # old enough, and not heard: the broker may not have had the time
+        self.unheard_acks = 0  # old enough, and not heard so long before: the broker may not have had the time
         self.returned_after_ack = 0  # one that did not count at its kill: allowed
         self.nacks = 0
         self._unjudged: dict[str, dict[tuple[int, int], Delivery]] = {queue: {} for queue in queues}
-        self._heard_s: dict[str, float] = dict.fromkeys(queues, 0.0)
+        self._heard: dict[str, list[tuple[float, float]]] = {queue: [] for queue in queues}  # asked, answered
         self._last_first: dict[tuple[str, int], int] = {}
         self._judge_order = judge_order
         self._power = power
@@ -161,8 +162,8 @@ class Ledger:
         self.acked += 1
 
     def heard(self, queue: str, asked_at: float) -> None:
-        """What its consumer asked at `asked_at`, behind all acks until then, has been answered."""
-        self._heard_s[queue] = asked_at
+        """What its consumer asked at `asked_at`, behind all acks until then, has been answered now."""
+        self._heard[queue].append((asked_at, time.monotonic()))
 
     def answered(self, publisher: Publisher, sent: float, next_sent: float) -> None:
         """A publish of `sent` was answered just now; the oldest one left was sent at `next_sent`, 0.0 for none."""
@@ -179,14 +180,16 @@ class Ledger:
         for publisher in self.publishers:
             publisher.waits_since = 0.0
         for queue, deliveries in self._unjudged.items():
+            heard = self._heard[queue]
+            counts_until = max([asked for asked, answered in heard[:-1] if answered < at - age_s], default=0.0)
+            heard.clear()
             for delivery in deliveries.values():
                 if delivery.acked_at and delivery.acked_at < at - age_s:
-                    delivery.settled = delivery.acked_at <= self._heard_s[queue]
+                    delivery.settled = delivery.acked_at <= counts_until
                     delivery.age_s = at - delivery.acked_at
                     self.judged_acks += delivery.settled
                     self.unheard_acks += not delivery.settled
             deliveries.clear()
-            self._heard_s[queue] = 0.0
         self.life += 1
 
     @property

@@ -23,9 +23,10 @@ def deliver(ledger: Ledger, sequence: int, *, redelivered: bool = False) -> Deli
     return ledger.delivered(QUEUE, redelivered, properties_of(0, sequence), body_of(0, sequence))
 
 
-def heard(ledger: Ledger) -> None:
-    """The broker has answered what was asked behind the acks."""
-    ledger.heard(QUEUE, time.monotonic())
+def heard(ledger: Ledger, answers: int = 2) -> None:
+    """The broker has answered what was asked behind the acks, and was there for another question."""
+    for _ in range(answers):
+        ledger.heard(QUEUE, time.monotonic())
 
 
 def test_an_honest_broker(ledger: Ledger) -> None:
@@ -42,6 +43,17 @@ def test_an_honest_broker(ledger: Ledger) -> None:
     deliver(ledger, 2)
     ledger.judge(marked_unseen_max=1)
     assert (ledger.returned_after_ack, ledger.judged_acks, ledger.unheard_acks) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("answers", "age_s", "counts"), [(2, 0.01, True), (1, 0.01, False), (2, -0.01, False)])
+def test_an_ack_counts_from_its_answer_on(ledger: Ledger, answers: int, age_s: float, counts: bool) -> None:
+    """However long ago it was sent; and the broker had the processor since, as the answer behind that one shows."""
+    ledger.acknowledged(deliver(ledger, 0))
+    time.sleep(0.02)
+    heard(ledger, answers)
+    ledger.killed(time.monotonic() + ACK_AGE_S + age_s)
+    deliver(ledger, 0, redelivered=True)
+    assert bool(ledger.violations) is counts
 
 
 def test_an_ack_before_a_power_cut() -> None:
