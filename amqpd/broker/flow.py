@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TURN_BYTES_MAX: Final = 1_000_000
 # How many of them have their share of it in one turn; the others wait for theirs, first come, first served.
 PACED_COUNT_MAX: Final = 4
-# While dead letters keep what is over from going, so many turns pass before those that send without a bound are read
-# on: a letter costs some 20 publishes, and a queue whose head is always over delivers nothing.
+# While dead letters wait, so many turns pass before those that send without a bound are read on: letters fill memory or
+# the log they came from, and go in slices beside everything else.
 OVERDUE_TURNS: Final = 16
 # A read as large as this comes from a client that sends faster than it is read.
 LARGE_READ_BYTES: Final = 64 * 1024
@@ -114,7 +114,7 @@ class Turn:
         self._waiting: list[Confirmer] = []
         self._held: list[Flushable] = []
         self._paced: deque[Flushable] = deque()
-        # What is over waits for dead letters to go out; turns that did so far.
+        # Dead letters wait; turns that they did so far.
         self.overdue = False
         self._overdue_turns: i64 = 0
 
