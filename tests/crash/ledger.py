@@ -111,6 +111,7 @@ class Ledger:
         self._slowest_ever_s = 0.0
 
     def violate(self, text: str) -> None:
+        """Keeps the first of them, so that a broken broker does not fill the memory. What `judge` finds is kept always."""
         if len(self.violations) < 50:
             self.violations.append(f"life {self.life}: {text}")
 
@@ -215,14 +216,14 @@ class Ledger:
         redelivered, per queue and life: those that were on their way to the consumer. Raises: AssertionError.
         """
         lost = self.lost()
-        if lost:
-            self.violate(f"{len(lost)} confirmed messages lost, first {lost[:5]}")
+        found = [f"{len(lost)} confirmed messages lost, first {lost[:5]}"] if lost else []
         for (queue, life), count in self.marked_unseen.items():
             if count > marked_unseen_max:
-                self.violate(f"{queue}: {count} messages never delivered came as redelivered in life {life}")
+                found.append(f"{queue}: {count} messages never delivered came as redelivered in life {life}")
         if self.nacks:
-            self.violate(f"{self.nacks} publishes nacked")
-        assert not self.violations, "\n".join(self.violations)
+            found.append(f"{self.nacks} publishes nacked")
+        found += self.violations
+        assert not found, "\n".join([self.totals(), *found])
 
     def totals(self) -> str:
         marked = self.marked_unseen.values()
