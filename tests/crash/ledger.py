@@ -111,7 +111,7 @@ class Ledger:
         self._slowest_ever_s = 0.0
 
     def violate(self, text: str) -> None:
-        """Keeps the first of them, so that a broken broker does not fill the memory. What `judge` finds is kept always."""
+        """Keeps the first of them, lest a broken broker fill the memory; what `judge` finds is told always."""
         if len(self.violations) < 50:
             self.violations.append(f"life {self.life}: {text}")
 
