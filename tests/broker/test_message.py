@@ -16,6 +16,8 @@ from amqpd.broker.message import (
     Message,
     make_message,
     message_in_parts,
+    with_properties,
+    write_content,
     write_header,
 )
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
@@ -150,3 +152,23 @@ def test_a_message_out_of_one_log_goes_into_another(room, size: int) -> None:
             count += 1
         assert count < len(bodies) / 4
     assert room.bodies(dead) == bodies
+
+
+@pytest.mark.parametrize("size", [0, 10, FRAME_PAYLOAD_BYTES + 5])
+def test_a_body_under_other_properties(size: int) -> None:
+    """The body's frames keep the channel they came on, and each reader gets all frames on its own."""
+    body = bytes(range(256)) * (size // 256) + b"." * (size % 256)
+    sent = BytesWriter()
+    make_message(Envelope("x", "k"), b"\0\0", body, True, None).write_content(sent, 7, FRAME_PAYLOAD_BYTES)
+    content = sent.getvalue()
+    header_size = 12 + 2 + 8
+    came = Message(Envelope("x", "k"), content, header_size, size, min(size, FRAME_PAYLOAD_BYTES), True, None)
+    changed = with_properties(came, Envelope("", "other"), b"\x10\x00\x02", None)
+    assert (changed.properties(), changed.body(), changed.body_size) == (b"\x10\x00\x02", body, size)
+    assert came.properties() == b"\0\0" and came.body() == body
+    for channel in (1, 7):
+        out = BytesWriter()
+        changed.write_content(out, channel, FRAME_PAYLOAD_BYTES)
+        wanted = BytesWriter()
+        write_content(wanted, channel, b"\x10\x00\x02", body, FRAME_PAYLOAD_BYTES)
+        assert out.getvalue() == wanted.getvalue()
