@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from states_disk import Disk, Image
 from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
-from states_pace import SETTLE_MS, Deliveries, Timers
+from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.record import RecordRoute
@@ -338,10 +338,11 @@ class Life:
             for message in messages:
                 if message.offset >= 0:
                     message.written = True
-                if message.settled and urgent:
-                    message.due_ms = 0
-                elif message.settled and message.due_ms < 0:
-                    message.due_ms = self.clock.now_ms + self.settle_ms
+                if message.settled and not message.settle_written:
+                    if urgent or message.due_ms == 0:
+                        message.due_ms = self.clock.now_ms
+                    elif message.due_ms < 0:
+                        message.due_ms = self.clock.now_ms + self.settle_ms
                 message.returned_written = message.returned > 0
         self._turn_open = False
         self._written(generation)
@@ -360,6 +361,13 @@ class Life:
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
+        if self.settle_ms:  # what was written a while ago has been synced: it waits for no append
+            self.ledger.version += 1
+            for queue, messages in self.ledger.queues.items():
+                if queue in self.stores:
+                    for message in messages:
+                        if message.settle_written and 0 < message.due_ms <= self.clock.now_ms - SYNC_MS:
+                            message.settle_safe = True
 
     def turn(self) -> None:
         self.write()

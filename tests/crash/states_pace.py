@@ -15,6 +15,7 @@ from typing import Final
 from amqpd.storage.simulation import SimulatedClock
 
 SETTLE_MS: Final = 50  # after the end of its turn a settlement is in the file
+SYNC_MS: Final = 100  # later it is synced, where a sync takes no time and the loop turns
 AHEAD_MAX: Final = 64  # offsets
 AHEAD_TICKS: Final = 3
 # Deliveries went on for four ticks of 50 ms: the first may have come just before the first of them. Two of them have a

@@ -385,7 +385,7 @@ WORKLOADS: Final = (
     Workload("export hold", export_hold, ends=("kill",)),
     Workload("settled and not yet written", settled_and_not_written, ends=("kill", "stop"), paced=True),
     Workload("marks that run ahead", marks_ahead, 6000, ends=("kill", "stop"), paced=True),
-    Workload("marks that run ahead, segments roll", marks_ahead, 1500, ends=("stop",), paced=True),
+    Workload("marks that run ahead, segments roll", marks_ahead, 1500, paced=True),
     Workload("bursts between commits", bursts_with_commits, 60_000, ends=("kill",), paced=True),
     Workload("many paced queues", many_paced, ends=("kill",), paced=True),
     Workload("letters and purges, paced", letters_and_purges, paced=True),

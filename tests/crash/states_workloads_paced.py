@@ -59,16 +59,18 @@ def settled_and_not_written(life: Life, chance: random.Random) -> Iterator[None]
 def marks_ahead(life: Life, chance: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
-    size = chance.choice((20, 150))
+    size, lazy = chance.choice(((20, True), (150, False)))  # not lazy: all is acked, so that segments go
     unacked = []
-    for turn in range(15):
-        life.append("q", chance.randint(1, 5), size)
-        going = life.live("q")[-chance.randint(1, 5) :]
+    for turn in range(20):
+        count = chance.randint(2, 5)
+        life.append("q", count, size)
+        going = [each for each in life.live("q") if not each.delivered][-count:]
         life.deliver("q", going)
         unacked += going
         chance.shuffle(unacked)
-        done, unacked = unacked[: len(unacked) // 2], unacked[len(unacked) // 2 :]
-        life.settle("q", [each for each in done if not each.settled])
+        stay = len(unacked) // 2 if lazy else 0
+        life.settle("q", unacked[stay:])
+        unacked = unacked[:stay]
         if turn % 3 == 2:
             yield
     life.append("q", 20, 20)  # most of them under a mark that is there already

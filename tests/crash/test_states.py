@@ -162,6 +162,19 @@ def test_what_is_written_late_and_wrong_is_seen(monkeypatch: pytest.MonkeyPatch,
         walk(workload)
 
 
+def test_a_settlement_that_is_never_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is confirmed because of it, and a power cut a while later may not bring the message back all the same."""
+    fdatasync = Disk.fdatasync
+
+    def other_files(disk: Disk, fd: int) -> None:
+        if not disk.path_of(fd).endswith(".settled"):
+            fdatasync(disk, fd)
+
+    monkeypatch.setattr(Disk, "fdatasync", other_files)
+    with pytest.raises(AssertionError, match="settled for good|count as lost"):
+        walk("marks that run ahead")
+
+
 def test_a_tick_that_comes_too_late_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 150 ms instead of 50."""
     later = Timers.later
