@@ -13,13 +13,18 @@ stays reached: a list of the edges behind every `#` met so far is enough to reme
 it from being entered twice. Since a node has one parent, no node is twice in the set, and a match costs at most trie
 nodes x words, a few dict look-ups for each. A thousand bindings `#.evtN` share one node and cost one look-up a word.
 
-**Plain patterns** are not in the trie at all: they are a look-up of the whole key in the table that counts bindings.
+**Plain patterns** are not in the trie at all: they are a look-up of the whole key in a table of their own.
 
-Invariants: a node but the root has a destination or a child; `destinations` of a node is the table's own set.
+**Main memory is what a match waits for** when there are thousands of bindings. So a word of a pattern is one object
+wherever it stands, and a node with a single literal behind it has no dict.
+
+Invariants: a node but the root has a destination or a child; `destinations` of a node, and of a plain pattern, is the
+binding table's own set.
 """
 
 from __future__ import annotations
 
+from sys import intern
 from typing import Final, final
 
 from mypy_extensions import i64
@@ -32,18 +37,40 @@ ANY_WORDS: Final = "#"
 
 @final
 class Node:
-    """What is reached after some words of a pattern."""
+    """What is reached after some words of a pattern.
+
+    Of the literals behind it a single one stands in `word` and `behind_word`, several in `literals`.
+    """
 
     def __init__(self) -> None:
+        self.word: str | None = None
+        self.behind_word: Node | None = None
         self.literals: dict[str, Node] | None = None
         self.one_word: Node | None = None
         self.any_words: Node | None = None
         self.destinations: set[object] | None = None
         self.stamp: i64 = 0
 
+    def has_literals(self) -> bool:
+        return self.word is not None or self.literals is not None
+
     def is_bare(self) -> bool:
         """Neither destination nor child."""
-        return self.literals is None and self.one_word is None and self.any_words is None and self.destinations is None
+        return (
+            self.word is None
+            and self.literals is None
+            and self.one_word is None
+            and self.any_words is None
+            and self.destinations is None
+        )
+
+    def literal(self, word: str) -> Node | None:
+        """The node behind this word of a key."""
+        only = self.word
+        if only is not None:
+            return self.behind_word if only == word else None
+        literals = self.literals
+        return literals.get(word) if literals is not None else None
 
     def child(self, word: str) -> Node | None:
         """The node behind this word of a pattern."""
@@ -51,18 +78,23 @@ class Node:
             return self.one_word
         if word == ANY_WORDS:
             return self.any_words
-        return self.literals.get(word) if self.literals is not None else None
+        return self.literal(word)
 
     def set_child(self, word: str, child: Node) -> None:
-        """Puts `child` behind this word of a pattern."""
+        """Puts `child` behind this word of a pattern, where there is none."""
         if word == ONE_WORD:
             self.one_word = child
         elif word == ANY_WORDS:
             self.any_words = child
-        elif self.literals is None:
-            self.literals = {word: child}
-        else:
+        elif self.literals is not None:
             self.literals[word] = child
+        elif self.word is None or self.behind_word is None:
+            self.word = word
+            self.behind_word = child
+        else:
+            self.literals = {self.word: self.behind_word, word: child}
+            self.word = None
+            self.behind_word = None
 
     def drop_child(self, word: str) -> None:
         """Takes the node behind this word away."""
@@ -70,7 +102,10 @@ class Node:
             self.one_word = None
         elif word == ANY_WORDS:
             self.any_words = None
-        elif self.literals is not None:
+        elif self.literals is None:
+            self.word = None
+            self.behind_word = None
+        else:
             del self.literals[word]
             if not self.literals:
                 self.literals = None
@@ -78,6 +113,8 @@ class Node:
     def node_count(self) -> int:
         """Nodes below this one. Cost: as many; recursion as deep as the longest pattern (128 words)."""
         children = list(self.literals.values()) if self.literals is not None else []
+        if self.behind_word is not None:
+            children.append(self.behind_word)
         if self.one_word is not None:
             children.append(self.one_word)
         if self.any_words is not None:
@@ -98,7 +135,7 @@ def normal_form(pattern: str) -> list[str]:
         if any_words and word != ONE_WORD:
             words.append(ANY_WORDS)
             any_words = False
-        words.append(word)
+        words.append(intern(word))
     if any_words:
         words.append(ANY_WORDS)
     return words
@@ -110,6 +147,7 @@ class Trie:
 
     def __init__(self) -> None:
         self._table = BindingTable()
+        self._plain: dict[str, set[object]] = {}
         self._root = Node()
         self._stamp: i64 = 0
 
@@ -118,6 +156,7 @@ class Trie:
         words = normal_form(pattern)
         destinations = self._table.add(".".join(words), destination)
         if ONE_WORD not in words and ANY_WORDS not in words:
+            self._plain[pattern] = destinations
             return
         node = self._root
         for word in words:
@@ -137,6 +176,7 @@ class Trie:
         if not self._table.remove(".".join(words), destination):
             return
         if ONE_WORD not in words and ANY_WORDS not in words:
+            del self._plain[pattern]
             return
         node = self._root
         path = [node]
@@ -162,8 +202,7 @@ class Trie:
         Raises: nothing. The set may be the trie's own, not to be changed, and good until the next add or remove.
         Spec: AMQP 0-9-1 3.1.3.3; rabbit: an empty word is a word, an empty key has none.
         """
-        # A key that looks like a pattern finds that pattern here too, and rightly: every pattern accepts itself.
-        plain = self._table.get(key)
+        plain = self._plain.get(key) if self._plain else None
         root = self._root
         if root.is_bare():
             return plain if plain is not None else set()
@@ -172,28 +211,26 @@ class Trie:
             found.append(plain)
         self._stamp += 1
         stamp = self._stamp
-        behind_any_words: list[dict[str, Node]] = []
+        met_any_words: list[Node] = []
         any_words = root.any_words
         if any_words is not None:
             if any_words.destinations is not None:
                 found.append(any_words.destinations)
-            if any_words.literals is not None:
-                behind_any_words.append(any_words.literals)
+            if any_words.has_literals():
+                met_any_words.append(any_words)
         reached = [root]
         if key:
             for word in key.split("."):
                 following: list[Node] = []
                 for node in reached:
-                    literals = node.literals
-                    if literals is not None:
-                        child = literals.get(word)
-                        if child is not None:
-                            following.append(child)
+                    child = node.literal(word)
+                    if child is not None:
+                        following.append(child)
                     child = node.one_word
                     if child is not None:
                         following.append(child)
-                for literals in behind_any_words:
-                    child = literals.get(word)
+                for any_words in met_any_words:
+                    child = any_words.literal(word)
                     if child is not None:
                         following.append(child)
                 for node in following:
@@ -203,10 +240,10 @@ class Trie:
                         # A trailing `#` accepts whatever is left, so it is answered here and not followed.
                         if any_words.destinations is not None:
                             found.append(any_words.destinations)
-                        if any_words.literals is not None:
-                            behind_any_words.append(any_words.literals)
+                        if any_words.has_literals():
+                            met_any_words.append(any_words)
                 reached = following
-                if not reached and not behind_any_words:
+                if not reached and not met_any_words:
                     break
         for node in reached:
             if node.destinations is not None:

@@ -42,6 +42,38 @@ def test_which_keys_a_pattern_accepts(pattern: str, accepted: list[str], refused
     assert [key for key in accepted + refused if trie.match(key) == {"q"}] == accepted
 
 
+def test_one_literal_more_and_one_less_behind_a_node() -> None:
+    """A single one stands in the node itself, several in a table: none is lost on the way there and back."""
+    trie = Trie()
+    patterns = ["a.x.*", "a.y.*", "a.z.*", "#.x", "#.y"]
+    for count, pattern in enumerate(patterns):
+        trie.add(pattern, pattern)
+        assert {each for key in ("a.x.1", "a.y.1", "a.z.1", "b.x", "b.y") for each in trie.match(key)} == {
+            *patterns[: count + 1]
+        }
+    for count, pattern in enumerate(patterns):
+        trie.remove(pattern, pattern)
+        assert {each for key in ("a.x.1", "a.y.1", "a.z.1", "b.x", "b.y") for each in trie.match(key)} == {
+            *patterns[count + 1 :]
+        }
+    assert trie.node_count() == 0
+    trie.add("a.w.*", "again")
+    assert trie.match("a.w.1") == {"again"}
+    assert trie.match("a.x.1") == set()
+
+
+def test_a_plain_pattern_among_others() -> None:
+    trie = Trie()
+    trie.add("a.b", "plain")
+    trie.add("a.b", "plain too")
+    trie.add("a.*", "star")
+    assert trie.match("a.b") == {"plain", "plain too", "star"}
+    trie.remove("a.b", "plain")
+    assert trie.match("a.b") == {"plain too", "star"}
+    trie.remove("a.b", "plain too")
+    assert trie.match("a.b") == trie.match("a.*") == {"star"}
+
+
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
