@@ -61,8 +61,8 @@ class Broker:
         self.storage = storage
         self.metadata = metadata
         self.loop = loop
-        self.turn = Turn(storage, loop.call_soon)
         self.timers = Timers(loop.call_later, Clock())
+        self.turn = Turn(storage, loop.call_soon, self.timers)
         self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon)
         self.turn.log_failed = self._log_failed
         storage.on_commit = self.turn.committed

@@ -22,6 +22,7 @@ from mypy_extensions import i64
 from amqpd.broker.timers import Timer, Timers
 
 if TYPE_CHECKING:
+    from amqpd.broker.flow import Turn
     from amqpd.broker.message import Entry, Message
     from amqpd.broker.queue import Queue
 
@@ -43,24 +44,29 @@ DROP_COUNT_MAX: Final = 65536
 class Expiry(Timer):
     """Watches the head of `queue`. ttl_ms: the queue's own; -1: it has none."""
 
-    def __init__(self, queue: Queue, timers: Timers, ttl_ms: i64) -> None:
+    def __init__(self, queue: Queue, timers: Timers, turn: Turn, ttl_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.ttl_ms = ttl_ms
         self._timers = timers
+        self._turn = turn
         # Whether the last slice left some that were over, and what the queue had been given by then.
         self.behind = False
         self._published_count: i64 = 0
 
     def now_ms(self) -> i64:
-        return self._timers.now_ms()
+        """The turn's time: behind the clock by as much as the turn has lasted."""
+        return self._turn.now_ms()
 
     def deadline(self, message: Message) -> i64:
         """When it is over, monotonic milliseconds; NEVER if nothing limits it."""
         ttl_ms = self.ttl_ms
         info = message.info
         if info is not None and info.expiration is not None:
-            own_ms = expiration_ms(info.expiration)
+            own_ms = info.expiration_ms
+            if own_ms < 0:
+                own_ms = expiration_ms(info.expiration)
+                info.expiration_ms = own_ms
             if ttl_ms < 0 or own_ms < ttl_ms:
                 ttl_ms = own_ms
         if ttl_ms < 0:

@@ -21,6 +21,7 @@ from amqpd.broker.windows import Windows
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
+    from amqpd.broker.timers import Timers
     from amqpd.storage.storage import Storage
 
 # What one turn takes in from clients that send without a bound, all of them together: a few milliseconds of work.
@@ -89,7 +90,7 @@ class SyncWaiter(Confirmer):
 class Turn:
     """One per broker. Owns the lists of what a turn has touched."""
 
-    def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object], timers: Timers) -> None:
         self.storage = storage
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
         self.windows = Windows()
@@ -107,6 +108,9 @@ class Turn:
         self._reads: i64 = 0
         self._lone = False
         self._call_soon = call_soon
+        self._timers = timers
+        # What `now_ms` has read; -1: it is to look at the clock.
+        self._now_ms: i64 = -1
         self._scheduled = False
         self._dirty: list[Flushable] = []
         self._pumps: list[Queue] = []
@@ -123,6 +127,13 @@ class Turn:
             self._scheduled = True
             self._call_soon(self.run)
 
+    def now_ms(self) -> i64:
+        """Monotonic milliseconds, looked up once per read and not per message: what came together has one age."""
+        if self._now_ms < 0:
+            self._now_ms = self._timers.now_ms()
+            self.want()  # which forgets it
+        return self._now_ms
+
     def begin_read(self, size: i64) -> bool:
         """A read of `size` bytes is about to be worked off. True: the caller calls `finish_read` then.
 
@@ -130,6 +141,7 @@ class Turn:
         at once one is answered by itself, the others together.
         """
         self._reads += 1
+        self._now_ms = -1
         if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
             self._scheduled = True  # what it asks for is done by `finish_read`
             return True
@@ -219,6 +231,7 @@ class Turn:
                 connection.flush()
         self.number += 1
         self.taken_bytes = 0
+        self._now_ms = -1
         if self._paced:
             self._read_on()
 

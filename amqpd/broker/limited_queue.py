@@ -93,7 +93,7 @@ class LimitedQueue(Queue):
             self.lease = Lease(self, timers, expires_ms)
             self.lease.renew()
         if self.ttl_ms >= 0:
-            self.expiry = Expiry(self, timers, self.ttl_ms)
+            self.expiry = Expiry(self, timers, vhost.turn, self.ttl_ms)
         if store is not None and (self.ttl_ms >= 0 or self.dead_letter_exchange is not None):
             self._waker = Waker(self)
             timers.arm(self._waker, timers.now_ms() + WAKE_MS)
@@ -206,7 +206,7 @@ class LimitedQueue(Queue):
         timers: Timers = self.vhost.timers
         count: i64 = 0
         while hot and count < count_max:
-            entry = hot[0]
+            entry = hot.first()
             message = entry.message
             if message is None:
                 break

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
@@ -171,7 +172,7 @@ class Queue(Destination):
         self.stretch_count: i64 = 0
         self.deleted = False
         self.returned: list[Entry] = []
-        self.hot: deque[Entry] = deque()
+        self.hot = Fifo()
         self.hot_bytes: i64 = 0
         self.hot_count_max: i64 = TRANSIENT_COUNT_MAX if store is None else HOT_COUNT_MAX
         self.hot_bytes_max: i64 = TRANSIENT_BYTES_MAX if store is None else HOT_BYTES_MAX
@@ -509,7 +510,7 @@ class Queue(Destination):
                 self.read_back(entry)
             return entry
         if self.ready_count > 0 and (self.hot or self.at_hand()) and self.hot:
-            return self.hot[0]
+            return self.hot.first()
         return None
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
@@ -693,7 +694,7 @@ class Queue(Destination):
                 size -= entry.body_size
             first = self.cold_offset
             if self.hot:
-                first = self.hot[0].offset
+                first = self.hot.first().offset
             if first < self.log_start:
                 first = self.log_start
             if first < store.next_offset:
@@ -728,9 +729,9 @@ class Queue(Destination):
 
         What a consumer holds already stays with it, and has no place to come back to.
         """
-        kept: deque[Entry] = deque()
+        kept = Fifo()
         gone: i64 = 0
-        for entry in self.hot:
+        for entry in self.hot.rest():
             if within(entry.offset, ranges):
                 gone += 1
                 self.hot_bytes -= entry.body_size

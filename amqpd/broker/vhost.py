@@ -46,6 +46,7 @@ from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.broker.flow import Turn
     from amqpd.broker.limited_queue import LimitedQueue
     from amqpd.broker.message import Entry, Message
     from amqpd.broker.timers import Timers
@@ -115,12 +116,16 @@ class VHost:
     def timers(self) -> Timers:
         return self.broker.timers
 
+    @property
+    def turn(self) -> Turn:
+        return self.broker.turn
+
     def want_turn(self) -> None:
         self.broker.turn.want()
 
     def new_expiry(self, queue: Queue) -> Expiry:
         """For a queue without a time to live of its own, whose messages bring theirs."""
-        return Expiry(queue, self.broker.timers, -1)
+        return Expiry(queue, self.broker.timers, self.broker.turn, -1)
 
     def expire_queue(self, queue: Queue) -> None:
         """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""

@@ -8,9 +8,6 @@ The road of a publish: `publish` looks the method's bytes up in the route cache,
 the plain ones, and offers the message to the queues. The road of a delivery: `ChannelConsumer.deliver` writes it into
 the connection's output. Neither makes a task, decodes a table or formats a string.
 
-Unacked entries stand in a list whose index is the delivery tag less `_base_tag`; None marks what is settled or needs no
-answer. So an ack in order, out of order, or multiple costs O(1) per message.
-
 While a command waits for the disk (a declaration), the channel is `busy`: the connection keeps its later commands in
 order and hands them over afterwards.
 """
@@ -24,9 +21,11 @@ from librt.strings import write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.flow import Confirmer
-from amqpd.broker.message import FRAME_END_BYTE, Entry, Envelope, Message, message_in_parts
-from amqpd.broker.queue import Consumer, Destination, Queue, Versioned, within
+from amqpd.broker.message import Entry, Message, message_in_parts
+from amqpd.broker.queue import Consumer, Queue, within
 from amqpd.channel import properties_check
+from amqpd.channel.route import KnownExchange, Route
+from amqpd.channel.unacked import Unacked
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.codec import shortstr
@@ -36,7 +35,6 @@ from amqpd.storage.queue_store import QueueStore
 if TYPE_CHECKING:
     from amqpd.channel.reply_to import ReplyConsumer
     from amqpd.connection.connection import Connection
-    from amqpd.routing.exchange import ExchangeType
 
 # Consumers rest while so much output waits for the end of the turn.
 OUT_BYTES_MAX: Final = 896 * 1024
@@ -45,69 +43,6 @@ ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
 EXCHANGES_MAX: Final = 64
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
-
-
-@final
-class Route:
-    """What a publish method's bytes come to: checked, resolved, and valid while `source` keeps its version.
-
-    needs_headers: the exchange (or one behind it) looks at headers, so `destinations` is found anew per message.
-    """
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        destinations: list[Destination],
-        mandatory: bool,
-        source: Versioned,
-        needs_headers: bool,
-    ) -> None:
-        self.envelope = envelope
-        self.destinations = destinations
-        self.mandatory = mandatory
-        self.source = source
-        self.version = source.version
-        self.needs_headers = needs_headers
-        # Of the exchange, where it alone decides, by the routing key alone.
-        self.matcher: ExchangeType | None = None
-        self.durable = False
-        for destination in destinations:
-            destination.prepare()
-            if destination.durable:
-                self.durable = True
-
-    def to(self, destinations: list[Destination]) -> Route:
-        """The same publish with destinations found for one message."""
-        return Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
-
-
-@final
-class KnownExchange:
-    """An exchange that this channel may publish to and whose matcher alone decides, by the routing key alone.
-
-    A key that was not met before costs one look at the matcher. Valid while `source` keeps its version.
-    """
-
-    def __init__(self, route: Route, matcher: ExchangeType) -> None:
-        self.name = route.envelope.exchange
-        self.source = route.source
-        self.version = route.version
-        self.matcher = matcher
-
-    def route(self, method: bytes, key_start: i64) -> Route | None:
-        """method: a publish's payload; its routing key lies from `key_start` up to the bits, which end it.
-
-        None: another exchange is bound here and has a say.
-        """
-        bits: i64 = len(method) - 1
-        routing_key = method[key_start:bits].decode("utf-8", "surrogateescape")
-        destinations: list[Destination] = []
-        for destination in self.matcher.match(routing_key, None):
-            if not isinstance(destination, Destination):
-                return None
-            destinations.append(destination)
-        suffix = b"\0" + method[6:bits] + FRAME_END_BYTE
-        return Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
 
 
 @final
@@ -159,7 +94,7 @@ class ChannelConsumer(Consumer):
         if entry is not None:
             self.in_flight += 1
             entry.consumer = self
-            channel.add_unacked(tag, entry)
+            channel.unacked.add(tag, entry)
             channel.window_used += 1
             if channel.window_size > 0:
                 channel.window_turn = self
@@ -167,7 +102,7 @@ class ChannelConsumer(Consumer):
                 # Its log can give it back; memory must not grow with what a peer has not read or acked.
                 entry.message = None
         else:
-            channel.skip_unacked()
+            channel.unacked.skip()
         out = connection.out
         suffix = message.envelope.suffix
         suffix_size: i64 = len(suffix)
@@ -269,15 +204,16 @@ class Channel(Confirmer):
         # Since it was last emptied, and how many more it does not take.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
-        # The last publish: the assembler hands over the same object where the bytes are the same.
+        # The last publish that went by the cache: the assembler hands over the same object where method and content
+        # header are the same, and all that was found out of them holds.
         self._same_method = b""
         self._same_route: Route | None = None
+        self._same_info: PropertyInfo | None = None
+        self._same_persistent = False
         self._exchanges: dict[bytes, KnownExchange] = {}
         self._last_properties = b""
         self._last_info: PropertyInfo | None = None
-        self._unacked: list[Entry | None] = []
-        self._head: i64 = 0
-        self._base_tag: i64 = 1
+        self.unacked = Unacked()
         self._turn_wanted = False
         self._turn_routes: list[Route] = []
         self._last_route: Route | None = None
@@ -292,32 +228,31 @@ class Channel(Confirmer):
 
         Raises: what the checks raise (403, 404, 406, 501, 540).
         """
-        if method is self._same_method:
-            route = self._same_route
+        route = self._same_route
+        if method is self._same_method and route is not None and route.version == route.source.version:
+            info = self._same_info
+            persistent = self._same_persistent
         else:
-            route = self._routes.get(method)
-            if route is not None:
+            route = self._routes.get(method) if self._routes else None
+            if route is not None and route.version == route.source.version:
                 self._same_method = method
                 self._same_route = route
                 self._route_hits += 1
-        if route is None or route.version != route.source.version:
-            route = self._resolve(method)
-        info: PropertyInfo | None = None
-        # Flags, and a delivery mode where there is one.
-        if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
-            persistent = False
-        elif header_size == PROPERTIES_START + 4 and content[19] == 0x10 and content[20] == 0 and 1 <= content[21] <= 2:
-            persistent = content[21] == 2
-        else:
-            properties = content[PROPERTIES_START : header_size - 1]
-            if properties == self._last_properties:
-                info = self._last_info
             else:
-                info = properties_check.check(self.connection, properties)
-                self._last_properties = properties
-                self._last_info = info
-            assert info is not None  # set together with the properties
-            persistent = info.delivery_mode == 2
+                route = self._resolve(method)
+            # Flags, and a delivery mode where there is one.
+            mode: i64 = content[21]
+            if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
+                info = None
+                persistent = False
+            elif header_size == PROPERTIES_START + 4 and content[19] == 0x10 and content[20] == 0 and 1 <= mode <= 2:
+                info = None
+                persistent = mode == 2
+            else:
+                info = self._look_into(content[PROPERTIES_START : header_size - 1])
+                persistent = info.delivery_mode == 2
+            self._same_info = info
+            self._same_persistent = persistent
         parts = self.connection.parts
         if parts is None:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
@@ -361,6 +296,16 @@ class Channel(Confirmer):
         elif route.durable and message.persistent and route is not self._last_route and self.transactional:
             self._last_route = route
             self._turn_routes.append(route)
+
+    def _look_into(self, properties: bytes) -> PropertyInfo:
+        """What the road must know of them. Raises: as `properties_check.check`."""
+        info = self._last_info
+        if info is None or properties != self._last_properties:
+            self._same_route = None  # until they are known to be good
+            info = properties_check.check(self.connection, properties)
+            self._last_properties = properties
+            self._last_info = info
+        return info
 
     def _keep_for_commit(self, route: Route, message: Message) -> None:
         self.tx_bytes += message.size_bytes()
@@ -409,6 +354,8 @@ class Channel(Confirmer):
             self._same_method = method
             self._same_route = route
             self._routes_size += len(method) + 8 * len(route.destinations)
+        else:
+            self._same_route = None
         return route
 
     def forget_routes(self) -> None:
@@ -518,39 +465,15 @@ class Channel(Confirmer):
 
     # -- unacked -----------------------------------------------------------------------------------------------------
 
-    def add_unacked(self, tag: i64, entry: Entry) -> None:
-        unacked = self._unacked
-        if not unacked:
-            self._base_tag = tag
-        unacked.append(entry)
-
-    def skip_unacked(self) -> None:
-        """A delivery that needs no answer: its tag keeps the list in step."""
-        if self._unacked:
-            self._unacked.append(None)
-
-    def unacked_count(self) -> int:
-        count = 0
-        for entry in self._unacked:
-            if entry is not None:
-                count += 1
-        return count
-
-    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
-        """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
-        for entry in self._unacked:
-            if entry is not None and entry.queue is queue and within(entry.offset, ranges):
-                entry.offset = -1
-
     def ack(self, tag: i64, multiple: bool) -> None:
         """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""
         if self.transactional:
             self.collect(tag, multiple, 0)
             return
         if multiple:
-            self.settle_all(self._take_multiple(tag))
+            self.settle_all(self.unacked.take_multiple(tag))
         else:
-            self.settle(self._take_one(tag))
+            self.settle(self.unacked.take_one(tag))
 
     def settle(self, entry: Entry) -> None:
         self.acked_count += 1
@@ -602,107 +525,29 @@ class Channel(Confirmer):
             if consumer.parked:
                 consumer.queue.activate(consumer)
 
-    def take(self, tag: i64, multiple: bool) -> list[Entry]:
-        """Removes outstanding entries: one, or all up to the tag (0: all). Raises PreconditionFailed."""
-        if multiple:
-            return self._take_multiple(tag)
-        return [self._take_one(tag)]
-
     def collect(self, tag: i64, multiple: bool, action: i64) -> None:
         """Settles within the open transaction: noted, done at commit. action: 0 ack, 1 requeue, 2 discard."""
-        if multiple:
-            index = self._last_index(tag)
-            position = self._head
-        else:
-            index = self._index(tag)
-            position = index
-        while position <= index:
-            entry = self._unacked[position]
-            if entry is not None and not entry.in_transaction:
-                entry.in_transaction = True
-                self.tx_settlements.append((self._base_tag + position, entry, action))
-            position += 1
-
-    def take_outstanding(self) -> list[Entry]:
-        """Everything that is not settled in an open transaction, in the order of delivery: for basic.recover."""
-        taken: list[Entry] = []
-        unacked = self._unacked
-        size: i64 = len(unacked)
-        position = self._head
-        while position < size:
-            entry = unacked[position]
-            if entry is not None and not entry.in_transaction:
-                taken.append(entry)
-                unacked[position] = None
-            position += 1
-        self._advance(self._head)
-        return taken
+        for place, entry in self.unacked.up_to(tag) if multiple else self.unacked.at(tag):
+            entry.in_transaction = True
+            self.tx_settlements.append((place, entry, action))
 
     def take_all(self) -> list[Entry]:
         """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it. Not what a
         commit has begun to settle.
         """
         entries = [
-            entry for entry in self._unacked if entry is not None and not (self.committing and entry.in_transaction)
+            entry for entry in self.unacked.entries() if not (self.committing and entry.in_transaction)
         ]
         for entry in entries:
             entry.in_transaction = False
-        self._unacked.clear()
-        self._head = 0
+        self.unacked.clear()
         return entries
 
-    def _index(self, tag: i64) -> i64:
-        index = tag - self._base_tag
-        if index < 0 or index >= len(self._unacked):
-            raise _unknown_tag(tag)
-        entry = self._unacked[index]
-        if entry is None or entry.in_transaction:
-            raise _unknown_tag(tag)
-        return index
-
-    def _last_index(self, tag: i64) -> i64:
-        if tag == 0:
-            # spec: 1.8.3.13 tag zero with multiple means all outstanding, none included
-            count: i64 = len(self._unacked)
-            return count - 1
-        return self._index(tag)
-
-    def _take_one(self, tag: i64) -> Entry:
-        index = self._index(tag)
-        entry = self._unacked[index]
-        assert entry is not None  # _index has looked
-        self._unacked[index] = None
-        if index == self._head:
-            self._advance(index + 1)
-        return entry
-
-    def _take_multiple(self, tag: i64) -> list[Entry]:
-        index = self._last_index(tag)
-        unacked = self._unacked
-        taken: list[Entry] = []
-        position = self._head
-        while position <= index:
-            entry = unacked[position]
-            if entry is not None:
-                taken.append(entry)
-                unacked[position] = None
-            position += 1
-        self._advance(index + 1)
-        return taken
-
-    def _advance(self, head: i64) -> None:
-        unacked = self._unacked
-        size: i64 = len(unacked)
-        while head < size and unacked[head] is None:
-            head += 1
-        if head >= size:
-            unacked.clear()
-            head = 0
-        elif head > 1024 and head * 2 > size:
-            del unacked[:head]
-            self._base_tag += head
-            head = 0
-        self._head = head
+    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+        """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
+        for entry in self.unacked.entries():
+            if entry.queue is queue and within(entry.offset, ranges):
+                entry.offset = -1
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
@@ -730,10 +575,3 @@ def _touches(routes: list[Route], failed: list[QueueStore]) -> bool:
             if log is not None and log in failed:
                 return True
     return False
-
-
-def _unknown_tag(tag: i64) -> PreconditionFailed:
-    shown: int = tag
-    if shown < 0:
-        shown += 1 << 64
-    return PreconditionFailed(f"unknown delivery tag {shown}")

@@ -36,7 +36,8 @@ from amqpd.storage.prepared import Prepared
 from amqpd.storage.queue_store import LogFailed, QueueStore
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel, Route
+    from amqpd.channel.channel import Channel
+    from amqpd.channel.route import Route
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ class Commit:
             tag, entry, action = settlements.pop()
             entry.in_transaction = False
             if not channel.closing:
-                channel.take(tag, False)
+                channel.unacked.take_one(tag)
             settle_collected(channel, entry, action)
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:

@@ -174,9 +174,9 @@ def get(channel: Channel, command: BasicGet) -> None:
     tag = channel.next_tag
     channel.next_tag = tag + 1
     if command.no_ack:
-        channel.skip_unacked()
+        channel.unacked.skip()
     else:
-        channel.add_unacked(tag, entry)
+        channel.unacked.add(tag, entry)
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     connection.send(channel.number, ok)
@@ -213,7 +213,7 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None
     if channel.transactional:
         channel.collect(_tag(tag), multiple, REQUEUE if requeue else DISCARD)
         return
-    entries = channel.take(_tag(tag), multiple)
+    entries = channel.unacked.take(_tag(tag), multiple)
     if requeue:
         requeue_all(channel, entries)
     else:
@@ -268,7 +268,7 @@ def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
 def _recover(channel: Channel, requeue: bool, method: int) -> None:
     if not requeue:
         raise NotImplementedByBroker("requeue=false", method)
-    requeue_all(channel, channel.take_outstanding())
+    requeue_all(channel, channel.unacked.take_outstanding())
 
 
 HANDLERS: dict[int, Any] = {

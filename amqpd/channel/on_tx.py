@@ -65,7 +65,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             destination.end_transaction()
     for tag, entry, action in settlements:
         entry.in_transaction = False
-        channel.take(tag, False)
+        channel.unacked.take_one(tag)
         settle_collected(channel, entry, action)
     channel.busy = True
     channel.commit_reply(commands.frame(channel.number, TxCommitOk()), list(stores))

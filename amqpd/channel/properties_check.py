@@ -19,7 +19,8 @@ from amqpd.protocol.codec import CodecError, decode_table
 from amqpd.protocol.properties import PropertyInfo, scan, with_reply_to, without_headers
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel, Route
+    from amqpd.channel.channel import Channel
+    from amqpd.channel.route import Route
     from amqpd.connection.connection import Connection
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.message import Envelope
 from amqpd.channel.access import check, check_topic_keys
-from amqpd.channel.channel import Route
+from amqpd.channel.route import Route
 from amqpd.errors import AccessRefused, FrameError, NotImplementedByBroker, SoftError
 from amqpd.protocol import commands
 from amqpd.protocol.assembler import BASIC_PUBLISH

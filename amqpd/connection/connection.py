@@ -23,7 +23,8 @@ from mypy_extensions import i64
 from amqpd.broker.flow import Turn
 from amqpd.broker.message import Message
 from amqpd.channel import dispatch, on_channel, resolve
-from amqpd.channel.channel import Channel, ChannelConsumer, Route
+from amqpd.channel.channel import Channel, ChannelConsumer
+from amqpd.channel.route import Route
 from amqpd.errors import (
     NO_ROUTE,
     AmqpError,

@@ -99,7 +99,7 @@ def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
         "consumer_count": len(channel.consumers),
         "prefetch_count": channel.prefetch_count,
         "global_prefetch_count": channel.window_size,
-        "messages_unacknowledged": channel.unacked_count(),
+        "messages_unacknowledged": channel.unacked.count(),
         "messages_unconfirmed": channel.publish_sequence - channel.confirmed_sequence if confirm else 0,
         "messages_uncommitted": len(channel.tx_publishes),
         "acks_uncommitted": len(channel.tx_settlements),

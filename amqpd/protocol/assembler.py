@@ -64,7 +64,8 @@ class CommandSink:
     ) -> None:
         """A whole basic.publish.
 
-        method: the method frame's payload; its bytes serve as the key of the route cache.
+        method: the method frame's payload; its bytes serve as the key of the route cache. The same object as before
+        means that the whole header frame is the same as well.
         content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
         body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
         """

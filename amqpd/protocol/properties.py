@@ -59,7 +59,8 @@ class PropertyInfo:
     """What the road must know of one message.
 
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
-    priority: -1 absent. expiration, user_id, reply_to: raw text, None absent. headers_start, headers_end: where the
+    priority: -1 absent. expiration, user_id, reply_to: raw text, None absent. expiration_ms: the first as a number,
+    kept here for all messages with these properties; -1: nobody has asked yet. headers_start, headers_end: where the
     headers table with its length lies in the bytes that were scanned; both 0 without headers. sender_selected: there is
     a header CC or BCC.
     """
@@ -69,6 +70,7 @@ class PropertyInfo:
         self.delivery_mode: i64 = 0
         self.priority: i64 = -1
         self.expiration: bytes | None = None
+        self.expiration_ms: i64 = -1
         self.user_id: bytes | None = None
         self.reply_to: bytes | None = None
         self.has_headers: bool = False

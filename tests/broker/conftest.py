@@ -67,9 +67,9 @@ class Room:
         self.storage = Storage(
             self.data_dir, post=self._post, clock=self.clock, inline=True, segment_size_bytes=1 << 20
         )
-        self.turn = Turn(self.storage, self._soon.append)
-        self.storage.on_commit = self.turn.committed
         self.timers = Timers(self._call_later, self.clock)
+        self.turn = Turn(self.storage, self._soon.append, self.timers)
+        self.storage.on_commit = self.turn.committed
         self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append)
         self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
 

@@ -194,6 +194,23 @@ class TestBacklog:
         assert queue.store.record_count == 0
 
 
+def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
+    """What is known of the properties is shared, when a message came is not."""
+    queue = room.queue("q")
+    for _ in range(3):
+        room.publish("q", expiration="100")
+        room.advance(30)
+    entries = queue.hot.rest()
+    info = entries[0].message.info
+    for entry in entries:
+        entry.message.info = info
+    counts = []
+    for _ in range(5):
+        counts.append(queue.ready_count)
+        room.advance(30)
+    assert counts == [3, 2, 1, 0, 0]
+
+
 def test_numbers_larger_than_any_clock() -> None:
     assert expiration_ms(b"15") == 15
     assert expiration_ms(b"1" * 30) == 1 << 60

@@ -12,7 +12,9 @@ from memory_broker import MemoryBroker
 from served import Served
 
 from amqpd.broker.flow import Confirmer, SyncWaiter, Turn
+from amqpd.broker.timers import Timers
 from amqpd.connection.connection import OFFERS_MAX
+from amqpd.storage.filesystem import Clock
 
 PERSISTENT = b"\x10\x00\x02"
 MIB = 1 << 20
@@ -68,13 +70,24 @@ class Publisher(Confirmer):
         return False
 
 
+class Hands(Clock):
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 class Room:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.disk = Disk(self.log)
         self.soon: list[Callable[[], None]] = []
         disk: Any = self.disk
-        self.turn = Turn(disk, self.soon.append)
+        self.clock = Hands()
+        self.turn = Turn(disk, self.soon.append, Timers(lambda delay_s, call: None, self.clock))
 
     def run(self) -> list[str]:
         for function in self.soon:
@@ -101,6 +114,23 @@ def test_a_turn_is_asked_for_once_and_has_an_order(room: Room) -> None:
     assert len(room.soon) == 1
     assert room.run() == ["write", "confirm 1 now", "send"]
     assert room.run() == []
+
+
+def test_the_clock_is_read_once_per_read_and_forgotten_with_the_turn(room: Room) -> None:
+    turn, clock = room.turn, room.clock
+    turn.begin_read(100)
+    first = turn.now_ms()
+    clock.now_s += 1
+    assert turn.now_ms() == first
+    turn.begin_read(100)
+    assert turn.now_ms() == first + 1000
+    clock.now_s += 1
+    room.run()
+    assert turn.now_ms() == first + 2000
+    assert len(room.soon) == 1, "outside a turn it asks for one, so that it is forgotten"
+    clock.now_s += 1
+    room.run()
+    assert turn.now_ms() == first + 3000
 
 
 def test_a_turn_that_storage_puts_off(room: Room) -> None:

@@ -59,6 +59,33 @@ def test_a_delivery_names_its_own_key(house: MemoryBroker, client: Client) -> No
     assert {(event.method.exchange, event.body) for event in heard} == {("t", b"x")}
 
 
+def test_publishes_alike_but_for_their_properties(house: MemoryBroker, client: Client) -> None:
+    """What is known of one publish is used for the next one only where the whole content header is the same."""
+    short, long, persistent = b"\x01\x00\x0510000", b"\x01\x00\x0560000", b"\x10\x00\x02"
+    order = [short, short, short, long, short, PLAIN, PLAIN, persistent, persistent, PLAIN, long, long, long]
+    for properties in order:
+        client.publish(1, "a.1", [b"x"], properties, "t")
+    queue = house.vhost.queues["a"]
+    messages = []
+    while (entry := queue.take()) is not None:
+        messages.append(entry.message)
+    assert [each.properties() for each in messages] == order
+    assert [each.persistent for each in messages] == [each is persistent for each in order]
+    expirations = [None if each.info is None else each.info.expiration for each in messages]
+    assert expirations == [{short: b"10000", long: b"60000"}.get(each) for each in order]
+
+
+def test_a_default_exchange_key_without_a_queue_is_asked_for_each_time(house: MemoryBroker, client: Client) -> None:
+    """Nothing tells a route to nowhere that its queue has come: it is not kept, however alike the publishes are."""
+    for _ in range(3):
+        client.publish(1, "late", [b"x"], PLAIN, "")
+    client.say(1, spec.Queue.Declare(queue="late"))
+    house.loop.run()
+    for _ in range(3):
+        client.publish(1, "late", [b"x"], PLAIN, "")
+    assert house.vhost.queues["late"].ready_count == 3
+
+
 def test_a_binding_made_between_two_keys_counts(house: MemoryBroker, client: Client) -> None:
     client.publish(1, "x.1", [b"x"], PLAIN, "t")
     client.publish(1, "x.2", [b"x"], PLAIN, "t")

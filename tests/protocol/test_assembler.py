@@ -173,6 +173,7 @@ class Recorder(CommandSink):
         self.dropped: set[int] = set()
         self.closed: list[int] = []
         self.started: list[int] = []
+        self.headers: dict[int, tuple[bytes, bytes]] = {}
         self.hiccup = hiccup
 
     def note(self, *command: Any) -> None:
@@ -188,6 +189,8 @@ class Recorder(CommandSink):
         consumed, number, header = pamqp.frame.unmarshal(content)
         assert isinstance(header, pamqp.header.ContentHeader)
         assert (consumed, number, header.body_size) == (header_size, channel, body_size)
+        # The object is kept, so that nobody else gets its id.
+        assert self.headers.setdefault(id(method), (method, content[:header_size]))[1] == content[:header_size]
         parts = []
         rest = content[consumed:]
         while rest:

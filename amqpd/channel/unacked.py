@@ -1,0 +1,157 @@
+"""What a channel has delivered and its client has not settled yet, by delivery tag.
+
+A list whose index is the tag less `_base_tag`; None marks what is settled or needs no answer. So an ack in order, out
+of order, or multiple costs O(1) per message. What a transaction has settled stays in its place until the commit.
+
+Invariant: nothing but None stands before `_head`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.errors import PreconditionFailed
+
+if TYPE_CHECKING:
+    from amqpd.broker.message import Entry
+
+# Settled places at the front that may stand before the list is moved up.
+_SETTLED_MAX: Final = 1024
+
+
+@final
+class Unacked:
+    """One channel's. Who raises PreconditionFailed here does so for a tag that is not outstanding."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry | None] = []
+        self._head: i64 = 0
+        self._base_tag: i64 = 1
+
+    def add(self, tag: i64, entry: Entry) -> None:
+        """The delivery of this tag, the highest so far, waits for its answer."""
+        entries = self._entries
+        if not entries:
+            self._base_tag = tag
+        entries.append(entry)
+
+    def skip(self) -> None:
+        """A delivery that needs no answer: its tag keeps the list in step."""
+        if self._entries:
+            self._entries.append(None)
+
+    def entries(self) -> list[Entry]:
+        """All of them, in the order of delivery."""
+        return [entry for entry in self._entries if entry is not None]
+
+    def count(self) -> int:
+        """Cost: all of them."""
+        return len(self.entries())
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._head = 0
+
+    def at(self, tag: i64) -> list[tuple[i64, Entry]]:
+        """The entry of this tag, with the tag. It stays. Raises: PreconditionFailed."""
+        index = self._index(tag)
+        return self._between(index, index)
+
+    def up_to(self, tag: i64) -> list[tuple[i64, Entry]]:
+        """Those up to this tag (0: all) that no transaction has settled, with their tags. They stay.
+
+        Raises: PreconditionFailed.
+        """
+        return self._between(self._head, self._last_index(tag))
+
+    def take(self, tag: i64, multiple: bool) -> list[Entry]:
+        """Removes one, or all up to the tag (0: all). Raises: PreconditionFailed."""
+        return self.take_multiple(tag) if multiple else [self.take_one(tag)]
+
+    def take_one(self, tag: i64) -> Entry:
+        """Raises: PreconditionFailed."""
+        index = self._index(tag)
+        entry = self._entries[index]
+        assert entry is not None  # _index has looked
+        self._entries[index] = None
+        if index == self._head:
+            self._advance(index + 1)
+        return entry
+
+    def take_multiple(self, tag: i64) -> list[Entry]:
+        """Removes all up to the tag (0: all). Raises: PreconditionFailed."""
+        index = self._last_index(tag)
+        entries = self._entries
+        taken: list[Entry] = []
+        position = self._head
+        while position <= index:
+            entry = entries[position]
+            if entry is not None:
+                taken.append(entry)
+                entries[position] = None
+            position += 1
+        self._advance(index + 1)
+        return taken
+
+    def take_outstanding(self) -> list[Entry]:
+        """Removes what no open transaction has settled, in the order of delivery: for basic.recover."""
+        taken: list[Entry] = []
+        entries = self._entries
+        size: i64 = len(entries)
+        position = self._head
+        while position < size:
+            entry = entries[position]
+            if entry is not None and not entry.in_transaction:
+                taken.append(entry)
+                entries[position] = None
+            position += 1
+        self._advance(self._head)
+        return taken
+
+    def _between(self, position: i64, last: i64) -> list[tuple[i64, Entry]]:
+        found: list[tuple[i64, Entry]] = []
+        while position <= last:
+            entry = self._entries[position]
+            if entry is not None and not entry.in_transaction:
+                found.append((self._base_tag + position, entry))
+            position += 1
+        return found
+
+    def _index(self, tag: i64) -> i64:
+        index = tag - self._base_tag
+        if index < 0 or index >= len(self._entries):
+            raise _unknown_tag(tag)
+        entry = self._entries[index]
+        if entry is None or entry.in_transaction:
+            raise _unknown_tag(tag)
+        return index
+
+    def _last_index(self, tag: i64) -> i64:
+        if tag == 0:
+            # spec: 1.8.3.13 tag zero with multiple means all outstanding, none included
+            count: i64 = len(self._entries)
+            return count - 1
+        return self._index(tag)
+
+    def _advance(self, head: i64) -> None:
+        entries = self._entries
+        size: i64 = len(entries)
+        while head < size and entries[head] is None:
+            head += 1
+        if head >= size:
+            entries.clear()
+            head = 0
+        elif head > _SETTLED_MAX and head * 2 > size:
+            del entries[:head]
+            self._base_tag += head
+            head = 0
+        self._head = head
+
+
+def _unknown_tag(tag: i64) -> PreconditionFailed:
+    shown: int = tag
+    if shown < 0:
+        shown += 1 << 64
+    return PreconditionFailed(f"unknown delivery tag {shown}")
