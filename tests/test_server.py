@@ -176,8 +176,8 @@ def test_sigterm_with_clients_that_do_not_answer(tmp_path: Path) -> None:
     for number in range(100):
         channel.basic_publish("", "kept", b"%d" % number, pika.BasicProperties(delivery_mode=2))
     begun = time.monotonic()
-    broker.stop(5.0)
-    assert time.monotonic() - begun < 5.0
+    broker.stop(30.0)
+    assert time.monotonic() - begun < 30
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=r"\(320, "):
         deaf.process_data_events(1)
     for sock in sockets:
@@ -211,7 +211,7 @@ def test_sigterm_does_not_wait_for_who_is_not_open(tmp_path: Path) -> None:
         while not heard.endswith(close_ok):
             heard += gone.recv(4096)
         started = time.monotonic()
-        broker.stop(5.0)
+        broker.stop(30.0)
         assert time.monotonic() - started < 10
         begun.close()
         gone.close()

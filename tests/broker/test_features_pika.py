@@ -209,7 +209,7 @@ class TestAfterAKill:
     def test_everything_is_as_it_was(self, own_broker) -> None:
         client = Client(own_broker.url)
         for name, arguments in {
-            "short": {"x_message_ttl": 300},
+            "short": {"x_message_ttl": 1500},
             "long": {"x_message_ttl": 600_000},
             "full": {"x_max_length": 3},
             "levels": {"x_max_priority": 5},
@@ -217,21 +217,21 @@ class TestAfterAKill:
             client.queue(name, **arguments)
         dead = client.queue("dead")
         client.queue("plain")
-        client.dying("dying", dead, x_message_ttl=300)
+        client.dying("dying", dead, x_message_ttl=1500)
         counted = client.dying("counted", dead, x_queue_type="quorum", x_delivery_limit=1)
         for queue in ("short", "long", "dying", counted):
             client.publish(queue, queue.encode())
-        client.publish("plain", b"mortal", expiration="300")
+        client.publish("plain", b"mortal", expiration="1500")
         client.publish("plain", b"immortal")
         for number in range(10):
             client.publish("full", b"%d" % number)
             client.publish("levels", b"%d" % number, priority=number % 3)
         client.channel.basic_nack(client.get(counted)[0].delivery_tag)
         client.count(counted)
-        time.sleep(0.06)  # settlements and returns may wait so long for the disk
+        time.sleep(0.5)  # settlements and returns may wait 50 ms for the disk, and a busy machine longer
         own_broker.kill()
         client.lost()
-        time.sleep(0.4)
+        time.sleep(1.2)
         own_broker.start()
         client = Client(own_broker.url)
         until(lambda: client.count(dead) == 1)

@@ -356,5 +356,5 @@ def test_e49_consecutive_hashes(broker_is_ours: bool, peer: Peer) -> None:
     started = time.monotonic()
     peer.send(publish(".".join("a" * 100), exchange="amq.topic"))
     peer.fence()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert peer.get() is not None

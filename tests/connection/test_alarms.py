@@ -112,7 +112,7 @@ def test_a_broker_in_need(tmp_path: Path, settings: dict[str, object], reason: s
         consumer.call("basic.consume", queue=consumer.q, consumer_tag="t")
         with pytest.raises(TimeoutError):
             publisher.read(0.3)
-        stopping = threading.Thread(target=broker.stop, args=(5,))
+        stopping = threading.Thread(target=broker.stop, args=(30,))
         stopping.start()
         for peer in (consumer, publisher):
             peer.expect_connection_close(320)

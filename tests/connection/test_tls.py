@@ -287,7 +287,7 @@ def test_a_consumer_that_does_not_read(broker: BrokerProcess, authority: trustme
     other.queue_declare("quick", exclusive=True)
     other.basic_publish("", "quick", b"still here")
     assert other.basic_get("quick", auto_ack=True)[2] == b"still here"
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 30
     deadline = time.monotonic() + 30
     while len(heard) < 24 and time.monotonic() < deadline:
         slow.process_data_events(0.2)

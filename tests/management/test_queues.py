@@ -369,7 +369,7 @@ class TestLists:
         api.done("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
         started = time.monotonic()
         api.get(f"/api/queues/{v}?page=1&name=(a%2B)%2B%24b&use_regex=true")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
 
     def test_columns(self, api, v):
         api.done("PUT", f"/api/queues/{v}/q", {})
