@@ -7,7 +7,7 @@
 #   make run ARGS="--amqp.port 0"          PYTHON=python3.12 make test
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
-#   make bench        beside RabbitMQ, 21 minutes at most; make bench-guard: has the fast road become dearer? half a minute
+#   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
 
 PYTHON ?= python3
 ARGS ?=

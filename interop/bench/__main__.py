@@ -56,7 +56,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"at the end, let amqpd hold N messages (default: {LONG_BACKLOG} when all scenarios run, else 0: do not)",
     )
     parser.add_argument(
-        "--limit", type=float, default=21.0, metavar="MINUTES", help="ends by then, with fewer rounds (default: 21)"
+        "--limit", type=float, default=22.0, metavar="MINUTES", help="ends by then, with fewer rounds (default: 22)"
     )
     parser.add_argument(
         "--verify",
