@@ -637,7 +637,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert queue.store.record_count == len(twin.ready) + twin.unacked
         for channel in self.channels:
             real = channel.client.connection.channels[channel.number]
-            assert real.unacked_count() == len(channel.unacked)
+            assert real.unacked.count() == len(channel.unacked)
             assert real.window_used == channel.in_flight()
             assert {tag: consumer.in_flight for tag, consumer in real.consumers.items()} == {
                 tag: consumer.in_flight for tag, consumer in channel.consumers.items()
