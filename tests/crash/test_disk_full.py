@@ -148,7 +148,10 @@ async def cycles(tmp_path: Path, count: int, unblocked_s: float = 10 * UNBLOCKED
             answered = len(publisher.acked)
             while len(publisher.acked) == answered:
                 waited = time.monotonic() - freed
-                assert waited < unblocked_s, f"cycle {cycle}: no confirm {waited:.1f} s after there was room"
+                assert waited < unblocked_s, (
+                    f"cycle {cycle}: no confirm {waited:.1f} s after there was room; {publisher.unanswered} without an "
+                    f"answer, {len(publisher.nacked)} nacked; the broker: {broker.stderr[-2000:]}"
+                )
                 if not publisher.unanswered:
                     publisher.publish("a")
                 await asyncio.sleep(0.005)
