@@ -22,7 +22,7 @@ from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
 from amqpd.storage.group import JobPart
 from amqpd.storage.removal import Removals
 from amqpd.storage.segment import Segment
-from amqpd.storage.settled_files import PASSING, SettledFiles
+from amqpd.storage.settled_files import FULL, PASSING, SettledFiles
 
 if TYPE_CHECKING:
     from amqpd.storage.retention import RetentionPolicy
@@ -468,11 +468,13 @@ class Log:
                 if not self._begun:
                     self.begin()
                 self.settled_files.flush()
-                if self.removals.postponed:
-                    self.removals.postponed = False
-                    self.removals.wanted = True
+                self.removals.full = False
             except OSError as error:
                 self._trouble(error)
+                self.removals.full = error.errno in FULL
+            if self.removals.postponed and (self.removals.full or not self.settled_files.pending):
+                self.removals.postponed = False
+                self.removals.wanted = True
 
     def _trouble(self, error: OSError) -> None:
         self.error = error

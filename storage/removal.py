@@ -27,7 +27,8 @@ DELETED = ".deleted"
 
 class Removals:
     """See the module. One per log; `wanted`: there may be something to remove; `postponed`: there will be, once the
-    settlements of the turn have been written.
+    settlements of the turn have been written. `full`: the disk has no room for those: what is settled as a whole goes
+    without, since that makes room (a crash before it went brings it back).
 
     delay_ms: between the renaming and the removal; 0: no renaming, the files go at once.
     """
@@ -35,6 +36,7 @@ class Removals:
     def __init__(self, directory: str) -> None:
         self.wanted = False
         self.postponed = False
+        self.full = False
         self.delay_ms = 0
         self.hold: Hold | None = None
         self.waiting: list[tuple[int, str]] = []  # (not before this time, path), renamed already
@@ -49,7 +51,7 @@ class Removals:
             if not segment.sealed or segment.live > 0 or segment.removing or segment.base in held:
                 head = False
                 continue
-            if segment.entries is not None:  # this turn settled the last of it, and has not written that yet
+            if segment.entries is not None and not self.full:  # this turn settled the last of it: not written yet
                 self.postponed = True
                 head = False
                 continue
