@@ -84,16 +84,37 @@ def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
         logger.error("sync failed: %s", error, extra={"queue": part.name})
 
 
-def _checkpointed(filesystem: FileSystem, part: JobPart) -> bool:
-    """Whether there was room for the part's checkpoints. Raises: OSError for anything else."""
+def _follow(filesystem: FileSystem, part: JobPart) -> None:
+    """What was waiting for the part's syncs. Where a checkpoint finds no room it comes once more, behind the removal of
+    segments, which makes some; `.settled` files go behind it in any case. Raises: OSError.
+    """
+    full = False
     try:
-        for path, data in part.checkpoints:
-            filesystem.replace_file(path, data, sync=False)
+        _write_checkpoints(filesystem, part)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        return False
-    return True
+        full = True
+    for path in part.unlinks:
+        if not (full and path.endswith(SETTLED_FILES)):
+            filesystem.unlink(path)
+    for path in part.discards:
+        if filesystem.exists(path):
+            filesystem.rename(path, path + DELETED)
+    if full:
+        _write_checkpoints(filesystem, part)
+        for path in part.unlinks:
+            if path.endswith(SETTLED_FILES):
+                filesystem.unlink(path)
+    for source, target in part.renames:
+        part.renamed = False
+        filesystem.rename(source, target)
+        part.renamed = True
+
+
+def _write_checkpoints(filesystem: FileSystem, part: JobPart) -> None:
+    for path, data in part.checkpoints:
+        filesystem.replace_file(path, data, sync=False)
 
 
 def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
@@ -116,23 +137,7 @@ def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
         if part.failed or not part.follows():
             continue
         try:
-            full = not _checkpointed(filesystem, part)
-            for path in part.unlinks:
-                if not (full and path.endswith(SETTLED_FILES)):
-                    filesystem.unlink(path)
-            for path in part.discards:
-                if filesystem.exists(path):
-                    filesystem.rename(path, path + DELETED)
-            if full:  # by now there is room; what goes with a checkpoint goes behind it
-                for path, data in part.checkpoints:
-                    filesystem.replace_file(path, data, sync=False)
-                for path in part.unlinks:
-                    if path.endswith(SETTLED_FILES):
-                        filesystem.unlink(path)
-            for source, target in part.renames:
-                part.renamed = False
-                filesystem.rename(source, target)
-                part.renamed = True
+            _follow(filesystem, part)
         except OSError as error:  # costs time at the next start, or space until then; never a message
             logger.warning("after the sync: %s", error, extra={"queue": part.name})
 

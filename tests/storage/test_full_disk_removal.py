@@ -1,8 +1,10 @@
-"""A disk with no room for a checkpoint still loses the segments that are to go: that is what makes room."""
+"""A disk without a free block is still freed by what is settled: removing segments is what makes room."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import Any
 
 from amqpd.storage.committer import run_job
 from amqpd.storage.group import JobPart, SyncJob
@@ -33,3 +35,31 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     run_job(filesystem, job, -1)
     assert sorted(filesystem.listdir("/data")) == ["log-start"]
     assert not part.failed
+
+
+def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable[..., Any]) -> None:
+    """Nothing of it is live, and nothing can be written: it goes, and what follows finds its room."""
+    house = make_house(segment_size_bytes=4000)
+    store = house.begin()
+    for number in range(30):
+        house.append(b"%03d" % number * 200)
+        house.turn()
+    first, second = store.log.segments[:2]
+    assert first.sealed and second.sealed
+    house.filesystem.unlink("/data/reserve")  # it was given up before, and somebody else has its room
+    house.storage._reserve.held = False
+    house.filesystem.capacity = house.filesystem.used()
+    for offset in range(first.base, second.end):
+        store.settle(offset, 600)
+    for _ in range(4):
+        house.clock.now_ms += 1000
+        house.turn()
+        house.storage.flush()
+        house.loop()
+    assert first.gone and second.gone
+    assert not any(house.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
+    assert not store.failed
+    house.append(b"there is room")
+    house.turn()
+    assert house.commits[-1][1] == []
+    assert house.bodies()[-1] == b"there is room"
