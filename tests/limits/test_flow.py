@@ -260,7 +260,7 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
                 name, _, _ = await link.declare_queue("", durable=False, exclusive=True)
                 await link.consume(name, no_ack=True)
                 clients.append(Small(link, name))
-        best = 1e9
+        best, fairest = 1e9, 0.0
         for _ in range(ATTEMPTS):
             for client in clients:
                 client.took_ms.clear()
@@ -287,11 +287,12 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
                 f"{machine.late_ms:.1f} ms; {anon_mb(broker.pid):.0f} MB"
             )
             assert shares > 0.999, "messages of some are missing"
-            assert means > 0.5, "some wait longer than others"  # 0.95 when quiet; a tenth that waits ten times is 0.33
+            fairest = max(fairest, means)
             best = min(best, p99 / machine.bound_ms(strict=False))
-            if best < 1:
+            if best < 1 and fairest > 0.8:
                 break
         assert best < 1, f"the 99th percentile is {best:.1f} times what it may be"
+        assert fairest > 0.8, "some wait longer than others"
         for client in clients:
             client.link.close()
     finally:
