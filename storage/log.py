@@ -25,6 +25,8 @@ from amqpd.storage.segment import Segment
 from amqpd.storage.settled_files import FULL, PASSING, SettledFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from amqpd.storage.retention import RetentionPolicy
 
 logger = logging.getLogger(__name__)
@@ -40,14 +42,15 @@ class Log:
     """See the module. Made empty; recovery.py fills `segments`, `end`, `epochs` of one that is on the disk.
 
     directory_chain: the directories to make on the way to `directory`, outermost first, it being the last.
-    boot: the machine's boot id as two signed words. durable: whether it is ever synced and keeps `.settled` files.
+    description: gives the text of its queue.json, should it be written. boot: the machine's boot id as two signed
+    words. durable: whether it is ever synced and keeps `.settled` files.
     """
 
     def __init__(
         self,
         filesystem: FileSystem,
         directory_chain: list[str],
-        description: bytes,
+        description: Callable[[], bytes],
         segment_size_bytes: int,
         boot: tuple[int, int],
         reserve: Reserve,
@@ -73,6 +76,7 @@ class Log:
         self.failed = False
         self.error: OSError | None = None
         self.clean = False  # a clean-shutdown mark stands in the directory
+        self.unwritten: Callable[[], None] | None = None  # what recovery has to write before this life does
         self._published = 0
         self._begun = False
         self._dirty: list[OpenFile] = []
@@ -234,6 +238,7 @@ class Log:
 
     def begin(self) -> None:
         """What comes before the first write of this life: directory, new epoch, no clean mark. Raises: OSError."""
+        self.finish_recovery()
         filesystem = self.filesystem
         for index, path in enumerate(self.chain):
             # One that is there may have been made by a process that was killed before it synced the name.
@@ -241,7 +246,7 @@ class Log:
                 self._directories.append(self.chain[index - 1])
         readable = f"{self.directory}/queue.json"
         if not filesystem.exists(readable):
-            filesystem.replace_file(readable, self._description, sync=False)
+            filesystem.replace_file(readable, self._description(), sync=False)
             self._paths.append(readable)
         if self.removals.hold is not None:
             self.removals.hold.write()
@@ -588,6 +593,21 @@ class Log:
         except OSError as error:  # readers outside then see an older end; nothing in here depends on it
             logger.warning("high watermark of %s: %s", self.directory, error)
 
+    def finish_recovery(self) -> None:
+        """Writes what recovery has found, if it has not yet: on a full disk the log is read, and given back, without.
+        Raises: OSError.
+        """
+        write = self.unwritten
+        if write is None:
+            return
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL or not self.settled_files.reserve.release():
+                raise
+            write()
+        self.unwritten = None
+
     def after_recovery(self, *, clean: bool) -> None:
         """What a kill left in the page cache counts from now on, so the next job syncs it."""
         for segment in self.segments:
@@ -604,7 +624,7 @@ class Log:
         self._paths += [
             f"{segment.prefix}.settled"
             for segment in self.segments
-            if segment.settled_size > 0 and (segment.gone or segment is not self.segments[-1])
+            if segment.settled_size != 0 and (segment.gone or segment is not self.segments[-1])
         ]
         for segment in self.segments[-1:]:
             if segment.gone:
@@ -628,6 +648,7 @@ class Log:
         self.end = self.synced_end = 0
         self.epochs = []
         self.clean = False
+        self.unwritten = None
         self._sealed = []
         self._last = None
         self._directories = []
@@ -672,6 +693,7 @@ class Log:
         """The directory is about to be removed: nothing more is written or synced."""
         self.close_files()
         self.segments = []
+        self.unwritten = None
         self._sealed = []
         self._last = None
         self._directories = []

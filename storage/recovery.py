@@ -14,7 +14,8 @@ as well.)
     commit marker at the end    it but pieces of it
     a hole in a transaction     none of it counts, and `.settled` says so from now on
     settlements, marks          those at or beyond the end are dropped and the file written anew, since the offsets may
-                                be used again. Cut, files and directory are synced before this returns
+                                be used again. Cut, files and directory are synced before anything else is written:
+                                before this returns, or when a full disk has room again
     `.index`, `.timeindex`      of scanned segments: built anew
 
 Then a new leader epoch begins (with the first append).
@@ -22,9 +23,9 @@ Then a new leader epoch begins (with the first append).
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from amqpd.storage import checkpoint, settled
@@ -32,6 +33,7 @@ from amqpd.storage.damage import find_missing, set_aside_foreign, untold, untold
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.scan import Scan
 from amqpd.storage.segment import Segment, segment_name
+from amqpd.storage.settled_files import FULL
 from amqpd.storage.swap import finish_swaps
 
 if TYPE_CHECKING:
@@ -110,12 +112,21 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
             f"changed. Put its files back from a copy, or start with storage.recovery=salvage, which goes on without "
             f"them; `amqpctl dump_log` and `amqpctl verify_log` show the damage"
         )
+    for segment in state.scanned:
+        if segment in log.segments:
+            try:
+                segment.rewrite_index()
+            except OSError as error:  # can be made again
+                logger.warning("%s.index: %s", segment.prefix, error)
+    state.entries = {}
+    log.unwritten = partial(_make_whole, state)
     try:
-        _make_whole(state)
+        log.finish_recovery()
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not log.settled_files.reserve.release():
+        if error.errno not in FULL:
             raise
-        _make_whole(state)
+        logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
+    log.after_recovery(clean=state.clean is not None)
     seen_end = state.mark + 1
     if state.clean is None:
         logger.info("queue %s: recovered to offset %d, %d bytes cut off", store.name, log.end, state.torn_bytes)
@@ -395,21 +406,21 @@ def _replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
 
 
 def _make_whole(state: _Recovery) -> None:
-    """Writes what recovery changed, synced, before anything is appended."""
+    """Writes what recovery changed, synced, before anything is appended. Where the disk is full that may be later, and
+    some segments may have gone meanwhile.
+    """
     log = state.log
     filesystem = state.filesystem
-    checked = [segment for segment in state.scanned if segment in log.segments]
+    checked = [segment for segment in state.scanned if segment in log.segments and not segment.gone]
+    state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.gone and each.removing)]
     for segment in checked:
-        try:
-            segment.rewrite_index()
-        except OSError as error:  # can be made again
-            logger.warning("%s.index: %s", segment.prefix, error)
         if segment.sealed:
             filesystem.fdatasync(segment.open_log().fd)
             if segment not in state.rewrite:
                 state.rewrite.append(segment)  # for its totals
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     for segment in state.rewrite:
+        log.settled_files.forget(segment)
         data = segment.compacted(boot, state.mark, state.returned)
         _replace_settled(filesystem, segment.prefix + ".settled", data)
         segment.settled_size = len(data)
@@ -423,4 +434,3 @@ def _make_whole(state: _Recovery) -> None:
             filesystem.replace_file(f"{log.directory}/{checkpoint.RECOVERY_POINT}", point, sync=False)
         except OSError as error:  # the next start then checks the same again
             logger.warning("recovery point of %s: %s", log.directory, error)
-    log.after_recovery(clean=state.clean is not None)

@@ -77,6 +77,15 @@ class SettledFiles:
             segment.entries = None
             del self.pending[0]
 
+    def forget(self, segment: Segment) -> None:
+        """The segment's file is about to be replaced: its descriptor goes, unsynced."""
+        file = segment.settled_file
+        if file is not None:
+            if file.dirty:
+                self._dirty.remove(file)
+            file.close()
+            segment.settled_file = None
+
     def _append(self, segment: Segment, file: OpenFile, data: bytes) -> None:
         try:
             self._filesystem.write_whole(file.fd, data)
@@ -112,11 +121,7 @@ class SettledFiles:
                 segment.rewrite_from = 2 * segment.settled_size
                 logger.warning("writing %s: %s", path, error)
                 continue
-            old = segment.settled_file
-            if old is not None:
-                if old.dirty:
-                    self._dirty.remove(old)
-                old.close()
+            self.forget(segment)
             segment.settled_file = file
             segment.settled_size = len(data)
             segment.rewrite_from = max(2 * len(data), REWRITE_FROM)

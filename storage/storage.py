@@ -177,7 +177,7 @@ class Storage:
         log = Log(
             self.filesystem,
             [root, f"{root}/{queue_id}"],
-            _describe(name, "", queue_id),
+            partial(_describe, name, "", queue_id),
             self.segment_size_bytes,
             self._boot,
             self._reserve,
@@ -255,7 +255,7 @@ class Storage:
         return Log(
             self.filesystem,
             self._place.queue_chain(vhost_id, queue_id),
-            _describe(name, vhost_name, queue_id),
+            partial(_describe, name, vhost_name, queue_id),
             self.segment_size_bytes,
             self._boot,
             self._reserve,

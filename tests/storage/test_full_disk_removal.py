@@ -63,3 +63,43 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
     house.turn()
     assert house.commits[-1][1] == []
     assert house.bodies()[-1] == b"there is room"
+
+
+def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> None:
+    """Recovery has to write a `.settled` file and cannot: the log is drained, and takes nothing before it has."""
+    house = make_house(segment_size_bytes=4000)
+    house.begin()
+    for number in range(30):
+        house.append(b"%03d" % number * 200)
+        house.turn()
+    kept = house.bodies()
+    house.log().extend(b"a torn tail")
+    house.filesystem.unlink(f"{house.directory}/recovery-point-checkpoint")  # every segment is checked again
+    house.filesystem.unlink("/data/reserve")
+    house.filesystem.capacity = house.filesystem.used() - len(b"a torn tail")
+    for _ in range(2):  # the second one finds what the first could not mend
+        store = house.again()
+        assert house.bodies() == kept
+    first = store.log.segments[0]
+    for offset in range(first.end):
+        store.mark_delivered(offset)
+    refused = house.append(b"no room")[0]
+    house.turn()
+    assert store.take_failed_ranges() == [(refused, refused)]
+    assert not store.failed
+    for offset in range(first.end):
+        store.settle(offset, 600)
+    for _ in range(4):
+        house.clock.now_ms += 1000
+        house.turn()
+        house.storage.flush()
+        house.loop()
+    assert first.gone
+    assert house.bodies() == kept[first.end :]
+    house.append(b"there is room")
+    house.turn()
+    assert house.commits[-1][1] == []
+    for _ in range(2):  # the second one finds what the first has left
+        house.again()
+        assert house.bodies() == [*kept[first.end :], b"there is room"]
+        assert not house.store.lost
