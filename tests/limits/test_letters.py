@@ -8,14 +8,12 @@ trips of a witness with a queue of its own, and memory.
 from __future__ import annotations
 
 import asyncio
-import struct
-import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
-from quickclient import Link, Message, connect, shortstr
-from slow import Machine, SlowConsumer, flooding, percentile
+from quickclient import Link, Message, connect
+from slow import Machine, SlowConsumer, flooding, percentile, round_trips, table
 
 from amqpd.testing import BrokerProcess
 
@@ -44,52 +42,6 @@ CASES: Final = {
 }
 
 
-def table(arguments: dict[str, int | str]) -> bytes:
-    entries = b""
-    for name, value in arguments.items():
-        entries += shortstr(name)
-        if isinstance(value, int):
-            entries += b"I" + struct.pack(">i", value)
-        else:
-            entries += b"S" + struct.pack(">I", len(value)) + value.encode()
-    return struct.pack(">I", len(entries)) + entries
-
-
-class Witness:
-    """100 round trips a second over a queue of its own, each counted from the moment it was due."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.took_ms: list[float] = []
-        self._due: list[float] = []
-        link.on_deliver = self._deliver
-
-    def _deliver(self, message: Message) -> None:
-        self.took_ms.append((time.monotonic() - self._due[int(message.body)]) * 1000)
-
-    async def watch(self, seconds: float) -> None:
-        begun = time.monotonic()
-        while (due := begun + len(self._due) * 0.01) < begun + seconds:
-            wait = due - time.monotonic()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            self.link.publish("", "witness", b"\x00\x00", b"%d" % len(self._due))
-            self._due.append(due)
-
-    async def answered(self) -> None:
-        async with asyncio.timeout(30):
-            while len(self.took_ms) < len(self._due):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-
-async def witness(port: int) -> Witness:
-    link = await connect(port)
-    await link.declare_queue("witness", durable=False)
-    one = Witness(link)
-    await link.consume("witness", no_ack=True)
-    return one
-
-
 async def measure(data_dir: Path, name: str, seconds: float, *, strict: bool) -> float:
     """How many times the bound the worse of the two waits was."""
     case = CASES[name]
@@ -105,15 +57,13 @@ async def measure(data_dir: Path, name: str, seconds: float, *, strict: bool) ->
         arguments: dict[str, int | str] = {**case.arguments, "x-dead-letter-exchange": "dlx"}
         await link.declare_queue("flood", durable=durable, table=table(arguments))
         consumer = SlowConsumer(link)
-        beside = await witness(broker.amqp_port)
         machine = Machine(broker.pid)
         async with flooding(broker.amqp_port, "flood", case.kind, seconds, size=case.size) as told:
             consuming = asyncio.create_task(consumer.consume("flood", 1, seconds))
-            watching = asyncio.create_task(beside.watch(seconds))
+            watching = asyncio.create_task(round_trips(broker.amqp_port, seconds))
             await machine.watch(seconds)
             await consuming
-            await watching
-        await beside.answered()
+            took_ms = await watching
         if case.target:
             await complete(link, durable=durable, consumer=consumer)
         link.close()
@@ -128,12 +78,12 @@ async def measure(data_dir: Path, name: str, seconds: float, *, strict: bool) ->
     print(
         f"\n{name}, {seconds:g} s: {told['published'] / told['seconds']:.0f} published a second; {len(waits)} of "
         f"{expected:.0f} taken, head to delivery p50 {percentile(waits, 0.5):.1f}, p99 {percentile(waits, 0.99):.1f}, "
-        f"worst {max(waits):.0f} ms; witness p50 {percentile(beside.took_ms, 0.5):.1f}, p99 "
-        f"{percentile(beside.took_ms, 0.99):.1f}, worst {max(beside.took_ms):.0f} ms; the machine's own delay "
+        f"worst {max(waits):.0f} ms; witness p50 {percentile(took_ms, 0.5):.1f}, p99 "
+        f"{percentile(took_ms, 0.99):.1f}, worst {max(took_ms):.0f} ms; the machine's own delay "
         f"{machine.late_ms:.1f}; RssAnon {machine.peak_mb:.0f} MB"
     )
     assert machine.peak_mb < MEMORY_MAX_MB
-    worse = max(percentile(waits, 0.99), percentile(beside.took_ms, 0.99))
+    worse = max(percentile(waits, 0.99), percentile(took_ms, 0.99))
     return worse / machine.bound_ms(strict=strict)
 
 

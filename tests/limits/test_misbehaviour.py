@@ -12,59 +12,22 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 from misbehave import KINDS, fill
-from quickclient import Message, connect
+from quickclient import connect
+from slow import BOUND_MS, LAX_MS, RATE, percentile, round_trips
 
 from amqpd.testing import BrokerProcess
 
-RATE: Final = 100
-BOUND_MS: Final = 50.0
-LAX_MS: Final = 500.0
 ATTEMPTS: Final = 3
 LONG_S: Final = 30.0
 MISBEHAVIOURS: Final = ["half_frame", "not_reading", "large_body", "channels", "logins"]
 """Issue 2's. `large_bodies`, all the time, goes beyond it and is tried on demand alone."""
 CONSUMER_MAX_MB: Final = 2.0
-
-
-async def round_trips(port: int, seconds: float) -> list[float]:
-    """Milliseconds of each round trip, in order of arrival."""
-    link = await connect(port)
-    name, _, _ = await link.declare_queue("", durable=False, exclusive=True)
-    took: list[float] = []
-    due: list[float] = []
-
-    def delivered(message: Message) -> None:
-        took.append((time.monotonic() - due[int(message.body)]) * 1000)
-
-    link.on_deliver = delivered
-    await link.consume(name, no_ack=True)
-    begun = time.monotonic()
-    for number in range(int(seconds * RATE)):
-        at = begun + number / RATE
-        due.append(at)
-        wait = at - time.monotonic()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        link.publish("", name, b"\x00\x00", b"%d" % number)
-    deadline = time.monotonic() + 10
-    while len(took) < len(due) and time.monotonic() < deadline:  # noqa: ASYNC110  # the last ones; not measured by this
-        await asyncio.sleep(0.01)
-    link.close()
-    await link.gone.wait()
-    assert len(took) == len(due), f"{len(due) - len(took)} of {len(due)} messages did not come back"
-    return took
-
-
-def percentile(values: list[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[min(int(len(ranked) * share), len(ranked) - 1)]
 
 
 @contextlib.contextmanager
