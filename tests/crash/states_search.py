@@ -15,6 +15,7 @@ One seed, one search, in the same order.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 from typing import Final
 
@@ -29,7 +30,8 @@ REMEMBERED_MAX: Final = 30_000
 class Search:
     """seen: keys of the states met, shared by searches that are counted together.
 
-    draws: images by lot at each step. share: of the images that power cuts may leave, how many are looked at.
+    draws: images by lot at each step. share: of the images that power cuts may leave, how many are looked at;
+    step_max: at one step at most, by lot, so that the widest disks do not take all the time.
     lived_in: share of the new states that are lived in; twenty times that where a cleaning is half done. states_max:
     enough.
     """
@@ -43,17 +45,20 @@ class Search:
         share: float = 1.0,
         lived_in: float = 0.02,
         depth_max: int = 2,
+        step_max: int = 1 << 60,
         states_max: int = 1 << 60,
     ) -> None:
         self.chance = random.Random(seed)
         self.seen = seen
         self.judged = 0
         self.lives = 0
-        self.doubles = 0  # states first met behind a first crash
+        self.new = array("q")  # keys of the states first met here, before the first crash and behind it
+        self.new_doubles = array("q")
         self._draws = draws
         self._share = share
         self._lived_in = lived_in
         self._depth_max = depth_max
+        self._step_max = step_max
         self._states_max = len(seen) + states_max
         self._remembered: dict[tuple[int, int, int], Outcome] = {}
         self._last: tuple[Ledger, int] = (Ledger(), -1)
@@ -114,9 +119,11 @@ class Search:
         if len(self.seen) >= self._states_max:
             return
         for rows in ledger.rows:
-            for image in disk.images(self.chance, self._draws if depth == 1 else 2):
-                if self.chance.random() >= self._share:
-                    continue
+            images = disk.images(self.chance, self._draws if depth == 1 else 2)
+            chosen = [image for image in images if self.chance.random() < self._share]
+            if len(chosen) > self._step_max:
+                chosen = self.chance.sample(chosen, self._step_max)
+            for image in chosen:
                 self._examine(image, rows, ledger, "cut", boot + 1, depth)
             self._examine(disk.image(), rows, ledger, "kill", boot, depth)
             half_done = any(path.endswith(".log.swap") for path in disk.entries)
@@ -149,7 +156,7 @@ class Search:
             raise Violation(f"{violation}\n{where}\n{_describe(image)}") from violation
         if new:
             self.seen.add(key)
-            self.doubles += depth > 1
+            (self.new_doubles if depth > 1 else self.new).append(key)
             if depth < self._depth_max and self.chance.random() < self._lived_in:
                 self._live_on(Disk(image), rows, ledger, boot, depth + 1, kind)
 

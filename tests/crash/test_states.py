@@ -6,6 +6,8 @@ States are counted once, over all workloads of a run: a state is every byte on t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import random
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from states_disk import Disk, File
+from states_lanes import walk_wide
 from states_ledger import Ledger, Violation, judge
 from states_life import Life, find
 from states_pace import AHEAD_MAX, Timers
@@ -25,9 +28,12 @@ from amqpd.storage.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Each of the recoveries would tell what it cut."""
+    """Each of the recoveries would tell what it cut; and a search remembers much that no collector need look at."""
     logging.disable(logging.CRITICAL)
+    threshold = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
     yield
+    gc.set_threshold(*threshold)
     logging.disable(logging.NOTSET)
 
 
@@ -44,13 +50,38 @@ def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
             each.run(workload)
             judged += each.judged
             lives += each.lives
-            doubles += each.doubles
+            doubles += len(each.new_doubles)
             print(f"\n  seed {seed}, {workload.name}: {len(seen) - before} new states", end="")
         seed += 1
-    took = time.monotonic() - begun
-    states = f"{len(seen)} distinct crash states ({doubles} behind a first crash, in {lives} lives)"
-    print(f"\n{states}, {judged} verdicts, 0 violations, {took:.0f} s")
-    assert doubles > len(seen) // 10, "hardly any double crashes"
+    conclude(len(seen), doubles, lives, judged, time.monotonic() - begun)
+
+
+def search_wide(seed: int, wanted: int, lanes: int, **arguments: float) -> None:
+    """As `search`, on several processors; at least all workloads with seed. Raises: AssertionError."""
+    begun = time.monotonic()
+    seen: set[int] = set()
+    judged = lives = doubles = first = 0
+    with contextlib.closing(walk_wide(seed, lanes, arguments)) as walked:
+        for each in walked:
+            assert not each.failure, f"seed {each.seed}\n{each.failure}"
+            before = len(seen)
+            seen.update(each.new_doubles)
+            doubles += len(seen) - before
+            seen.update(each.new)
+            judged += each.judged
+            lives += each.lives
+            told = f"seed {each.seed}, {each.name}: {len(seen) - before} new states"
+            print(f"\n  {told}, {len(seen)} in {time.monotonic() - begun:.0f} s", end="", flush=True)
+            first += each.seed == seed
+            if first == len(WORKLOADS) and len(seen) >= wanted:
+                break
+    conclude(len(seen), doubles, lives, judged, time.monotonic() - begun)
+
+
+def conclude(states: int, doubles: int, lives: int, judged: int, took_s: float) -> None:
+    found = f"{states} distinct crash states ({doubles} behind a first crash, in {lives} lives)"
+    print(f"\n{found}, {judged} verdicts, 0 violations, {took_s:.0f} s")
+    assert doubles > states // 10, "hardly any double crashes"
 
 
 @pytest.mark.timeout(1200)
@@ -69,7 +100,8 @@ def test_two_hundred_thousand_states() -> None:
 def test_millions_of_states() -> None:
     wanted = int(os.environ.get("TEST_CRASH_STATES", "1000000"))
     seed = int(os.environ.get("TEST_CRASH_SEED", str(random.SystemRandom().randrange(1 << 30))))
-    search(seed, wanted, set(), share=1.0, draws=10, lived_in=0.003, depth_max=3)
+    lanes = int(os.environ.get("TEST_CRASH_LANES", str(os.cpu_count() or 1)))
+    search_wide(seed, wanted, lanes, share=1.0, draws=10, lived_in=0.003, depth_max=3, step_max=300)
 
 
 # -- the search sees what it is there for

@@ -1,0 +1,77 @@
+"""The walk on several processors: each lane is a process that takes the next seed, walks every workload with it and
+hands over the states it has met, which are counted once over all lanes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from array import array
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import Synchronized
+from typing import NamedTuple
+
+from states_search import Search
+from states_workloads import WORKLOADS
+
+
+class Walked(NamedTuple):
+    """What one workload with one seed was. new, new_doubles: keys of the states new to the lane, see Search. failure: a
+    violation and its traceback, or empty.
+    """
+
+    seed: int
+    name: str
+    new: array[int]
+    new_doubles: array[int]
+    judged: int
+    lives: int
+    failure: str = ""
+
+
+def walk_wide(seed: int, lanes: int, arguments: dict[str, float]) -> Iterator[Walked]:
+    """Every workload with seed, seed + 1, ... for ever: whoever asks stops it. Keys are the same in all lanes."""
+    context = multiprocessing.get_context("fork")  # a fork shares the seed of `hash`
+    next_seed = context.Value("q", seed)
+    readers: list[Connection] = []
+    processes: list[BaseProcess] = []
+    for _ in range(lanes):
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_lane, args=(next_seed, writer, arguments), daemon=True)
+        process.start()
+        writer.close()
+        readers.append(reader)
+        processes.append(process)
+    try:
+        while readers:
+            for reader in wait(readers):
+                assert isinstance(reader, Connection)
+                try:
+                    yield reader.recv()
+                except EOFError:
+                    raise AssertionError("a lane of the walk has died") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _lane(next_seed: Synchronized[int], writer: Connection, arguments: dict[str, float]) -> None:
+    seen: set[int] = set()
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            with next_seed.get_lock():
+                seed = next_seed.value
+                next_seed.value += 1
+            for workload in WORKLOADS:
+                search = Search(seed, seen, **arguments)  # type: ignore[arg-type]
+                try:
+                    search.run(workload)
+                except AssertionError:
+                    nothing = array("q")
+                    writer.send(Walked(seed, workload.name, nothing, nothing, 0, 0, traceback.format_exc()))
+                    return
+                writer.send(Walked(seed, workload.name, search.new, search.new_doubles, search.judged, search.lives))
