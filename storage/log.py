@@ -417,18 +417,24 @@ class Log:
         """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one
         is told. It runs ahead in its own segment only, whose file may go, or beyond the end of the log.
         """
-        segment = self.segment_of(offset)
-        if segment is None or segment.gone or segment.live == 0:
-            # Between two segments, or of one that is gone or about to go: any file of the log can tell it.
-            there = [each for each in self.segments if not each.gone]
-            if not there:
-                return
-            segment = there[-1]
+        segment = self.marked_in(offset)
+        if segment is None:
+            return
         mark = offset + ahead
         if segment is not self.segments[-1]:
             mark = max(offset, min(mark, segment.end - 1))
         self.marked = max(self.marked, mark)
         self._note(segment, settled.DELIVERED, mark, 0, 0)
+
+    def marked_in(self, offset: int) -> Segment | None:
+        """Whose `.settled` tells that `offset` was delivered: its own segment's, or, when it is in none or in one that
+        is gone or about to go, the last one's.
+        """
+        segment = self.segment_of(offset)
+        if segment is None or segment.gone or segment.live == 0:
+            there = [each for each in self.segments if not each.gone]
+            return there[-1] if there else None
+        return segment
 
     def note_lost(self, segment: Segment, first: int, last: int) -> int:
         """Offsets that cannot be read any more: settled, and remembered as lost. Returns how many were live."""

@@ -168,17 +168,17 @@ class QueueStore:
         self._ready = True
 
     def recovered(
-        self, delivered_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
+        self, told_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
     ) -> None:
         """What recovery found, besides the log itself.
 
-        delivered_mark: as it stands in the files. seen_end: offsets below may have been delivered; after a power cut
-        that is more than the mark says, and the mark follows with the first write.
+        told_mark: the delivery mark as it stands where it has to. seen_end: offsets below may have been delivered; when
+        that is more (after a power cut), the mark follows with the first write.
         """
         self.delivered_mark = seen_end - 1
         self._tick_mark = seen_end - 1
         self._tick_end = self.log.end
-        if seen_end - 1 > delivered_mark:  # goes with the first entry of this life, whose boot id would deny it
+        if seen_end - 1 > told_mark:  # goes with the first entry of this life, whose boot id would deny it
             self.log.mark_delivered(seen_end - 1, 0)
         self.log.marked = seen_end - 1
         self._seen_end = seen_end

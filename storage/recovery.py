@@ -118,6 +118,7 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
                 segment.rewrite_index()
             except OSError as error:  # can be made again
                 logger.warning("%s.index: %s", segment.prefix, error)
+    told = _told_mark(state)
     state.entries = {}
     log.unwritten = partial(_make_whole, state)
     try:
@@ -133,7 +134,7 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
     if power_cut or (state.clean is None and state.last_boot != boot):
         seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
     store.torn_bytes = state.torn_bytes
-    store.recovered(min(state.mark, log.end - 1), seen_end, state.returned, state.lost)
+    store.recovered(told, seen_end, state.returned, state.lost)
 
 
 def _read_checkpoints(state: _Recovery, names: list[str]) -> None:
@@ -388,6 +389,14 @@ def _apply_entries(state: _Recovery) -> None:
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):
             del state.returned[offset]
+
+
+def _told_mark(state: _Recovery) -> int:
+    """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
+    segment = state.log.marked_in(state.mark)
+    if segment is None or segment in state.rewrite:
+        return state.mark
+    return max([a for kind, a, _, _ in state.entries[segment.base] if kind == settled.DELIVERED], default=-1)
 
 
 def _replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:

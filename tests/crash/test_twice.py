@@ -192,3 +192,33 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
     ledger.holds.clear()
     life = Life(barest(life.disk), ledger, 4)
     assert life.storage.hold(life.stores["q"]).exported == {}
+
+
+def test_a_mark_that_only_an_older_segment_tells() -> None:
+    """It ran ahead into a segment whose own `.settled` a power cut took; then the older segment goes, with its file."""
+    life = begin("q")
+    life.append("q", 5, 300)
+    life.turn()
+    life.stores["q"].log.mark_delivered(0, 30)
+    life.write()
+    while len(life.stores["q"].log.segments) == 1:
+        life.append("q", 1, 300)
+        life.turn()
+    life.append("q", 2, 300)
+    life.turn()
+    first, last = life.stores["q"].log.segments
+    image = life.disk.image()
+    del image[f"{last.prefix}.settled"]
+    life.ledger.power_cut()
+    life = again(Disk(image), life.ledger, 2, "cut")
+    live = life.live("q")
+    life.settle("q", [each for each in live if each.offset < last.base])
+    life.deliver("q", [each for each in live if each.offset >= last.base])
+    for _ in range(3):
+        life.turn()
+        life.flush()
+    assert not any(name.startswith(f"{first.base:020d}") for name in life.disk.listdir(f"{QUEUES}/q"))
+    for _ in range(2):
+        life.settle("q", life.live("q")[:1])
+        life.turn()
+        life = again(life.disk.killed(), life.ledger, 2, "kill")
