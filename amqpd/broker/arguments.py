@@ -219,7 +219,7 @@ ROWS: Final[dict[str, Row]] = {
         Row("x-dead-letter-routing-key", _dead_letter_key, True, "deadletter", "under which key, if not their own"),
         Row("x-dead-letter-strategy", _strategy, False, IGNORED, "ignored: at least once if durable"),
         Row("x-max-priority", _priority, True, "priority_queue", "highest level of basic.priority told apart, 0-255"),
-        Row("x-single-active-consumer", _boolean, True, "queue", "one consumer at a time, the others stand by"),
+        Row("x-single-active-consumer", _boolean, True, "consumers", "one consumer at a time, the others stand by"),
         Row("x-queue-type", _queue_type, True, "queue_kinds", "classic or quorum; stream is answered with 540"),
         Row("x-delivery-limit", _quorum_number, True, "limited_queue", "quorum: returns before it is dead-lettered"),
         Row("x-export", _export_name, True, "queue_kinds", "what is settled stays until that export has it"),

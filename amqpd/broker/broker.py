@@ -20,9 +20,10 @@ from amqpd.broker.alarms import Alarms
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import Ended
 from amqpd.broker.deadletter import DeadLetters
+from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, Exchange
 from amqpd.broker.flow import Turn
-from amqpd.broker.queue import Destination, Queue
+from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.broker.timers import Timers
 from amqpd.broker.vhost import VHost

@@ -20,9 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
+from amqpd.broker.destination import Destination
 from amqpd.broker.limited_queue import LimitedQueue
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
-from amqpd.broker.queue import Destination, Queue
+from amqpd.broker.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import PropertyInfo, scan, with_entries, with_headers, without_expiration
 

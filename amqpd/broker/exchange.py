@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from amqpd.broker.queue import Queue, Versioned
+from amqpd.broker.destination import Versioned
+from amqpd.broker.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from amqpd.broker.consumers import Consumer
 from amqpd.broker.expiry import Expiry, Lease
 from amqpd.broker.message import Entry, Message, make_message
-from amqpd.broker.queue import Consumer, Queue
+from amqpd.broker.queue import Queue
 from amqpd.broker.timers import Timer
 from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers

@@ -13,21 +13,19 @@ cannot hold goes to a temporary one that is never synced.
 
 Invariants: ready_count = len(returned) + len(hot) + unsettled records from cold_offset on that were never delivered.
 One owner: only the loop's thread touches a queue.
-
-Consumers are served in strict round robin among those of the highest priority that have credit and room to write. One
-without is parked, at no cost to the others, until its channel calls `activate`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
+from amqpd.broker.consumers import Consumer, Turns
+from amqpd.broker.destination import Destination
 from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
@@ -54,89 +52,6 @@ TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
 COLD_READ_BYTES: Final = 256 * 1024
 # How many deliveries one call of pump makes before other queues and sockets have their turn.
 PUMP_COUNT_MAX: Final = 1000
-
-
-class Consumer:
-    """Who takes messages from a queue. The channel's consumer and the direct reply-to one derive from it."""
-
-    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int) -> None:
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.priority = priority
-        self.parked = False
-        self.cancelled = False
-        # Deliveries that wait for an answer.
-        self.in_flight: i64 = 0
-
-    def can_take(self) -> bool:
-        """Whether there is credit and room to write. A parked consumer is asked again only after `Queue.activate`."""
-        raise NotImplementedError
-
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
-        """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""
-        raise NotImplementedError
-
-
-class Versioned:
-    """Something routes depend on. A route made under another version is made anew."""
-
-    def __init__(self) -> None:
-        self.version: i64 = 0
-
-
-class Destination(Versioned):
-    """Where a route ends: a queue, or the consumer behind a direct reply-to key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Whether a confirm has to wait for a log that is synced.
-        self.durable = False
-
-    def prepare(self) -> None:
-        """Called before the first use: a queue that was there before the start reads its log now.
-
-        Raises: ResourceError where that cannot be read; the next call tries again.
-        """
-
-    def can_open(self) -> bool:
-        """As `prepare`, for those who can do without: False where the log cannot be read now."""
-        return True
-
-    def log(self) -> QueueStore | None:
-        """The synced log that a persistent message to here ends in, if any."""
-        return None
-
-    def gone(self) -> bool:
-        """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
-        return False
-
-    def offer(self, message: Message) -> bool:
-        """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
-        nacked."""
-        raise NotImplementedError
-
-    def begin_transaction(self) -> None:
-        """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.
-
-        Raises: LogFailed.
-        """
-
-    def end_transaction(self) -> None:
-        """Ends it. Raises nothing."""
-
-    def takes_prepared(self) -> bool:
-        """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
-        return False
-
-    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
-        """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
-        raise NotImplementedError
 
 
 class Queue(Destination):
@@ -184,12 +99,7 @@ class Queue(Destination):
         self.getters: list[Callable[[], object]] = []
         self.ready_count: i64 = 0
         self.unacked_count: i64 = 0
-        # Ready consumers, highest priority first; parked ones are in no group.
-        self.groups: list[deque[Consumer]] = []
-        self.consumers: list[Consumer] = []
-        self.exclusive_consumer = False
-        # x-single-active-consumer: the first of `consumers` is served, the others stand by.
-        self.single_active = False
+        self.turns = Turns()
         self.had_consumer = False
         self.pump_wanted = False
         self.published_count: i64 = 0
@@ -269,7 +179,7 @@ class Queue(Destination):
         if self.ready_count == 0:
             if self.spilled and self.stretch_count == 0:
                 self._unspill()
-            consumer = self._pick()
+            consumer = self.turns.pick()
             if consumer is not None:
                 if consumer.no_ack:
                     # Delivered at most once whatever happens: it never touches the log.
@@ -426,9 +336,9 @@ class Queue(Destination):
             self._call_getters()
         count: i64 = 0
         while self.ready_count > 0:
-            if not self.hot and self.store is not None and self.groups and not self.at_hand():
+            if not self.hot and self.store is not None and self.turns.groups and not self.at_hand():
                 return
-            consumer = self._pick()
+            consumer = self.turns.pick()
             if consumer is None:
                 return
             entry = self.take()
@@ -752,74 +662,25 @@ class Queue(Destination):
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
+    @property
+    def consumers(self) -> list[Consumer]:
+        """All of them, in the order in which they came."""
+        return self.turns.consumers
+
     def add_consumer(self, consumer: Consumer) -> None:
         """The caller has checked exclusiveness. Delivery begins with the next pump."""
-        self.consumers.append(consumer)
         self.had_consumer = True
-        if consumer.exclusive:
-            self.exclusive_consumer = True
-        self._enter(consumer)
+        self.turns.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """It takes nothing more; what it has unacked stays with its channel."""
-        consumer.cancelled = True
-        if consumer not in self.consumers:
-            return
-        first = self.consumers[0]
-        self.consumers.remove(consumer)
-        if consumer.exclusive:
-            self.exclusive_consumer = False
-        self._leave(consumer)
-        if self.single_active and self.consumers and first is consumer:
-            self.activate(self.consumers[0])
+        if self.turns.remove(consumer):
+            self.activate(self.turns.consumers[0])
 
     def activate(self, consumer: Consumer) -> None:
         """A parked consumer may have credit or room again."""
-        if consumer.parked and not consumer.cancelled:
-            consumer.parked = False
-            self._enter(consumer)
-            if self.ready_count > 0 and not self.pump_wanted:
-                self.vhost.pump_later(self)
-
-    def _enter(self, consumer: Consumer) -> None:
-        index = 0
-        for group in self.groups:
-            if group[0].priority == consumer.priority:
-                group.append(consumer)
-                return
-            if group[0].priority < consumer.priority:
-                break
-            index += 1
-        group = deque()
-        group.append(consumer)
-        self.groups.insert(index, group)
-
-    def _leave(self, consumer: Consumer) -> None:
-        if consumer.parked:
-            consumer.parked = False
-            return
-        for group in self.groups:
-            if group[0].priority == consumer.priority:
-                group.remove(consumer)
-                if not group:
-                    self.groups.remove(group)
-                return
-
-    def _pick(self) -> Consumer | None:
-        """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
-        groups = self.groups
-        while groups:
-            group = groups[0]
-            consumer = group[0]
-            if consumer.can_take() and (not self.single_active or consumer is self.consumers[0]):
-                if len(group) > 1:
-                    group.rotate(-1)
-                return consumer
-            consumer.parked = True
-            group.popleft()
-            if not group:
-                del groups[0]
-        return None
+        if self.turns.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
+            self.vhost.pump_later(self)
 
 
 def within(offset: i64, ranges: list[tuple[int, int]]) -> bool:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import arguments as queue_arguments
 from amqpd.broker.counters import queue_counts
+from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.expiry import Expiry
-from amqpd.broker.queue import Destination, Queue
+from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.errors import (
     AccessRefused,

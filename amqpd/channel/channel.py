@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
+from amqpd.broker.consumers import Consumer
 from amqpd.broker.flow import Confirmer
 from amqpd.broker.message import Entry, Message, message_in_parts
-from amqpd.broker.queue import Consumer, Queue, within
+from amqpd.broker.queue import Queue, within
 from amqpd.channel import properties_check
 from amqpd.channel.route import KnownExchange, Route
 from amqpd.channel.unacked import Unacked

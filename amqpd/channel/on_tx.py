@@ -19,7 +19,7 @@ from amqpd.protocol import commands
 from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Destination
+    from amqpd.broker.destination import Destination
     from amqpd.channel.channel import Channel
     from amqpd.storage.queue_store import QueueStore
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
-from amqpd.broker.queue import Destination
 from amqpd.channel.properties_check import REPLY_TO
 
 if TYPE_CHECKING:

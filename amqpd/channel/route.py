@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.destination import Destination, Versioned
 from amqpd.broker.message import FRAME_END_BYTE, Envelope
-from amqpd.broker.queue import Destination, Versioned
 
 if TYPE_CHECKING:
     from amqpd.routing.exchange import ExchangeType

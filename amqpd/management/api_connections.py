@@ -15,7 +15,7 @@ from amqpd.management.rates import CHANNEL, CONNECTION
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Consumer
+    from amqpd.broker.consumers import Consumer
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
 
@@ -109,14 +109,14 @@ def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
 
 def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
-    first = not queue.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
+    first = not queue.turns.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
     item: dict[str, Any] = {
         "queue": {"name": queue.name, "vhost": queue.vhost.name},
         "consumer_tag": consumer.tag,
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "active": first,
-        "activity_status": "up" if not queue.single_active else "single_active" if first else "waiting",
+        "activity_status": "up" if not queue.turns.single_active else "single_active" if first else "waiting",
         "prefetch_count": 0,
         "arguments": {},
     }

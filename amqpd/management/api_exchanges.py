@@ -24,9 +24,9 @@ from amqpd.management.api_list import listing, one, plain
 from amqpd.protocol.properties import Properties, encode_properties, scan, without_headers
 
 if TYPE_CHECKING:
+    from amqpd.broker.destination import Destination
     from amqpd.broker.exchange import Exchange
     from amqpd.broker.message import Message
-    from amqpd.broker.queue import Destination
     from amqpd.broker.vhost import VHost
 
 COMMIT_WAIT_S: Final = 30.0

@@ -65,8 +65,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "messages_unacknowledged": queue.unacked_count,
         "message_bytes": bytes_ready,
         "consumers": len(queue.consumers),
-        "exclusive_consumer_tag": queue.consumers[0].tag if queue.exclusive_consumer and queue.consumers else None,
-        "single_active_consumer_tag": queue.consumers[0].tag if queue.single_active and queue.consumers else None,
+        "exclusive_consumer_tag": queue.consumers[0].tag if queue.turns.exclusive and queue.consumers else None,
+        "single_active_consumer_tag": queue.consumers[0].tag if queue.turns.single_active and queue.consumers else None,
         "message_stats": call.rates.details(queue, QUEUE),
     }
     if owner is not None:

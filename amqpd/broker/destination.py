@@ -1,0 +1,68 @@
+"""Where a route ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64
+
+if TYPE_CHECKING:
+    from amqpd.broker.message import Message
+    from amqpd.storage.prepared import Prepared
+    from amqpd.storage.queue_store import QueueStore
+
+
+class Versioned:
+    """Something routes depend on. A route made under another version is made anew."""
+
+    def __init__(self) -> None:
+        self.version: i64 = 0
+
+
+class Destination(Versioned):
+    """Where a route ends: a queue, or the consumer behind a direct reply-to key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether a confirm has to wait for a log that is synced.
+        self.durable = False
+
+    def prepare(self) -> None:
+        """Called before the first use: a queue that was there before the start reads its log now.
+
+        Raises: ResourceError where that cannot be read; the next call tries again.
+        """
+
+    def can_open(self) -> bool:
+        """As `prepare`, for those who can do without: False where the log cannot be read now."""
+        return True
+
+    def log(self) -> QueueStore | None:
+        """The synced log that a persistent message to here ends in, if any."""
+        return None
+
+    def gone(self) -> bool:
+        """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
+        return False
+
+    def offer(self, message: Message) -> bool:
+        """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
+        nacked."""
+        raise NotImplementedError
+
+    def begin_transaction(self) -> None:
+        """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.
+
+        Raises: LogFailed.
+        """
+
+    def end_transaction(self) -> None:
+        """Ends it. Raises nothing."""
+
+    def takes_prepared(self) -> bool:
+        """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
+        return False
+
+    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+        """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
+        raise NotImplementedError
