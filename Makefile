@@ -101,7 +101,7 @@ test-long: $(VENV)/.installed $(VENV)/.dev
 	eval "$$run tests/export" || status=$$?; exit $$status
 
 # Crashes and faults at length: 1,000 kills, 500 power cuts, 10 million crash states, 100,000 flips, every call of a script.
-# TEST_CRASH_STATES, _FLIPS, _CUTS, _CYCLES, _SEED set others; TORTURE_ARGS="-k states" one of them.
+# TEST_CRASH_STATES, _LANES, _FLIPS, _CUTS, _CYCLES, _SEED set others; TORTURE_ARGS="-k millions" takes one of them.
 TORTURE_ARGS ?=
 .PHONY: torture
 torture: $(VENV)/.installed $(VENV)/.dev
