@@ -4,12 +4,12 @@ States: handshake (until connection.open-ok; any fault there closes the socket w
 calls for), running, closing (connection.close sent: everything but close-ok is discarded), closed.
 
 The connection is the assembler's sink. Publishes and acks go straight to their channel; every other method is decoded
-and handed to the `on_*` module of its class. What a handler raises is caught in `receive`, the only `except` on the
-road: SoftError closes the channel, HardError the connection, anything else is a bug of the broker (541, traceback in
-the log).
+and handed to the `on_*` module of its class. What a handler raises is caught in `run`, and in `work_off` for commands
+that waited, and becomes a close in `_close_for` alone: SoftError closes the channel, HardError the connection, anything
+else is a bug of the broker (541, traceback in the log).
 
 Output gathers in `out` and is written once per loop turn by `flush`. A peer that does not read gets at most
-OUT_BYTES_MAX of it plus what the transport holds; then its consumers rest until it does.
+OUTPUT_BYTES_MAX of it plus what the transport holds; then its consumers rest until it does.
 """
 
 from __future__ import annotations
@@ -230,19 +230,10 @@ class Connection(CommandSink):
             except InputWaits:
                 self._input_waits = True
                 break
-            except SoftError as error:
-                self.fail_channel(assembler.channel, error)
-            except HardError as error:
-                self.fail(error)
-                break
-            except OSError as error:
-                log.error("connection %s: %s", self.name, error)
-                self.fail(ResourceError(str(error.strerror)))
-                break
-            except Exception as error:
-                log.exception("connection %s: a bug of the broker", self.name)
-                self.fail(InternalError(f"{type(error).__name__}"))
-                break
+            except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
+                self._close_for(error, assembler.channel)
+                if not isinstance(error, SoftError):
+                    break
         if self.publishes and not self.held and self.turn.storage.unsynced_bytes > self.turn.unsynced_bytes_max:
             self.held = True
             self.turn.hold(self)
@@ -304,7 +295,7 @@ class Connection(CommandSink):
     ) -> None:
         channel = self.channel(number)
         if channel is None:
-            raise self._not_open(number, BASIC_PUBLISH)
+            raise _not_open(BASIC_PUBLISH)
         if channel.closing:
             return
         if channel.busy:
@@ -324,7 +315,7 @@ class Connection(CommandSink):
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
         channel = self.channel(number)
         if channel is None:
-            raise self._not_open(number, commands.BASIC_ACK)
+            raise _not_open(commands.BASIC_ACK)
         if channel.closing:
             return
         if channel.busy:
@@ -354,12 +345,7 @@ class Connection(CommandSink):
 
     def on_publish_started(self, number: i64) -> None:
         if number == 0 or self.channel(number) is None:
-            raise self._not_open(number, BASIC_PUBLISH)
-
-    def _not_open(self, number: i64, method: i64) -> AmqpError:
-        if number == 0:
-            return ChannelError("expected 'channel.open'", method)
-        return ChannelError("expected 'channel.open'", method)
+            raise _not_open(BASIC_PUBLISH)
 
     def resume_input(self) -> None:
         """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
@@ -478,16 +464,8 @@ class Connection(CommandSink):
                 if current is not None and not current.busy:
                     current.busy = True
                     self._stalled.append(current)
-            except SoftError as error:
-                self.fail_channel(number, error)
-            except HardError as error:
-                self.fail(error)
-            except OSError as error:
-                log.error("connection %s: %s", self.name, error)
-                self.fail(ResourceError(str(error.strerror)))
-            except Exception as error:
-                log.exception("connection %s: a bug of the broker", self.name)
-                self.fail(InternalError(f"{type(error).__name__}"))
+            except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
+                self._close_for(error, number)
         if index < len(waiting):
             # Of a connection that is closing nothing more is asked.
             self.deferred[number] = waiting[index:]
@@ -502,6 +480,19 @@ class Connection(CommandSink):
             self.work_off(channel)
 
     # -- errors ------------------------------------------------------------------------------------------------------
+
+    def _close_for(self, error: Exception, number: i64) -> None:
+        """What a command of that channel has raised closes the channel, or the connection."""
+        if isinstance(error, SoftError):
+            self.fail_channel(number, error)
+        elif isinstance(error, HardError):
+            self.fail(error)
+        elif isinstance(error, OSError):
+            log.error("connection %s: %s", self.name, error)
+            self.fail(ResourceError(str(error.strerror)))
+        else:
+            log.error("connection %s: a bug of the broker", self.name, exc_info=error)
+            self.fail(InternalError(type(error).__name__))
 
     def fail_channel(self, number: i64, error: SoftError) -> None:
         """channel.close, and the channel is left to its client's close-ok."""
@@ -701,3 +692,7 @@ class Connection(CommandSink):
         """After tune-ok. frame_max: bytes of a whole frame; the peer may send eight more, as RabbitMQ lets it."""
         self.frame_payload_max = frame_max - FRAME_OVERHEAD_BYTES
         self.assembler.frame_payload_max = frame_max
+
+
+def _not_open(method: i64) -> AmqpError:
+    return ChannelError("expected 'channel.open'", method)
