@@ -101,7 +101,7 @@ def test_millions_of_states() -> None:
     wanted = int(os.environ.get("TEST_CRASH_STATES", "1000000"))
     seed = int(os.environ.get("TEST_CRASH_SEED", str(random.SystemRandom().randrange(1 << 30))))
     lanes = int(os.environ.get("TEST_CRASH_LANES", str(os.cpu_count() or 1)))
-    search_wide(seed, wanted, lanes, share=1.0, draws=10, lived_in=0.003, depth_max=3, step_max=300)
+    search_wide(seed, wanted, lanes, share=1.0, draws=10, lived_in=0.003, depth_max=3, step_max=256)
 
 
 # -- the search sees what it is there for
