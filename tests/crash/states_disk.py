@@ -128,6 +128,13 @@ class Disk(FileSystem):
         """What processes see: also what a kill leaves."""
         return {path: None if file is None else file.versions[-1] for path, file in self.entries.items()}
 
+    def forget(self) -> None:
+        """Nobody looks at it any more."""
+        self.entries, self.safe = {}, {}
+        self.changes.clear()
+        self._names = self._listed = None
+        self._open.clear()
+
     def synced(self, start: str, part: str) -> bool:
         """Whether all files whose path starts so and has that part are safe, and so are their names."""
         paths = [path for path in {**self.entries, **self.safe} if path.startswith(start) and part in path]

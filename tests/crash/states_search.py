@@ -14,6 +14,7 @@ One seed, one search, in the same order.
 
 from __future__ import annotations
 
+import gc
 import random
 from array import array
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from states_life import QUEUES, Life, find, look
 from states_workloads import Workload
 
 REMEMBERED_MAX: Final = 30_000
+COLLECTED_EVERY: Final = 2000  # looks
 
 
 class Search:
@@ -66,13 +68,18 @@ class Search:
         self._judged: set[tuple[int, int, str]] = set()  # with the last ledger, as it stood
         self._segment_size_bytes = 0
         self._paced = False
+        self._looks = 0
 
     def run(self, workload: Workload) -> None:
         """Raises: AssertionError."""
+        gc.disable()  # what is remembered has no circles, what a look leaves behind has: see `_look`
         try:
             self._run(workload)
         except Violation as violation:
             raise AssertionError(f"{workload.name}: {violation}") from violation
+        finally:
+            gc.unfreeze()
+            gc.enable()
 
     def _run(self, workload: Workload) -> None:
         self._segment_size_bytes = workload.segment_size_bytes
@@ -147,7 +154,7 @@ class Search:
         try:
             outcome = self._remembered.get(known)
             if outcome is None:
-                outcome = look(image, rows, boot, self._segment_size_bytes)
+                outcome = self._look(image, rows, boot)
                 if len(self._remembered) >= REMEMBERED_MAX:
                     self._remembered.clear()
                 self._remembered[known] = outcome
@@ -161,6 +168,14 @@ class Search:
             (self.new_doubles if depth > 1 else self.new).append(key)
             if depth < self._depth_max and self.chance.random() < self._lived_in:
                 self._live_on(Disk(image), rows, ledger, boot, depth + 1, kind)
+
+    def _look(self, image: Image, rows: Rows, boot: int) -> Outcome:
+        outcome = look(image, rows, boot, self._segment_size_bytes)
+        self._looks += 1
+        if self._looks % COLLECTED_EVERY == 0:
+            gc.collect()
+            gc.freeze()  # else the next one goes over all that is remembered
+        return outcome
 
     def _live_on(self, disk: Disk, rows: Rows, ledger: Ledger, boot: int, depth: int, kind: str) -> None:
         """A start on this disk, watched, and some messages more."""

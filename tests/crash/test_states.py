@@ -7,7 +7,6 @@ States are counted once, over all workloads of a run: a state is every byte on t
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -28,12 +27,9 @@ from amqpd.storage.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Each of the recoveries would tell what it cut; and a search remembers much that no collector need look at."""
+    """Each of the recoveries would tell what it cut."""
     logging.disable(logging.CRITICAL)
-    threshold = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
     yield
-    gc.set_threshold(*threshold)
     logging.disable(logging.NOTSET)
 
 
