@@ -333,6 +333,8 @@ class Log:
         index = self.segments.index(old[0])
         self.segments[index : index + len(old)] = [new]
         self._sealed = [segment for segment in self._sealed if segment not in old]
+        settled_paths = [f"{segment.prefix}.settled" for segment in old]  # recovery wanted them synced; the new one is
+        self._paths = [path for path in self._paths if path not in settled_paths]
         self._last = None
         if new.live == 0:
             self.removals.wanted = True

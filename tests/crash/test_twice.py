@@ -222,3 +222,29 @@ def test_a_mark_that_only_an_older_segment_tells() -> None:
         life.settle("q", life.live("q")[:1])
         life.turn()
         life = again(life.disk.killed(), life.ledger, 2, "kill")
+
+
+def test_a_cleaning_before_the_first_sync_of_a_life() -> None:
+    """That sync covers what an earlier life settled; some of the files it was to cover are no more by then."""
+    policy = RetentionPolicy(file_delete_delay_ms=0, compaction=CleanerPolicy(min_dirty_ratio=0.0))
+    life = begin("q", policy=policy)
+    for number in range(12):
+        life.append("q", 1, 500, key=b"k%d" % (number % 5))
+        life.turn()
+    life.flush()
+    ledger = life.ledger
+    for message in life.live("q")[:-1]:
+        message.may_go = True
+    life = Life(life.disk.killed(), ledger, 1, paced=True, segment_size_bytes=20_000)  # so that segments become one
+    outcome = find(life)
+    judge(outcome, ledger, "kill")
+    life.adopt(outcome, safe=False)
+    life.storage.maintain()
+    life.loop()
+    assert [segment.base for segment in life.stores["q"].log.segments] == [0, 9]
+    assert not life.disk.exists(f"{QUEUES}/q/{3:020d}.settled")
+    life.turn()
+    life.flush()
+    life.append("q", 1)
+    life.turn()
+    again(barest(life.disk), ledger, 2, "cut")
