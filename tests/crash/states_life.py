@@ -336,7 +336,7 @@ class Life:
             if queue not in self.stores:
                 continue
             for message in messages:
-                if message.offset >= 0:
+                if message.offset >= 0 and not message.gone:
                     message.written = True
                 if message.settled and not message.settle_written:
                     if urgent or message.due_ms == 0:
