@@ -396,7 +396,7 @@ class Life:
         for queue, messages in self.ledger.queues.items():
             if queue in self.stores:
                 for message in messages:
-                    message.confirmed = True
+                    message.confirmed = message.confirmed or not message.gone
                     message.settle_safe = message.settle_written = message.settled
         self.ledger.stopped = True
         self.disk.changed()
