@@ -37,6 +37,17 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     assert not part.failed
 
 
+def settle(house: Any, start: int, stop: int) -> None:
+    """Messages of 600 bytes, and time for what follows."""
+    for offset in range(start, stop):
+        house.store.settle(offset, 600)
+    for _ in range(4):
+        house.clock.now_ms += 1000
+        house.turn()
+        house.storage.flush()
+        house.loop()
+
+
 def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable[..., Any]) -> None:
     """Nothing of it is live, and nothing can be written: it goes, and what follows finds its room."""
     house = make_house(segment_size_bytes=4000)
@@ -49,13 +60,7 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
     house.filesystem.unlink("/data/reserve")  # it was given up before, and somebody else has its room
     house.storage._reserve.held = False
     house.filesystem.capacity = house.filesystem.used()
-    for offset in range(first.base, second.end):
-        store.settle(offset, 600)
-    for _ in range(4):
-        house.clock.now_ms += 1000
-        house.turn()
-        house.storage.flush()
-        house.loop()
+    settle(house, first.base, second.end)
     assert first.gone and second.gone
     assert not any(house.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
     assert not store.failed
@@ -87,13 +92,7 @@ def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> No
     house.turn()
     assert store.take_failed_ranges() == [(refused, refused)]
     assert not store.failed
-    for offset in range(first.end):
-        store.settle(offset, 600)
-    for _ in range(4):
-        house.clock.now_ms += 1000
-        house.turn()
-        house.storage.flush()
-        house.loop()
+    settle(house, first.base, first.end)
     assert first.gone
     assert house.bodies() == kept[first.end :]
     house.append(b"there is room")
