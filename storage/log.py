@@ -76,7 +76,7 @@ class Log:
         self.failed = False
         self.error: OSError | None = None
         self.clean = False  # a clean-shutdown mark stands in the directory
-        self.unwritten: Callable[[], None] | None = None  # what recovery has to write before this life does
+        self.recovery_rest: Callable[[], None] | None = None  # what recovery has to write before this life does
         self._published = 0
         self._begun = False
         self._dirty: list[OpenFile] = []
@@ -605,7 +605,7 @@ class Log:
         """Writes what recovery has found, if it has not yet: on a full disk the log is read, and given back, without.
         Raises: OSError.
         """
-        write = self.unwritten
+        write = self.recovery_rest
         if write is None:
             return
         try:
@@ -614,7 +614,7 @@ class Log:
             if error.errno not in FULL or not self.settled_files.reserve.release():
                 raise
             write()
-        self.unwritten = None
+        self.recovery_rest = None
 
     def after_recovery(self, *, clean: bool) -> None:
         """What a kill left in the page cache counts from now on, so the next job syncs it."""
@@ -656,7 +656,7 @@ class Log:
         self.end = self.synced_end = 0
         self.epochs = []
         self.clean = False
-        self.unwritten = None
+        self.recovery_rest = None
         self._sealed = []
         self._last = None
         self._directories = []
@@ -701,7 +701,7 @@ class Log:
         """The directory is about to be removed: nothing more is written or synced."""
         self.close_files()
         self.segments = []
-        self.unwritten = None
+        self.recovery_rest = None
         self._sealed = []
         self._last = None
         self._directories = []

@@ -118,9 +118,7 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
                 segment.rewrite_index()
             except OSError as error:  # can be made again
                 logger.warning("%s.index: %s", segment.prefix, error)
-    told = _told_mark(state)
-    state.entries = {}
-    log.unwritten = partial(_make_whole, state)
+    log.recovery_rest = partial(_make_whole, state)
     try:
         log.finish_recovery()
     except OSError as error:
@@ -134,7 +132,7 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
     if power_cut or (state.clean is None and state.last_boot != boot):
         seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
     store.torn_bytes = state.torn_bytes
-    store.recovered(told, seen_end, state.returned, state.lost)
+    store.recovered(_told_mark(state), seen_end, state.returned, state.lost)
 
 
 def _read_checkpoints(state: _Recovery, names: list[str]) -> None:

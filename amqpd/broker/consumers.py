@@ -43,23 +43,24 @@ class Consumer:
         raise NotImplementedError
 
 
-class Turns:
+class RoundRobin:
     """See the module. Cost: O(1), a step per consumer that has to be parked."""
 
     def __init__(self) -> None:
         self.consumers: list[Consumer] = []
         # Those that are ready, highest priority first; parked ones are in no group.
         self.groups: list[deque[Consumer]] = []
-        # One of them allows no other.
-        self.exclusive = False
         # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the one that is there allows no other."""
+        return len(self.consumers) > 0 and self.consumers[0].exclusive
 
     def add(self, consumer: Consumer) -> None:
         """It has its turn behind those that are ready."""
         self.consumers.append(consumer)
-        if consumer.exclusive:
-            self.exclusive = True
         self._enter(consumer)
 
     def remove(self, consumer: Consumer) -> bool:
@@ -69,8 +70,6 @@ class Turns:
             return False
         first = self.consumers[0]
         self.consumers.remove(consumer)
-        if consumer.exclusive:
-            self.exclusive = False
         self._leave(consumer)
         return self.single_active and first is consumer and len(self.consumers) > 0
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumers import Consumer, Turns
+from amqpd.broker.consumers import Consumer, RoundRobin
 from amqpd.broker.destination import Destination
 from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
@@ -99,7 +99,7 @@ class Queue(Destination):
         self.getters: list[Callable[[], object]] = []
         self.ready_count: i64 = 0
         self.unacked_count: i64 = 0
-        self.turns = Turns()
+        self.round_robin = RoundRobin()
         self.had_consumer = False
         self.pump_wanted = False
         self.published_count: i64 = 0
@@ -179,7 +179,7 @@ class Queue(Destination):
         if self.ready_count == 0:
             if self.spilled and self.stretch_count == 0:
                 self._unspill()
-            consumer = self.turns.pick()
+            consumer = self.round_robin.pick()
             if consumer is not None:
                 if consumer.no_ack:
                     # Delivered at most once whatever happens: it never touches the log.
@@ -336,9 +336,9 @@ class Queue(Destination):
             self._call_getters()
         count: i64 = 0
         while self.ready_count > 0:
-            if not self.hot and self.store is not None and self.turns.groups and not self.at_hand():
+            if not self.hot and self.store is not None and self.round_robin.groups and not self.at_hand():
                 return
-            consumer = self.turns.pick()
+            consumer = self.round_robin.pick()
             if consumer is None:
                 return
             entry = self.take()
@@ -665,21 +665,21 @@ class Queue(Destination):
     @property
     def consumers(self) -> list[Consumer]:
         """All of them, in the order in which they came."""
-        return self.turns.consumers
+        return self.round_robin.consumers
 
     def add_consumer(self, consumer: Consumer) -> None:
         """The caller has checked exclusiveness. Delivery begins with the next pump."""
         self.had_consumer = True
-        self.turns.add(consumer)
+        self.round_robin.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """It takes nothing more; what it has unacked stays with its channel."""
-        if self.turns.remove(consumer):
-            self.activate(self.turns.consumers[0])
+        if self.round_robin.remove(consumer):
+            self.activate(self.round_robin.consumers[0])
 
     def activate(self, consumer: Consumer) -> None:
         """A parked consumer may have credit or room again."""
-        if self.turns.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
+        if self.round_robin.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
             self.vhost.pump_later(self)
 
 

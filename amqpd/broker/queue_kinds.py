@@ -54,7 +54,7 @@ def make_queue(
     queue = kind(vhost, name, durable, auto_delete, owner, arguments, store)
     if quorum:
         queue.kind = "quorum"
-    queue.turns.single_active = arguments.get("x-single-active-consumer") is True
+    queue.round_robin.single_active = arguments.get("x-single-active-consumer") is True
     export = arguments.get("x-export")
     if isinstance(export, str) and store is not None:
         limit = arguments.get("x-export-max-bytes")

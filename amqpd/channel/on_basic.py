@@ -89,7 +89,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
-    if queue.turns.exclusive or (command.exclusive and (queue.consumers or queue.turns.single_active)):
+    if queue.round_robin.exclusive or (command.exclusive and (queue.consumers or queue.round_robin.single_active)):
         raise AccessRefused(f"queue '{name}' in vhost '{vhost.name}' in exclusive use")
     consumer = channel.make_consumer(
         queue, tag, command.no_ack, command.exclusive, priority, encode_table(command.arguments)

@@ -109,14 +109,14 @@ def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
 
 def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
-    first = not queue.turns.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
+    first = not queue.round_robin.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
     item: dict[str, Any] = {
         "queue": {"name": queue.name, "vhost": queue.vhost.name},
         "consumer_tag": consumer.tag,
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "active": first,
-        "activity_status": "up" if not queue.turns.single_active else "single_active" if first else "waiting",
+        "activity_status": "up" if not queue.round_robin.single_active else "single_active" if first else "waiting",
         "prefetch_count": 0,
         "arguments": {},
     }

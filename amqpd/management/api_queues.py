@@ -45,6 +45,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     store = queue.store
     owner: Any = queue.exclusive_owner
     bytes_ready = queue.hot_bytes if store is None else store.size_bytes
+    first = queue.consumers[0].tag if queue.consumers else None
     item: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost.name,
@@ -65,8 +66,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "messages_unacknowledged": queue.unacked_count,
         "message_bytes": bytes_ready,
         "consumers": len(queue.consumers),
-        "exclusive_consumer_tag": queue.consumers[0].tag if queue.turns.exclusive and queue.consumers else None,
-        "single_active_consumer_tag": queue.consumers[0].tag if queue.turns.single_active and queue.consumers else None,
+        "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
+        "single_active_consumer_tag": first if queue.round_robin.single_active else None,
         "message_stats": call.rates.details(queue, QUEUE),
     }
     if owner is not None:

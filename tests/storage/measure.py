@@ -105,6 +105,30 @@ def backlog(directory: str, loop: Loop) -> None:
     storage.close(clean=False)
 
 
+def wide(directory: str, loop: Loop) -> None:
+    print("1,000 queues with 100 x 100 bytes each, found after a kill")
+    storage = Storage(directory, post=loop.post)
+    route = RecordRoute(b"", b"bench-queue")
+    source = b"\x10\x00\x02" + b"x" * 100
+    queue_ids = []
+    for number in range(1000):
+        queue_id, store = storage.create_queue("v", f"q{number}", "/")
+        queue_ids.append(queue_id)
+        for _ in range(100):
+            store.append(route, source, 0, 3, 3, len(source), True)
+    loop.settle(storage)
+    storage.close(clean=False)
+    storage = Storage(directory, post=loop.post)
+    began = time.thread_time()
+    stores = [storage.open_queue("v", queue_id, f"q{number}", "/") for number, queue_id in enumerate(queue_ids)]
+    known = time.thread_time()
+    for store in stores:
+        store.recover()
+    per("known, per queue", known - began, 1000)
+    per("recovered, per queue", time.thread_time() - known, 1000)
+    storage.close(clean=False)
+
+
 def main() -> None:
     print(amqpd.storage.queue_store.__file__)
     directory = tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None)
@@ -119,6 +143,7 @@ def main() -> None:
         per("end of turn, nothing to do", time.thread_time() - began, 100_000)
         storage.close(clean=True)
         backlog(directory + "/backlog", loop)
+        wide(directory + "/wide", loop)
     finally:
         shutil.rmtree(directory)
 
