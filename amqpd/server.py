@@ -88,13 +88,8 @@ class Server:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
         first = self.settings.default
         state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
-        known = [(vhost.id, queue.id) for vhost in state.vhosts for queue in state.queues if queue.vhost == vhost.name]
-        known += [
-            (vhost.id, queue.id)
-            for vhost in state.vhosts
-            for queue in state.deleting_queues
-            if queue.vhost == vhost.name
-        ]
+        ids = {vhost.name: vhost.id for vhost in state.vhosts}
+        known = {(ids[row.vhost], row.id) for row in (*state.queues, *state.deleting_queues)}
         self.storage.set_aside_unknown(known)
         self.broker.load(state)
         if self.storage.strict:

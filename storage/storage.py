@@ -107,6 +107,7 @@ class Storage:
         self._boot = self._place.boot
         self.power_cut = self._place.power_cut
         self._cut_noted = not self.power_cut
+        self._uncut: set[QueueStore] = set()  # logs that have not taken note of the power cut
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._reserve = Reserve(filesystem, f"{self.data_dir}/{RESERVE}")
         self._reserve_tried_s = self._context.clock.monotonic()
@@ -158,6 +159,8 @@ class Storage:
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, self._recover)
         self._stores[store] = None
+        if not self._cut_noted:
+            self._uncut.add(store)
         return store
 
     def recover_all(self) -> None:
@@ -224,6 +227,7 @@ class Storage:
         store.deleted = True  # also to `_tick`, which forgets it
         store.failed = True
         self._stores.pop(store, None)
+        self._uncut.discard(store)
         if store in self._dirty:
             self._dirty.remove(store)
         if store in self._gathered:
@@ -264,7 +268,8 @@ class Storage:
 
     def _recover(self, store: QueueStore) -> None:
         recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
-        if not self._cut_noted and all(each.ready or each is store for each in self._stores):
+        self._uncut.discard(store)
+        if not self._cut_noted and not self._uncut:
             self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
             self._place.note_boot()
         if find_hold(store.log):

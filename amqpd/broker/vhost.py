@@ -82,6 +82,8 @@ class VHost:
         self.queues: dict[str, Queue] = {}
         # Bindings by where they end, to find what goes with a queue or an exchange.
         self._inbound: dict[Queue | Exchange, dict[BindingKey, Binding]] = {}
+        # Exchanges by the name of their alternate, which need not be there.
+        self._alternates: dict[str, dict[Exchange, None]] = {}
         # Exclusive queues by the connection that they end with.
         self._exclusive: dict[object, dict[Queue, None]] = {}
         self.unroutable_count = 0
@@ -461,6 +463,8 @@ class VHost:
 
     def add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
+        if exchange.alternate:
+            self._alternates.setdefault(exchange.alternate, {})[exchange] = None
         self._alternate_changed(exchange.name)
         target = self.exchanges.get(exchange.alternate) if exchange.alternate else None
         if target is not None:
@@ -469,11 +473,10 @@ class VHost:
     def _alternate_changed(self, name: str) -> None:
         """An exchange of this name came or went: whoever names it as alternate routes anew."""
         here = self.exchanges.get(name)
-        for other in self.exchanges.values():
-            if other.alternate == name:
-                if here is not None:
-                    here.upstream[other] = here.upstream.get(other, 0) + 1
-                other.touch()
+        for other in self._alternates.get(name, ()):
+            if here is not None:
+                here.upstream[other] = here.upstream.get(other, 0) + 1
+            other.touch()
 
     def _check_exchange(
         self, exchange: Exchange, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str,
@@ -513,6 +516,11 @@ class VHost:
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         exchange.touch()
         del self.exchanges[exchange.name]
+        named = self._alternates.get(exchange.alternate)
+        if named is not None:
+            named.pop(exchange, None)
+            if not named:
+                del self._alternates[exchange.alternate]
         self._alternate_changed(exchange.name)
         for binding in list(self._inbound.pop(exchange, {}).values()):
             changes += self._drop_binding(binding)
