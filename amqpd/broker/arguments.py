@@ -4,7 +4,7 @@ A row names the argument, what values it takes, whether two declarations must ag
 Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
 here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
 
-Errors: PreconditionFailed (406) with RabbitMQ's texts; NotImplementedByBroker (540) for what this version cannot do.
+Errors: PreconditionFailed (406) with RabbitMQ's texts, also for a queue type that is not there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from amqpd.errors import NotImplementedByBroker, PreconditionFailed
+from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.hold import NAME as EXPORT_NAME
 
@@ -159,8 +159,6 @@ def _export_bytes(row: Row, value: object, context: Context) -> None:
 def _queue_type(row: Row, value: object, context: Context) -> None:
     if not isinstance(value, str):
         raise _invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    if value == "stream":
-        raise NotImplementedByBroker("queues of type 'stream' are not part of this version of amqpd")
     if value not in ("classic", "quorum"):
         raise _invalid(row, context, f"\"unsupported queue type '{value}'\"")
 
@@ -220,7 +218,7 @@ ROWS: Final[dict[str, Row]] = {
         Row("x-dead-letter-strategy", _strategy, False, IGNORED, "ignored: at least once if durable"),
         Row("x-max-priority", _priority, True, "priority_queue", "highest level of basic.priority told apart, 0-255"),
         Row("x-single-active-consumer", _boolean, True, "consumers", "one consumer at a time, the others stand by"),
-        Row("x-queue-type", _queue_type, True, "queue_kinds", "classic or quorum; stream is answered with 540"),
+        Row("x-queue-type", _queue_type, True, "queue_kinds", "classic or quorum; any other is refused with 406"),
         Row("x-delivery-limit", _quorum_number, True, "limited_queue", "quorum: returns before it is dead-lettered"),
         Row("x-export", _export_name, True, "queue_kinds", "what is settled stays until that export has it"),
         Row("x-export-max-bytes", _export_bytes, True, "queue_kinds", "how much of them stays at most; default 16 GiB"),
@@ -244,7 +242,7 @@ def _log_ignored(row: Row, context: Context) -> None:
 
 
 def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
-    """Raises: PreconditionFailed, NotImplementedByBroker."""
+    """Raises: PreconditionFailed."""
     context = Context(queue, vhost, arguments)
     for name, value in arguments.items():
         row = ROWS.get(name)

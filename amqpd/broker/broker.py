@@ -23,6 +23,7 @@ from amqpd.broker.deadletter import DeadLetters
 from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, Exchange
 from amqpd.broker.flow import Turn
+from amqpd.broker.pump_retries import PumpRetries
 from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.broker.timers import Timers
@@ -65,6 +66,7 @@ class Broker:
         self.timers = Timers(loop.call_later, Clock())
         self.turn = Turn(storage, loop.call_soon, self.timers)
         self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon)
+        self.pump_retries = PumpRetries(loop.call_later)
         self.turn.log_failed = self._log_failed
         storage.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes

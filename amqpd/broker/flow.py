@@ -208,8 +208,8 @@ class Turn:
                 queue.pump_wanted = False
                 try:
                     queue.pump()
-                except OSError as error:  # its log cannot be read: the others have their turn
-                    queue.vhost.read_later(queue, error)
+                except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
+                    queue.vhost.pump_failed(queue, error)
         storage = self.storage
         generation: i64 = storage.generation
         if self.urgent:

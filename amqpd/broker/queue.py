@@ -145,7 +145,7 @@ class Queue(Destination):
             if self.expiry is not None:
                 self.expiry.fire()
         except OSError as error:
-            self.vhost.read_later(self, error)
+            self.vhost.pump_failed(self, error)
 
     def look_at_first(self) -> None:
         """The first ready message comes into memory, and no more: nobody may ask for the others. Where that takes the
@@ -358,8 +358,14 @@ class Queue(Destination):
     def _call_getters(self) -> None:
         getters = self.getters
         self.getters = []
-        for getter in getters:
-            getter()
+        done: i64 = 0
+        try:
+            for getter in getters:
+                done += 1
+                getter()
+        finally:
+            if done < len(getters):  # one has raised: the others are still to be called
+                self.getters = getters[done:] + self.getters
 
     def _hand_over(self, consumer: Consumer, entry: Entry) -> None:
         message = entry.message

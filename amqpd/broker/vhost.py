@@ -63,7 +63,6 @@ SYSTEM_EXCHANGES: Final = (
     ("amq.rabbitmq.trace", "topic"),
 )
 ARGUMENTS_SIZE_MAX: Final = 64 * 1024
-READ_RETRY_S: Final = 1.0
 
 
 class VHost:
@@ -100,14 +99,9 @@ class VHost:
     def pump_later(self, queue: Queue) -> None:
         self.broker.turn.pump_later(queue)
 
-    def read_later(self, queue: Queue, error: OSError) -> None:
-        """The queue's log could not be read: its pump is tried again in a while."""
-        log.error("queue '%s' in vhost '%s' cannot be read: %s", queue.name, self.name, error)
-        self.broker.loop.call_later(READ_RETRY_S, self._pump_again, queue)
-
-    def _pump_again(self, queue: Queue) -> None:
-        if not queue.deleted:
-            self.pump_later(queue)
+    def pump_failed(self, queue: Queue, error: Exception) -> None:
+        """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
+        self.broker.pump_retries.failed(queue, error)
 
     def temporary_store(self, start_offset: int) -> QueueStore:
         return self.broker.storage.temporary_queue(first_offset=start_offset)
@@ -264,7 +258,7 @@ class VHost:
         """The queue of this name, made when it is not there, equivalent when it is.
 
         connection: the owner of an exclusive queue; None from the admin API. Raises: AccessRefused,
-        PreconditionFailed, ResourceLocked, NotImplementedByBroker.
+        PreconditionFailed, ResourceLocked.
         """
         if not name:
             name = self._server_name()

@@ -214,19 +214,12 @@ class Control:
             user = await self.broker.auth.authenticate(name, password, self.transport.peer_is_loopback)
         except Refused as refused:
             log.warning("connection %s: login refused: %s", connection.name, refused.reason)
-            if connection.state != states.HANDSHAKE:
-                return
-            if connection.capabilities.get("authentication_failure_close") is True:
-                self.step = OPEN
-                connection.shut(
-                    LoginRefused(
-                        f"Login was refused using authentication mechanism {self.mechanism}. "
-                        "For details see the broker logfile."
-                    )
-                )
-                self._wait_for_close_ok()
-            else:
-                self._penalty()
+            self._refuse_login()
+            return
+        except Exception:
+            # Whatever it was that could not be asked: nobody gets in by it, and nobody waits for an answer.
+            log.exception("connection %s: login refused, it could not be checked: a bug of the broker", connection.name)
+            self._refuse_login()
             return
         if connection.state != states.HANDSHAKE:
             return
@@ -236,6 +229,22 @@ class Control:
         heartbeat = settings.heartbeat_s
         connection.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
         connection.resume_input()
+
+    def _refuse_login(self) -> None:
+        connection = self.connection
+        if connection.state != states.HANDSHAKE:
+            return
+        if connection.capabilities.get("authentication_failure_close") is True:
+            self.step = OPEN
+            connection.shut(
+                LoginRefused(
+                    f"Login was refused using authentication mechanism {self.mechanism}. "
+                    "For details see the broker logfile."
+                )
+            )
+            self._wait_for_close_ok()
+        else:
+            self._penalty()
 
     def _tune_ok(self, command: ConnectionTuneOk) -> None:
         settings = self.broker.settings.amqp

@@ -9,7 +9,7 @@ import pytest
 from amqpd.broker import arguments
 from amqpd.broker.arguments import IGNORED, ROWS, TTL_MS_MAX, compare, compared_names, validate
 from amqpd.broker.queue_kinds import LIMITS
-from amqpd.errors import NotImplementedByBroker, PreconditionFailed
+from amqpd.errors import PreconditionFailed
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 
@@ -53,7 +53,7 @@ class TestValidation:
             validate("q", "/", {name: 1, "x-queue-type": "quorum"})
 
     def test_a_stream_is_not_there_yet(self) -> None:
-        with pytest.raises(NotImplementedByBroker):
+        with pytest.raises(PreconditionFailed, match="unsupported queue type 'stream'"):
             validate("q", "/", {"x-queue-type": "stream"})
 
     def test_unknown_arguments_pass(self) -> None:
