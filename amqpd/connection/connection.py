@@ -25,6 +25,7 @@ from amqpd.broker.message import Message
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
+from amqpd.connection.read_gate import BACKLOG, OUTPUT, PACED, SHARING, SYNC, ReadGate
 from amqpd.errors import (
     NO_ROUTE,
     AmqpError,
@@ -114,6 +115,7 @@ class Connection(CommandSink):
         self.broker = broker
         self.turn = turn
         self.transport = transport
+        self.gate = ReadGate(transport)
         self.name = name
         self.state: i64 = HANDSHAKE
         self.out = BytesWriter()
@@ -131,16 +133,12 @@ class Connection(CommandSink):
         self.heartbeat_s: i64 = 0
         self.received = False
         self.sent = False
-        self.blocked = False
-        self.blocked_told = False
         self.publishes = False
         # A publish came back: the output has grown by what the peer sent.
         self.returned = False
         # Queues that its publishes reached beyond one each since it last had the loop to itself.
         self.offers: i64 = 0
-        self.held = False
-        # It sent its share of the turn; what it sent since the turn with that number began.
-        self.paced = False
+        # What it sent since the turn with that number began.
         self._turn_number: i64 = 0
         self._turn_bytes: i64 = 0
         # basic.qos global=false means one window per channel, as the specification has it.
@@ -157,10 +155,6 @@ class Connection(CommandSink):
         self._input: list[bytes] = []
         # Channels whose waiting commands wait for the same reason.
         self._stalled: list[Channel] = []
-        # The input waits for the peer to read.
-        self.output_full = False
-        # The input waits for the other connections' turn.
-        self.sharing = False
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
         self._user: User | None = None
@@ -212,10 +206,8 @@ class Connection(CommandSink):
                 self._turn_number = turn.number
                 self._turn_bytes = 0
             self._turn_bytes += len(data)
-            if turn.took(len(data), self._turn_bytes) and not self.paced and self.state == RUNNING:
-                self.paced = True
-                self.transport.pause_reading()
-                turn.pace(self)
+            if turn.took(len(data), self._turn_bytes) and self.state == RUNNING:
+                self._pace()
         finally:
             if alone:  # whatever happens here: nobody else works this turn off
                 turn.finish_read()
@@ -234,10 +226,10 @@ class Connection(CommandSink):
                 self._close_for(error, assembler.channel)
                 if not isinstance(error, SoftError):
                     break
-        if self.publishes and not self.held and self.turn.storage.unsynced_bytes > self.turn.unsynced_bytes_max:
-            self.held = True
-            self.turn.hold(self)
-            self.transport.pause_reading()
+        turn = self.turn
+        if self.publishes and turn.storage.unsynced_bytes > turn.unsynced_bytes_max and not self.gate.holds(SYNC):
+            self.gate.hold(SYNC)
+            turn.hold(self)
 
     def _receive_closing(self, data: bytes) -> None:
         """connection.close is out: only its answer is of interest, wherever it stands among pipelined frames."""
@@ -245,21 +237,17 @@ class Connection(CommandSink):
             self.control.finished()
 
     def release(self) -> None:
-        self.held = False
-        if self.state == RUNNING and not self.paced:
-            # With all the others that were held: each in its turn.
-            self.paced = True
+        """What was unsynced is on disk. With all the others that were held: each in its turn."""
+        self._pace()
+        self.gate.release(SYNC)
+
+    def _pace(self) -> None:
+        if self.state == RUNNING and not self.gate.holds(PACED):
+            self.gate.hold(PACED)
             self.turn.pace(self)
 
     def read_on(self) -> None:
-        self.paced = False
-        if self.state == RUNNING:
-            self.listen()
-
-    def listen(self) -> None:
-        """Reads from the socket again, unless something else holds it still."""
-        if not (self.held or self.paced or self.blocked or self.output_full or self.sharing):
-            self.transport.resume_reading()
+        self.gate.release(PACED)
 
     def channel(self, number: i64) -> Channel | None:
         if number == self._last_number:
@@ -281,6 +269,7 @@ class Connection(CommandSink):
         if deferred is not None:
             for item in deferred:
                 self.deferred_bytes -= item.size_bytes()
+            self._shorten_backlog()
 
     def on_large_publish(self, number: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64) -> None:
         # Beside the arguments: one more of them would cost every publish a call, as it is not the sink's.
@@ -351,15 +340,10 @@ class Connection(CommandSink):
         """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
         if not self._input_waits:
             return
-        if self.output_full and (self.write_paused or self.output_bytes() >= OUTPUT_BYTES_MAX):
+        if self.gate.holds(OUTPUT) and (self.write_paused or self.output_bytes() >= OUTPUT_BYTES_MAX):
             return  # `flush` comes here again
-        if self.output_full:
-            self.output_full = False
-            self.listen()
+        self.gate.release(OUTPUT | SHARING)
         self._input_waits = False
-        if self.sharing:
-            self.sharing = False
-            self.listen()
         if self._stalled:
             stalled = self._stalled
             self._stalled = []
@@ -381,16 +365,14 @@ class Connection(CommandSink):
         Raises: InputWaits.
         """
         self.offers = 0
-        self.sharing = True
-        self.transport.pause_reading()
+        self.gate.hold(SHARING)
         self.control.soon(self.resume_input)
         raise InputWaits
 
     def _check_output(self) -> None:
         """A peer that asks and does not read is not listened to until it does. Raises: InputWaits."""
         if self.output_bytes() >= OUTPUT_BYTES_MAX and self.state == RUNNING:
-            self.output_full = True
-            self.transport.pause_reading()
+            self.gate.hold(OUTPUT)
             raise InputWaits
 
     # -- busy channels -----------------------------------------------------------------------------------------------
@@ -402,10 +384,13 @@ class Connection(CommandSink):
             self.deferred[number] = waiting
         waiting.append(item)
         self.deferred_bytes += item.size_bytes()
-        if self.deferred_bytes > DEFERRED_BYTES_MAX and not self.held:
-            # Released by finish_busy.
-            self.held = True
-            self.transport.pause_reading()
+        if self.deferred_bytes > DEFERRED_BYTES_MAX:
+            self.gate.hold(BACKLOG)
+
+    def _shorten_backlog(self) -> None:
+        if self.deferred_bytes <= DEFERRED_BYTES_MAX and self.gate.holds(BACKLOG):
+            self._pace()
+            self.gate.release(BACKLOG)
 
     def finish_busy(self, channel: Channel, reply: bytes) -> None:
         """What the channel waited for is done: answers, then works off what came meanwhile."""
@@ -469,8 +454,7 @@ class Connection(CommandSink):
         if index < len(waiting):
             # Of a connection that is closing nothing more is asked.
             self.deferred[number] = waiting[index:]
-        if self.held and self.deferred_bytes <= DEFERRED_BYTES_MAX:
-            self.release()
+        self._shorten_backlog()
 
     def fail_commit(self, channel: Channel) -> None:
         """A log failed under a transaction: nothing of it is promised. rabbit: 406, in these words."""
@@ -522,7 +506,7 @@ class Connection(CommandSink):
         close = commands.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self.write(commands.frame(0, close))
         # The answer has to be heard, whatever the publisher was held for.
-        self.transport.resume_reading()
+        self.gate.open_for_good()
         rest = self.assembler.take_rest()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
             self.control.finished()
@@ -562,7 +546,7 @@ class Connection(CommandSink):
                     self.transport.writelines(cuts)
         if self.starved and not self.write_paused:
             self.resume_consumers()
-        if self.output_full:
+        if self.gate.holds(OUTPUT):
             # When the transport has taken it, or says that it cannot.
             self.control.soon(self.resume_input)
 
@@ -629,7 +613,7 @@ class Connection(CommandSink):
         if self._cuts and not self.flush_wanted:
             self.want_flush()
         self.resume_consumers()
-        if self.output_full:
+        if self.gate.holds(OUTPUT):
             self.resume_input()
 
     def send_ack(self, number: i64, sequence: i64, multiple: bool) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.auth.backends import Refused, User
 from amqpd.connection import connection as states
 from amqpd.connection.connection import Connection, InputWaits
+from amqpd.connection.read_gate import ALARM
 from amqpd.errors import (
     AmqpError,
     ChannelError,
@@ -303,7 +304,7 @@ class Control:
         connection.flush()
         # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
         # for a failure (amqp091-go).
-        self.transport.resume_reading()
+        connection.gate.open_for_good()
         self._set_timer(CLOSE_WAIT_S, self.finished)
 
     def fail(self, error: AmqpError) -> None:
@@ -372,21 +373,19 @@ class Control:
     def hold_for_alarm(self) -> None:
         """A publish while an alarm lasts: this connection is not read until it is over, and is told why."""
         connection = self.connection
-        if connection.blocked:
+        if connection.gate.holds(ALARM):
             return
-        connection.blocked = True
-        self.transport.pause_reading()
+        connection.gate.hold(ALARM)
         if connection.capabilities.get("connection.blocked") is True:
             connection.send(0, ConnectionBlocked(self.broker.alarm_reason))
 
     def release_from_alarm(self) -> None:
         connection = self.connection
-        if not connection.blocked:
+        if not connection.gate.holds(ALARM):
             return
-        connection.blocked = False
         if connection.capabilities.get("connection.blocked") is True:
             connection.send(0, ConnectionUnblocked())
-        connection.listen()
+        connection.gate.release(ALARM)
 
     def soon(self, callback: Callable[[], None]) -> None:
         self.broker.loop.call_soon(callback)

@@ -1,8 +1,8 @@
 """Heartbeats, and everything else that asks how long a peer has been silent: one ticking timer for all connections.
 
 A connection that sent nothing for half its interval gets a heartbeat; one that received nothing for two intervals is
-dropped. A frame that is begun and goes no further for a minute ends the connection too, heartbeats or not. While we
-hold a publisher and do not read, no time counts against it.
+dropped. A frame that is begun and goes no further for a minute ends the connection too, heartbeats or not. While the
+read gate is closed, for whatever reason, no time counts against it.
 
 rabbit: interval/2 to send, two intervals to drop.
 """
@@ -86,7 +86,7 @@ class Heartbeats:
             clock.sent = now
         if connection.state != states.RUNNING:
             return
-        if connection.held or connection.blocked or connection.sharing:
+        if connection.gate.reasons:
             # It is we who do not read: nothing can come, neither a heartbeat nor the rest of a frame.
             clock.received = now
             clock.began_frame = 0.0

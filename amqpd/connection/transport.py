@@ -110,7 +110,7 @@ class Transport(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._finished or transport.is_closing():
             return
-        self.resume_reading()
+        self.connection.gate.open_for_good()
         if not transport.can_write_eof():
             # TLS cannot end one direction.
             transport.close()

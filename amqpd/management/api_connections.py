@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqpd.channel.channel import ChannelConsumer
+from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.api_call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.api_list import listing, one, plain
 from amqpd.management.rates import CHANNEL, CONNECTION
@@ -32,11 +33,11 @@ def pid(call: Call, connection: Connection, channel: int = 0) -> str:
 
 
 def _state(call: Call, connection: Connection) -> str:
-    if connection.blocked:
+    if connection.gate.holds(ALARM):
         return "blocked"
     if call.broker.alarm_reason and connection.publishes:
         return "blocking"
-    return "flow" if connection.held else "running"
+    return "flow" if connection.gate.holds(SYNC | BACKLOG) else "running"
 
 
 def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
         "user_who_performed_action": connection.user.name,
         "vhost": connection.vhost.name,
         "node": call.node,
-        "state": "closing" if channel.closing else "flow" if connection.held else "running",
+        "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
         "connection_details": _connection_details(connection),
         "confirm": confirm,
         "transactional": channel.transactional,

@@ -15,6 +15,7 @@ from amqpd.broker.flow import Confirmer, SyncWaiter, Turn
 from amqpd.broker.pump_retries import FIRST_S, RETRY_S_MAX, PumpRetries
 from amqpd.broker.timers import Timers
 from amqpd.connection.connection import OFFERS_MAX
+from amqpd.connection.read_gate import ALARM, SHARING, SYNC
 from amqpd.storage.filesystem import Clock
 
 PERSISTENT = b"\x10\x00\x02"
@@ -331,7 +332,41 @@ def test_a_publisher_is_held_a_consumer_is_not(house: MemoryBroker) -> None:
     consumer.transport.data_received(publishes("other", [b"two"]))  # its commit brings the news
     assert consumer.names() == ["Queue.DeclareOk"]
     assert publisher.socket.reading
-    assert not publisher.connection.held
+    assert not publisher.connection.gate.holds(SYNC)
+
+
+def test_a_busy_channel_releases_only_what_it_held_itself(house: MemoryBroker) -> None:
+    """Its declaration is answered while the disk is as far behind as before: the publisher beside it waits on."""
+    client = Served(house)
+    client.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=True))
+    client.say(2, spec.Channel.Open())
+    client.heard()
+    house.broker.turn.unsynced_bytes_max = 1000
+    house.storage.unsynced_bytes += 5000  # a slow disk
+    client.say(2, spec.Queue.Declare(queue="other", durable=True), spec.Basic.Qos(prefetch_count=1))
+    client.transport.data_received(publishes("q", [b"one"]))
+    assert not client.socket.reading
+    assert client.names() == ["Queue.DeclareOk", "Basic.QosOk"]
+    assert not client.socket.reading
+    house.storage.unsynced_bytes -= 5000
+    house.broker.turn.committed(house.storage.generation, [])
+    house.settle()
+    assert client.socket.reading
+
+
+def test_a_busy_channel_that_is_closed_leaves_no_hold_behind(house: MemoryBroker) -> None:
+    """What waited behind its declaration goes with the channel, and so does the reason not to read."""
+    client = Served(house)
+    client.connection.assembler.body_size_max = MIB
+    client.say(1, spec.Channel.Open())
+    client.heard()
+    client.say(1, spec.Queue.Declare(queue="q", durable=True))
+    client.transport.data_received(publishes("q", [bytes(100_000)] * 20))
+    client.transport.data_received(begun_publish(MIB + 1))
+    assert not client.socket.reading
+    client.say(1, spec.Channel.CloseOk())
+    client.heard()
+    assert client.socket.reading
 
 
 def test_a_held_connection_that_ends_is_no_trouble(house: MemoryBroker) -> None:
@@ -509,8 +544,8 @@ def test_two_reasons_to_hold_one_connection(house: MemoryBroker) -> None:
         house.storage.unsynced_bytes += 5000
         house.broker.alarms.set("disk", True)
         publisher.transport.data_received(publishes("q", [b"one"]))
-        assert publisher.connection.held
-        assert publisher.connection.blocked
+        assert publisher.connection.gate.holds(SYNC)
+        assert publisher.connection.gate.holds(ALARM)
 
         def alarm_over() -> None:
             house.broker.alarms.set("disk", False)
@@ -539,7 +574,7 @@ def test_a_read_of_wide_publishes_is_worked_off_in_slices(house: MemoryBroker) -
     served.transport.data_received(publish * 500)
     vhost = served.house.vhost
     assert OFFERS_MAX < 100 * vhost.queues["q0"].ready_count < 2 * OFFERS_MAX
-    assert served.connection.sharing and not served.socket.reading
+    assert served.connection.gate.holds(SHARING) and not served.socket.reading
     served.heard()
     assert {vhost.queues[name].ready_count for name in names} == {500}
-    assert not served.connection.sharing and served.socket.reading
+    assert not served.connection.gate.holds(SHARING) and served.socket.reading

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pamqp.commands as spec
 import pytest
+from memory_broker import MemoryBroker
+from served import Served, Socket
 
 from amqpd.connection.connection import CLOSING, HANDSHAKE, HEARTBEAT_FRAME, RUNNING
 from amqpd.connection.heartbeat import MID_FRAME_S, Heartbeats
+from amqpd.connection.read_gate import ALARM, BACKLOG, OUTPUT, PACED, SHARING, SYNC, ReadGate
 
 
 class Timer:
@@ -63,8 +67,9 @@ class Connection:
         self.name = "test"
         self.state = RUNNING
         self.heartbeat_s = heartbeat_s
-        self.received = self.sent = self.held = self.blocked = False
-        self.sharing = False
+        self.received = self.sent = False
+        raw: Any = Socket()
+        self.gate = ReadGate(raw)
         self.assembler = Assembler()
         self.written: list[bytes] = []
 
@@ -145,16 +150,16 @@ def test_no_interval_no_heartbeats() -> None:
     assert room.connection.written == []
 
 
-@pytest.mark.parametrize("reason", ["held", "blocked", "sharing"])
-def test_our_own_pause_does_not_count_against_the_peer(reason: str) -> None:
+@pytest.mark.parametrize("reason", [SYNC, BACKLOG, ALARM, OUTPUT, SHARING, PACED])
+def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
     room = Room(10)
     room.connection.assembler.unfinished = True
-    setattr(room.connection, reason, True)
+    room.connection.gate.hold(reason)
     room.pass_by(500, speaks=False)
     assert not room.transport.aborted
     assert len(room.connection.written) >= 90, "we go on to send heartbeats"
-    setattr(room.connection, reason, False)
+    room.connection.gate.release(reason)
     room.pass_by(19, speaks=False)
     assert not room.transport.aborted
     room.pass_by(3, speaks=False)
@@ -214,3 +219,24 @@ def test_stop_and_abort_all() -> None:
     room.transport.aborted = False
     room.loop.advance(100)
     assert not room.transport.aborted
+
+
+def test_a_reader_that_is_slow_is_not_dropped() -> None:
+    """Two megabytes of answers wait for it, so we do not read: its heartbeats lie in the socket."""
+    house = MemoryBroker()
+    client = Served(house)
+    client.connection.heartbeat_s = 10
+    client.say(1, spec.Channel.Open())
+    client.heard()
+    loop = Loop()
+    as_loop: Any = loop
+    heartbeats = Heartbeats(as_loop)
+    heartbeats.add(client.transport)
+    client.transport.pause_writing()
+    for _ in range(20):
+        client.connection.write(bytes(200_000))
+    client.say(1, spec.Basic.Qos(prefetch_count=1))
+    assert not client.socket.reading
+    loop.advance(500)
+    assert not client.socket.aborted
+    house.end()

@@ -11,6 +11,7 @@ from memory_broker import MemoryBroker
 from served import Served
 
 from amqpd.broker.flow import LARGE_READ_BYTES, OVERDUE_TURNS, PACED_COUNT_MAX, TURN_BYTES_MAX
+from amqpd.connection.read_gate import ALARM, PACED, SYNC
 
 CHUNK = 256_000  # what uvloop reads at most
 
@@ -108,7 +109,7 @@ def test_those_that_were_held_come_back_in_turn(house: MemoryBroker) -> None:
     house.storage.unsynced_bytes += 1 << 30
     for client in clients:
         client.transport.data_received(publishes(1))
-        assert client.connection.held
+        assert client.connection.gate.holds(SYNC)
     house.settle()
     house.storage.unsynced_bytes -= 1 << 30
     house.broker.turn.committed(house.storage.generation, [])
@@ -128,9 +129,9 @@ def test_what_else_holds_a_connection_goes_on_holding_it(house: MemoryBroker) ->
     house.settle()
     assert client.socket.reading, "it has not published since"
     client.transport.data_received(publishes(TURN_BYTES_MAX))
-    assert client.connection.blocked and client.connection.paced
+    assert client.connection.gate.holds(ALARM) and client.connection.gate.holds(PACED)
     house.settle()
-    assert not client.connection.paced and not client.socket.reading
+    assert not client.connection.gate.holds(PACED) and not client.socket.reading
     house.broker.alarms.set("disk", False)
     assert client.socket.reading and other.socket.reading
 

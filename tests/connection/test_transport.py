@@ -12,6 +12,7 @@ from served import Served, Socket
 
 from amqpd.connection.connection import CLOSED
 from amqpd.connection.handshake import CLOSE_WAIT_S
+from amqpd.connection.read_gate import SYNC
 from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, is_loopback
 
 
@@ -35,7 +36,7 @@ def test_a_finished_connection_is_read_on_and_heard_no_more(served: Served, monk
     """A close over unread bytes is a reset, which may cost the peer the close-ok before it."""
     timers: list[tuple[Any, ...]] = []
     monkeypatch.setattr(served.house.loop, "call_later", lambda *timer: timers.append(timer))
-    served.transport.pause_reading()
+    served.connection.gate.hold(SYNC)
     served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
     served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
     assert served.names() == ["Connection.CloseOk"]
