@@ -1,4 +1,4 @@
-"""Who may log in, and what may they: the door (`AuthBackend`) and the backend that keeps users itself.
+"""Who may log in, and what may they: the backend that keeps users itself.
 
 `InternalBackend` holds users and permissions in memory and keeps them in the metadata. Every change is checked,
 committed, and only then made in memory, on the loop, by the commit's own callback: so a caller that is cancelled
@@ -16,15 +16,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from amqpd.auth.attempts import Failures
 from amqpd.auth.passwords import (
     ALGORITHMS,
     ARGON2ID,
     RABBIT_SHA256,
     InvalidHash,
-    PasswordThread,
-    TooManyLogins,
+    PasswordThreads,
     VerifiedCache,
     check_hash,
     hash_password,
@@ -47,7 +47,6 @@ from amqpd.storage.metadata import (
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINTS: Final = "amqpd.auth_backends"
 KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
 """Tags that mean something; any other word may be a tag too."""
 TAGS_MAX: Final = 64
@@ -72,10 +71,6 @@ class NoSuchVhost(AuthError):
 
 class InvalidUser(AuthError):
     """A user name, tag or password hash that cannot be."""
-
-
-class UnknownBackend(AuthError):
-    """The settings name an auth backend that is neither built in nor installed."""
 
 
 class Refused(Exception):
@@ -104,32 +99,6 @@ class AuthChange(NamedTuple):
     vhost: str | None = None
 
 
-class AuthBackend(Protocol):
-    """The door. `authenticate` may wait for anything; the questions are asked on the road and must answer from memory.
-
-    A backend that asks a directory or a token does so in `authenticate` and keeps the answers with its `User`s.
-    """
-
-    @property
-    def epoch(self) -> int:
-        """Rises whenever an answer may have changed."""
-
-    async def authenticate(self, username: str, password: bytes, peer_is_loopback: bool) -> User:
-        """Raises Refused. password: as it came, any bytes. peer_is_loopback: judged by the peer's own address."""
-
-    def may_access_vhost(self, user: User, vhost: str) -> bool:
-        """Whether `connection.open` is allowed."""
-
-    def may(self, user: User, vhost: str, kind: Kind, name: str) -> bool:
-        """Whether `user` may do `kind` to the exchange or queue `name` ('amq.default' for the default exchange)."""
-
-    def topic_limited(self, user: User, vhost: str, exchange: str) -> bool:
-        """Whether `may_topic` can say no there: if not, it is not asked for each routing key. Valid within an epoch."""
-
-    def may_topic(self, user: User, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
-        """Whether `user` may publish with (write), or bind (read), this key at a topic exchange."""
-
-
 class BackendContext(NamedTuple):
     """What a backend is made from, after `Metadata.open`."""
 
@@ -137,9 +106,6 @@ class BackendContext(NamedTuple):
     state: MetadataState
     vhost_exists: Callable[[str], bool]
     loopback_users: Collection[str] = ("guest",)
-
-
-BackendFactory: TypeAlias = Callable[[BackendContext], AuthBackend]
 
 
 def bootstrap(
@@ -172,7 +138,9 @@ class InternalBackend:
         self._users = {row.name: row for row in state.users}
         self._permissions = Permissions(state.permissions, state.topic_permissions)
         self._verified = VerifiedCache(clock=clock)
-        self._passwords = PasswordThread()
+        self.failures = Failures(clock)
+        """How long the answer to a wrong password waits."""
+        self._passwords = PasswordThreads()
         self._changing = asyncio.Lock()
         for user in state.users:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
@@ -189,10 +157,14 @@ class InternalBackend:
 
     # --- logging in -------------------------------------------------------------------------------------------------
 
-    async def authenticate(self, username: str, password: bytes, peer_is_loopback: bool) -> User:
-        """The user, when the password is right. Cost: 5 us if verified lately, else 21 ms in the password thread.
+    async def authenticate(
+        self, username: str, password: bytes, peer_is_loopback: bool, address: str = ""
+    ) -> User:
+        """The user, when the password is right. Cost: 5 us if verified lately, else 21 ms in a password thread, once
+        it is this address's turn. address: of the peer; empty is the broker's own operator.
 
-        Raises: Refused: unknown user, wrong or blank password, a loopback user from elsewhere, too many logins waiting.
+        Raises: Refused: unknown user, wrong or blank password, a loopback user from elsewhere. How long whoever is
+        refused waits for the answer is `failures`' and the caller's business.
         """
         row = self._users.get(username)
         if username in self.loopback_users and not peer_is_loopback:
@@ -200,17 +172,21 @@ class InternalBackend:
         if not password:
             raise Refused(f"user {username!r}: a blank password is never accepted")  # rabbit
         stored, algorithm = (row.password_hash, row.hashing_algorithm) if row is not None else ("", ARGON2ID)
-        if row is not None and self._verified.holds(username, password, stored):
+
+        def known() -> bool:
+            return row is not None and self._verified.holds(username, password, stored)
+
+        if row is not None and known():
             return User(row.name, row.tags)
-        try:
-            right = await self._passwords.verify(password, stored, algorithm)
-        except TooManyLogins as error:
-            raise Refused(f"user {username!r}: {error}") from error
+        right = await self._passwords.verify(password, stored, algorithm, address, username, known)
         if row is None or not right:
             raise Refused(f"user {username!r}: invalid credentials")
         now = self._users.get(username)
-        if now is None or now.password_hash != stored:
-            raise Refused(f"user {username!r} was changed during the login")
+        if now is None:
+            raise Refused(f"user {username!r} was deleted during the login")
+        if now.password_hash != stored:
+            # Another password, or the same one hashed anew for another login of the user.
+            return await self.authenticate(username, password, peer_is_loopback, address)
         if algorithm != ARGON2ID:
             now = await self._rehash(now, password)
         self._verified.remember(username, password, now.password_hash)
@@ -444,22 +420,6 @@ class InternalBackend:
             except Exception:
                 # The change is made; one listener's bug must not hide that from the caller or from the other listeners.
                 logger.exception("auth: a listener failed on %r", change)
-
-
-def auth_backend(name: str) -> BackendFactory:
-    """The backend of that name: built in, else an entry point of `amqpd.auth_backends`. Raises: UnknownBackend."""
-    factory = BUILT_IN.get(name)
-    if factory is not None:
-        return factory
-    from importlib.metadata import entry_points
-
-    for entry_point in entry_points(group=ENTRY_POINTS, name=name):
-        loaded: BackendFactory = entry_point.load()
-        return loaded
-    raise UnknownBackend(f"no auth backend is called {name!r}")
-
-
-BUILT_IN: Final[dict[str, BackendFactory]] = {"internal": InternalBackend}
 
 
 def _check_name(name: str) -> None:

@@ -4,9 +4,10 @@ New hashes are argon2id (t=2, m=19 MiB, p=1: 21 ms, OWASP's second choice), kept
 hashes, base64 of a 4-byte salt and SHA-256 or SHA-512 over salt and password, are verified too, so that users can be
 imported; they are fast to guess, so the first login replaces them.
 
-Checking is slow on purpose. It runs in one thread (argon2 lets go of the interpreter lock), at most 200 wait, and a
-password once verified is remembered for five minutes: a fleet that reconnects costs one check per user. Every check of
-a password costs one argon2, be the user unknown, without password, or with a RabbitMQ hash: the time tells nothing.
+Checking is slow on purpose. It runs in two threads (argon2 lets go of the interpreter lock), in the order that
+`attempts` says, and a password once verified is remembered for five minutes: a fleet that reconnects costs one check
+per user. Every check of a password costs one argon2, be the user unknown, without password, or with a RabbitMQ hash:
+the time tells nothing.
 
 What is remembered is no password: an HMAC under a key that lives in this process only. The stored hash is part of what
 is signed, so a changed password forgets by itself.
@@ -14,6 +15,7 @@ is signed, so a changed password forgets by itself.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -23,6 +25,8 @@ import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from amqpd.auth.attempts import CHECKS_AT_ONCE, Turns
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -49,17 +53,12 @@ _PARALLELISM_MAX: Final = 8
 # What is checked when there is nothing to check: salt and digest are zeros, nobody knows a password for it.
 _DUMMY: Final = f"$argon2id$v=19$m={MEMORY_KIB},t={TIME_COST},p=1${'A' * 22}${'A' * 43}"
 
-WAITING_MAX: Final = 200
 VERIFIED_S: Final = 300.0
 VERIFIED_MAX: Final = 4096
 
 
 class InvalidHash(ValueError):
     """A password hash that cannot be verified here; the text says why."""
-
-
-class TooManyLogins(Exception):
-    """More checks are waiting than is sensible; try again later."""
 
 
 def hash_password(password: bytes) -> str:
@@ -189,38 +188,45 @@ class VerifiedCache:
         return hmac.digest(self._key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 
 
-class PasswordThread:
-    """One thread for argon2, made at the first use. Called on the loop."""
+class PasswordThreads:
+    """argon2's threads, made at the first use; who is next is `Turns`' business. Called on the loop."""
 
-    def __init__(self, waiting_max: int = WAITING_MAX) -> None:
-        self._waiting_max = waiting_max
-        self._waiting = 0
+    def __init__(self) -> None:
+        self._turns = Turns()
         self._executor: ThreadPoolExecutor | None = None
 
-    async def verify(self, password: bytes, stored: str, algorithm: str) -> bool:
-        """`verify` off the loop; one that is cancelled before its turn costs nothing. Raises: TooManyLogins."""
-        if self._waiting >= self._waiting_max:
-            raise TooManyLogins(f"{self._waiting} password checks are waiting already")
-        self._waiting += 1
-        try:
-            return await self._run(verify, password, stored, algorithm)
-        finally:
-            self._waiting -= 1
+    async def verify(
+        self, password: bytes, stored: str, algorithm: str, address: str, user: str, known: Callable[[], bool]
+    ) -> bool:
+        """`verify` off the loop; one that is cancelled before its turn costs nothing.
+
+        address, user: whose turn it is. known: asked when the turn comes; True, and nothing need be checked: a fleet
+        that reconnects at once costs one check per user.
+        """
+        await self._turns.take(address, user)
+        if known():
+            self._turns.give()
+            return True
+        return await self._run(verify, password, stored, algorithm)
 
     async def hash(self, password: bytes) -> str:
-        """`hash_password` off the loop. Only administrators come here, so it is not counted."""
+        """`hash_password` off the loop. Waits its turn as one address of its own: only administrators come here."""
+        await self._turns.take("", "")
         return await self._run(hash_password, password)
 
     def close(self) -> None:
-        """Checks that wait are cancelled; the one running ends by itself."""
+        """Checks that wait are cancelled; those running end by themselves."""
+        self._turns.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        import asyncio
         from concurrent.futures import ThreadPoolExecutor
 
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="amqpd-passwords")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+            self._executor = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="amqpd-passwords")
+        running = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        # The turn ends with the check, not with whoever asked: who hangs up frees no thread.
+        running.add_done_callback(lambda _: self._turns.give())
+        return await asyncio.shield(running)

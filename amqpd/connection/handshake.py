@@ -212,7 +212,9 @@ class Control:
     async def _login(self, name: str, password: bytes) -> None:
         connection = self.connection
         try:
-            user = await self.broker.auth.authenticate(name, password, self.transport.peer_is_loopback)
+            user = await self.broker.auth.authenticate(
+                name, password, self.transport.peer_is_loopback, self.transport.peer[0]
+            )
         except Refused as refused:
             log.warning("connection %s: login refused: %s", connection.name, refused.reason)
             self._refuse_login()
@@ -359,6 +361,9 @@ class Control:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._task is not None:
+            self._task.cancel()  # a password check that nobody waits for costs nothing
+            self._task = None
         connection = self.connection
         was_open = self.step == OPEN and connection.vhost_or_none() is not None
         if connection.state == states.RUNNING:

@@ -111,11 +111,6 @@ class NotJson(ApiError):
     error = "unsupported_media_type"
 
 
-class TooMany(ApiError):
-    status = 429
-    error = "too_many_requests"
-
-
 class NotBuilt(ApiError):
     """A path of RabbitMQ's that this version does not serve."""
 

@@ -18,7 +18,6 @@ import logging
 import os
 import socket
 import struct
-import time
 from base64 import b64decode
 from binascii import Error as Base64Error
 from math import isfinite
@@ -46,9 +45,9 @@ from amqpd.management.api_call import (
     Role,
     TooLarge,
     TooLate,
-    TooMany,
     Unavailable,
 )
+from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.rates import Rates
 from amqpd.management.unix_socket import BACKLOG, NAME
@@ -66,16 +65,6 @@ BODY_WAIT_S: Final = 60.0
 WRITE_WAIT_S: Final = 60.0
 JSON_DEPTH_MAX: Final = 64
 SHUTDOWN_S: Final = 1.0
-KEEPALIVE_S: Final = 75.0
-HEADER_WAIT_S: Final = 10.0
-# How long the rest of a refused body is read and thrown away, so that its sender gets to see the answer.
-LINGER_S: Final = 2.0
-CONNECTIONS_PER_PEER_MAX: Final = 256
-# A guesser waits, and after so many failures within a minute is not even looked at.
-FAILURE_DELAY_S: Final = 0.1
-FAILURES_MAX: Final = 10
-FAILURE_WINDOW_S: Final = 60.0
-FAILURES_KEPT_MAX: Final = 10_000
 REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 # amqpctl sends it with commands that RabbitMQ's refuses after stop_app.
 NEEDS_APP: Final = "Amqpd-Needs-App"
@@ -90,53 +79,6 @@ HEADERS: Final = {
 OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
 
 
-class Door(web.Server):
-    """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
-
-    def __init__(self, handler: Any) -> None:
-        super().__init__(
-            handler,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=LINGER_S,
-            logger=_protocol_log(),
-            auto_decompress=False,
-        )
-        self._first: dict[web.RequestHandler, asyncio.TimerHandle] = {}
-        self._peers: dict[web.RequestHandler, str] = {}
-        self._counts: dict[str, int] = {}
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        peer = _peer(transport)
-        count = self._counts.get(peer, 0) + 1
-        self._counts[peer] = count
-        self._peers[handler] = peer
-        if peer and count > CONNECTIONS_PER_PEER_MAX:
-            log.warning("admin API: %s has %d connections already", peer, CONNECTIONS_PER_PEER_MAX)
-            transport.abort()
-            return
-        loop = asyncio.get_running_loop()
-        self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
-
-    def asked(self, handler: web.RequestHandler) -> None:
-        """A request has arrived: the connection is in use."""
-        timer = self._first.pop(handler, None)
-        if timer is not None:
-            timer.cancel()
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        self.asked(handler)
-        peer = self._peers.pop(handler, None)
-        if peer is not None:
-            left = self._counts[peer] - 1
-            if left:
-                self._counts[peer] = left
-            else:
-                del self._counts[peer]
-        super().connection_lost(handler, exc)
-
-
 class AdminServer:
     """Serves the admin API from `start` to `stop`."""
 
@@ -147,7 +89,6 @@ class AdminServer:
         self._rates = Rates(broker, server.connections)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
-        self._failures: dict[tuple[str, str], list[float]] = {}
 
     async def start(self, http_socket: socket.socket, unix_socket: socket.socket) -> None:
         """Both listen already; what came meanwhile is answered now."""
@@ -235,28 +176,14 @@ class AdminServer:
         if route.role == Role.PUBLIC:
             return Caller(User(""), False)
         name, password = _credentials(request)
-        peer = _peer(request.transport)
-        if self._too_many(peer, name):
-            raise TooMany("too many failed logins; wait a minute", {"Retry-After": "60"})
+        peer = peer_address(request.transport)
         try:
-            user = await self._broker.auth.authenticate(name, password, is_loopback(peer))
+            user = await self._broker.auth.authenticate(name, password, is_loopback(peer), peer)
         except Refused as refused:
             log.warning("admin API: login from %s refused: %s", peer, refused.reason)
-            self._failed(peer, name)
-            await asyncio.sleep(FAILURE_DELAY_S)
+            await asyncio.sleep(self._broker.auth.failures.delay_s(peer, name))
             raise NotAuthorised("Login failed", REALM) from None
         return Caller(user, False)
-
-    def _too_many(self, peer: str, name: str) -> bool:
-        times = self._failures.get((peer, name))
-        return times is not None and len(times) >= FAILURES_MAX and time.monotonic() - times[0] < FAILURE_WINDOW_S
-
-    def _failed(self, peer: str, name: str) -> None:
-        if len(self._failures) >= FAILURES_KEPT_MAX:
-            self._failures.clear()
-        times = self._failures.setdefault((peer, name), [])
-        times.append(time.monotonic())
-        del times[:-FAILURES_MAX]
 
 
 def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
@@ -271,27 +198,6 @@ def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
         return name.decode(), password
     except (Base64Error, ValueError):
         raise NotAuthorised("Login failed", REALM) from None
-
-
-def _peer(transport: asyncio.BaseTransport | None) -> str:
-    """The other end's address; empty for a unix socket."""
-    peer = transport.get_extra_info("peername") if transport is not None else None
-    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
-
-
-def _protocol_log() -> logging.Logger:
-    """What aiohttp says of requests that are no HTTP: a line each, no traceback for what a client sent."""
-    logger = log.getChild("protocol")
-    logger.addFilter(_without_traceback)
-    return logger
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    if record.exc_info is not None:
-        record.msg, record.args = "not HTTP: %s", (repr(record.exc_info[1])[:200],)
-        record.exc_info = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
 
 
 def _is_own_peer(request: web.BaseRequest) -> bool:

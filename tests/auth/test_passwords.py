@@ -18,8 +18,7 @@ from amqpd.auth.passwords import (
     RABBIT_SHA256,
     RABBIT_SHA512,
     InvalidHash,
-    PasswordThread,
-    TooManyLogins,
+    PasswordThreads,
     VerifiedCache,
     check_hash,
     hash_password,
@@ -169,51 +168,120 @@ def test_cache_keeps_no_password() -> None:
     assert cache._entries["u"][0] != other._entries["u"][0]  # the key is this cache's own
 
 
-# --- the thread -------------------------------------------------------------------------------------------------------
+# --- the threads ------------------------------------------------------------------------------------------------------
 
 
-async def test_thread_hashes_and_verifies_off_the_loop() -> None:
-    thread = PasswordThread()
-    stored = await thread.hash(b"secret")
-    assert await thread.verify(b"secret", stored, ARGON2ID)
-    assert not await thread.verify(b"wrong", stored, ARGON2ID)
-    thread.close()
+def never() -> bool:
+    return False
+
+
+async def check(threads: PasswordThreads, word: bytes, address: str = "a", user: str = "u") -> bool:
+    return await threads.verify(word, "", ARGON2ID, address, user, never)
+
+
+async def test_threads_hash_and_verify_off_the_loop() -> None:
+    threads = PasswordThreads()
+    stored = await threads.hash(b"secret")
+    assert await threads.verify(b"secret", stored, ARGON2ID, "a", "u", never)
+    assert not await threads.verify(b"wrong", stored, ARGON2ID, "a", "u", never)
+    threads.close()
 
 
 async def test_the_loop_goes_on_during_a_storm() -> None:
-    thread = PasswordThread()
-    storm = [asyncio.ensure_future(thread.verify(b"x", "", ARGON2ID)) for _ in range(8)]
+    threads = PasswordThreads()
+    storm = [asyncio.ensure_future(check(threads, b"x")) for _ in range(8)]
     pauses = []
-    while not all(check.done() for check in storm):
+    while not all(each.done() for each in storm):
         before = time.perf_counter()
         await asyncio.sleep(0.001)
         pauses.append(time.perf_counter() - before)
-    thread.close()
+    threads.close()
     # With argon2 on the loop the longest pause would be all eight checks and there would be one of them.
-    assert len(pauses) > 16
+    assert len(pauses) > 8
     assert await asyncio.gather(*storm) == [False] * 8
 
 
-async def test_what_waits_is_bounded_and_cancelled_checks_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    go = threading.Event()
-    checked = []
+class Slow:
+    """Stands in for argon2: checks wait until `go`; counts how many run at once."""
 
-    def slow(password: bytes, stored: str, algorithm: str) -> bool:
-        go.wait(10)
-        checked.append(password)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.lock = threading.Lock()
+        self.running = 0
+        self.running_max = 0
+        self.checked: list[bytes] = []
+        monkeypatch.setattr(passwords, "verify", self)
+
+    def __call__(self, password: bytes, stored: str, algorithm: str) -> bool:
+        with self.lock:
+            self.checked.append(password)
+            self.running += 1
+            self.running_max = max(self.running, self.running_max)
+        assert self.go.wait(60)
+        with self.lock:
+            self.running -= 1
         return True
 
-    monkeypatch.setattr(passwords, "verify", slow)
-    thread = PasswordThread(waiting_max=3)
-    first, second, third = (asyncio.ensure_future(thread.verify(word, "", "")) for word in (b"1", b"2", b"3"))
+
+async def test_a_flood_from_one_address_delays_another_by_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait already, none is refused; and at most two run at once."""
+    slow = Slow(monkeypatch)
+    threads = PasswordThreads()
+    flood = [asyncio.ensure_future(check(threads, b"f", "guesser", f"u{n % 300}")) for n in range(1000)]
     await asyncio.sleep(0)
-    with pytest.raises(TooManyLogins, match="3 password checks"):
-        await thread.verify(b"4", "", "")
-    second.cancel()
+    right = asyncio.ensure_future(check(threads, b"right", "elsewhere"))
+    beside = asyncio.ensure_future(check(threads, b"beside", "guesser", "anna"))
     await asyncio.sleep(0)
-    fifth = asyncio.ensure_future(thread.verify(b"5", "", ""))
+    slow.go.set()
+    assert await right and await beside
+    assert all(await asyncio.gather(*flood))
+    assert slow.checked.index(b"right") <= 6
+    assert slow.checked.index(b"beside") <= 2 + 2 * 300  # the flood's users go round as well
+    assert slow.running_max <= 2
+    threads.close()
+
+
+async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    threads = PasswordThreads()
+    running = [asyncio.ensure_future(check(threads, b"run")) for _ in range(2)]
+    waiting = [asyncio.ensure_future(check(threads, b"wait", f"{n}")) for n in range(50)]
     await asyncio.sleep(0)
-    go.set()
-    assert await asyncio.gather(first, third, fifth) == [True] * 3
-    assert checked == [b"1", b"3", b"5"]
-    thread.close()
+    for each in [*running, *waiting]:
+        each.cancel()
+    await asyncio.wait([*running, *waiting])
+    assert threads._turns._waiting == {}
+    last = asyncio.ensure_future(check(threads, b"last"))
+    await asyncio.sleep(0.05)
+    assert not last.done()  # both threads are busy still
+    slow.go.set()
+    assert await last
+    assert slow.checked == [b"run", b"run", b"last"]
+    assert slow.running_max <= 2
+    threads.close()
+
+
+async def test_what_is_known_when_its_turn_comes_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    slow.go.set()
+    threads = PasswordThreads()
+    known: list[bool] = []
+
+    async def login() -> None:
+        assert await threads.verify(b"x", "", ARGON2ID, "a", "u", lambda: bool(known))
+        known.append(True)
+
+    await asyncio.gather(*(login() for _ in range(100)))
+    assert len(slow.checked) <= 4
+    threads.close()
+
+
+async def test_a_stop_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    threads = PasswordThreads()
+    checks = [asyncio.ensure_future(check(threads, b"x")) for _ in range(5)]
+    await asyncio.sleep(0)
+    threads.close()
+    slow.go.set()
+    await asyncio.wait(checks)
+    assert sum(each.cancelled() for each in checks) >= 3

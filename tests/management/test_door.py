@@ -6,13 +6,15 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
+import uvloop
 from aiohttp import web
 
+from amqpd.management import door as doors
 from amqpd.management import http
-from amqpd.management.http import Door
+from amqpd.management.door import Door
 from amqpd.management.unix_socket import unix_socket
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -39,7 +41,7 @@ async def opened() -> AsyncIterator[int]:
 
 
 async def test_connections_per_address(monkeypatch):
-    monkeypatch.setattr(http, "CONNECTIONS_PER_PEER_MAX", 3)
+    monkeypatch.setattr(doors, "CONNECTIONS_PER_PEER_MAX", 3)
     async with opened() as port:
         pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         refused_reader, refused = await asyncio.open_connection("127.0.0.1", port)
@@ -59,8 +61,32 @@ async def test_connections_per_address(monkeypatch):
             each.close()
 
 
+def test_connections_of_one_address_beyond_the_limit_end_without_a_traceback(monkeypatch, caplog):
+    """As uvloop does it: `abort` calls nobody back from within."""
+    monkeypatch.setattr(doors, "CONNECTIONS_PER_PEER_MAX", 3)
+
+    async def crowd() -> None:
+        complaints: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        async with opened() as port:
+            pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+            for reader, _ in pairs[3:]:
+                with suppress(ConnectionError):  # a reset is the end as well
+                    assert await reader.read() == b""
+            pairs[0][1].write(REQUEST)
+            assert await pairs[0][0].readexactly(12) == b"HTTP/1.1 204"
+            for _, writer in pairs:
+                writer.close()
+        assert complaints == []
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(crowd())
+    assert "Traceback" not in caplog.text
+    assert caplog.text.count("3 connections") == 1
+
+
 async def test_a_first_request_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(http, "HEADER_WAIT_S", 0.2)
+    monkeypatch.setattr(doors, "HEADER_WAIT_S", 0.2)
     async with opened() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST[:-2])

@@ -1,0 +1,88 @@
+"""Whose turn a password check is, and how long a wrong one waits for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from amqpd.auth.attempts import DELAY_MAX_S, FORGET_S, Failures, Turns, network
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("", ""),
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("no:address", "no:address"),
+    ],
+)
+def test_what_counts_as_one_address(address: str, expected: str) -> None:
+    assert network(address) == expected
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
+    clock = Clock()
+    failures = Failures(clock)
+    delays = [failures.delay_s("10.0.0.1", "anna") for _ in range(8)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, DELAY_MAX_S, DELAY_MAX_S])
+    assert failures.delay_s("10.0.0.1", "bert") == failures.delay_s("10.0.0.2", "anna") == pytest.approx(0.1)
+    clock.now += FORGET_S
+    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.1)
+    assert [failures.delay_s("x", "y") for _ in range(5000)][-1] == DELAY_MAX_S
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    failures = Failures(Clock(), entries_max=100)
+    failures.delay_s("10.0.0.1", "anna")
+    for number in range(99):
+        failures.delay_s("10.0.0.2", f"{number}")
+    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.2)  # and is the newest now
+    for number in range(99):
+        failures.delay_s("10.0.0.3", f"{number}" * 100_000)
+    assert len(failures) <= 100
+    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.4)
+    assert sum(len(user) for _, user in failures._entries) < 100 * 256
+
+
+async def test_turns_go_round_addresses_then_users() -> None:
+    turns = Turns(1)
+    await turns.take("", "")
+    order: list[str] = []
+
+    async def one(address: str, user: str) -> None:
+        await turns.take(address, user)
+        order.append(f"{address}-{user}")
+        turns.give()
+
+    who = [("1", "a"), ("1", "a"), ("1", "a"), ("1", "b"), ("2", "a"), ("2", "a"), ("3", "c")]
+    tasks = [asyncio.ensure_future(one(*each)) for each in who]
+    await asyncio.sleep(0)
+    turns.give()
+    await asyncio.gather(*tasks)
+    assert order == ["1-a", "2-a", "3-c", "1-b", "2-a", "1-a", "1-a"]
+    await asyncio.wait_for(turns.take("", ""), 30)  # free again
+
+
+async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on() -> None:
+    turns = Turns(1)
+    await turns.take("", "")
+    first = asyncio.ensure_future(turns.take("1", "a"))
+    second = asyncio.ensure_future(turns.take("2", "a"))
+    await asyncio.sleep(0)
+    turns.give()
+    first.cancel()
+    await asyncio.wait_for(second, 30)
+    with pytest.raises(asyncio.CancelledError):
+        await first
