@@ -5,6 +5,7 @@
 # Both are made when needed and remade when pyproject.toml or setup.py changes; the compiled package when a source does.
 #
 #   make run ARGS="--amqp.port 0"          PYTHON=python3.12 make test
+#   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
@@ -26,6 +27,9 @@ PLAIN := .venv-interpreted
 PIP_FLAGS := --quiet --disable-pip-version-check
 SETUP := pyproject.toml setup.py
 SOURCES := $(shell find amqpd routing storage cli -type f ! -name '*.pyc' ! -name '*.md' ! -name '.*')
+# pip, of whose long tale only what setup.py says is shown; all of it when it fails.
+TOLD = $(VENV)/bin/pip --disable-pip-version-check -v $(1) 2>&1 | tee $(VENV)/build.log | sed -un 's/^ *\(amqpd: \)/\1/p' || \
+	{ cat $(VENV)/build.log >&2; exit 1; }
 # The requirements of pyproject.toml, one a line: the build's and the package's own, then those of the extras named.
 REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); e = p["project"]["optional-dependencies"]; \
 	print(*p["build-system"]["requires"], *p["project"]["dependencies"], *(r for x in sys.argv[1:] for r in e[x]), sep="\n")
@@ -34,10 +38,14 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export clean"
+	@echo "targets: run spark test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export clean"
 
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
+
+.PHONY: spark
+spark: $(VENV)/.installed $(VENV)/.spark
+	@echo "$(VENV)/bin/amqpctl export and format(\"amqp\") are ready; in a session of your own: PYSPARK_PYTHON=$(CURDIR)/$(VENV)/bin/python"
 
 test: setup lint test-compiled test-interpreted
 
@@ -77,7 +85,7 @@ lint: $(PLAIN)/.installed
 	$(PLAIN)/bin/mypy setup.py
 
 build: $(VENV)/.tools
-	$(VENV)/bin/pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation --wheel-dir dist .
+	@$(call TOLD,wheel --no-deps --no-build-isolation --wheel-dir dist .)
 	@ls -l dist
 
 # amqpd beside RabbitMQ, the interpreted one too: interop/bench/README.md. BENCH_ARGS="--scenarios S1,S3 --rounds 1"
@@ -118,27 +126,33 @@ $(VENV)/.created $(PLAIN)/.created:
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.created $(SETUP)
-	@echo "installing what amqpd needs into $(VENV)"
+	@echo "downloading what amqpd and its build need into $(VENV)"
 	@$(VENV)/bin/python -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.tools | $(VENV)/.installed
-	@echo "installing what the tests need into $(VENV)"
+	@echo "downloading what the tests need into $(VENV), Spark and a Java among it: 1 GB on disk"
 	@$(VENV)/bin/python -c '$(REQUIREMENTS)' test spark > $(VENV)/requirements-test.txt
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-test.txt
 	@touch $@
 
+$(VENV)/.spark: $(VENV)/.tools | $(VENV)/.installed
+	@echo "downloading Spark and a Java into $(VENV): 750 MB on disk"
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' spark > $(VENV)/requirements-spark.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-spark.txt
+	@touch $@
+
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
-	@echo "building amqpd into $(VENV) (half a minute with a C compiler)"
-	@$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --force-reinstall .
+	@echo "building amqpd into $(VENV): a minute on a quiet machine, four on a busy one"
+	@$(call TOLD,install --no-deps --no-build-isolation --force-reinstall .)
 	@$(VENV)/bin/amqpd --version
 	@if $(VENV)/bin/amqpd --version | grep -q interpreted; then echo "amqpd runs INTERPRETED, several times slower: no C compiler or" \
 		"no Python.h was found. On Debian: apt install gcc python3-dev, then make clean"; fi
 	@touch $@
 
 $(PLAIN)/.installed: $(PLAIN)/.created $(SETUP)
-	@echo "installing the sources and what the tests need into $(PLAIN)"
+	@echo "downloading what the interpreted tests need into $(PLAIN)"
 	@$(PLAIN)/bin/python -c '$(REQUIREMENTS)' test dev > $(PLAIN)/requirements.txt
 	@$(PLAIN)/bin/pip install $(PIP_FLAGS) -r $(PLAIN)/requirements.txt
 	@$(PLAIN)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .

@@ -27,6 +27,16 @@ def describe() -> str:
     return f"amqpd {__version__} ({'compiled' if is_compiled() else 'interpreted'})"
 
 
+def warning() -> str:
+    """What an operator of an interpreted installation should know; empty for a compiled one."""
+    if is_compiled():
+        return ""
+    return (
+        "amqpd runs interpreted, several times slower than compiled: when it was installed there was no C compiler, or "
+        "no Python.h, or AMQPD_INTERPRETED was set. On Debian: apt install gcc python3-dev, then install it again"
+    )
+
+
 def version_line() -> str:
     """What `amqpd --version` prints."""
     return f"{describe()}, {platform.python_implementation()} {platform.python_version()}"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from amqpd import __version__
-from amqpd._build import is_compiled
+from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
 from amqpd.connection.connections import Connections
@@ -270,6 +270,8 @@ async def serve(settings: Settings, started: float) -> int:
     await server.listen()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    if interpreted := warning():
+        log.warning(interpreted)
     print(server.ready_line(started), flush=True)
     server.broker.alarms.start()
     server.start_upkeep()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,9 +27,6 @@ OPTIONS: Final = (
 
 def export(context: Context) -> None:
     options = _options(context)
-    for module in ("pyspark", "pyarrow"):
-        if find_spec(module) is None:
-            raise Failure(UNAVAILABLE, f"the export needs the package {module}: pip install 'amqpd[spark]'")
     from sqlalchemy.exc import SQLAlchemyError
 
     from amqpd.storage.export.columns import UnknownColumn
@@ -120,6 +116,7 @@ def _options(context: Context) -> ExportOptions:
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
+    _look_for_packages()
     from amqpd.storage.export.columns import BASE
     from amqpd.storage.export.job import ExportOptions
     from amqpd.storage.hold import NAME
@@ -147,6 +144,14 @@ def _options(context: Context) -> ExportOptions:
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
     )
+
+
+def _look_for_packages() -> None:
+    """To be asked before anything of the export is imported. Raises: Failure, which says what to install and where."""
+    from amqpd.storage.export.java import missing_package
+
+    if missing := missing_package():
+        raise Failure(UNAVAILABLE, f"the export needs {missing}")
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -127,6 +127,12 @@ def refused(*arguments: str) -> str:
     return lines[0]
 
 
+def test_an_interpreted_broker_says_so(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        pass
+    assert ("amqpd runs interpreted, several times slower" in broker.stderr) is (not is_compiled()), broker.stderr
+
+
 @pytest.mark.parametrize("name", ["amqp.port", "http.port"])
 def test_a_port_that_is_taken(tmp_path: Path, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

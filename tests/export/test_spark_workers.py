@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PROGRAM = """
 import sys
@@ -35,3 +39,31 @@ def test_the_working_directory_is_not_where_amqpd_comes_from(needs_spark: None, 
     assert done.returncode == 0, done.stderr[-3000:]
     mine, theirs, count = done.stdout.split()
     assert mine == theirs and count == "4000"
+
+
+# As the README of storage/export has it, for a script that cron runs by path.
+ORDINARY = """
+import os, sys
+from pyspark.sql import SparkSession
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.read.format("amqp").options(path=sys.argv[1], queue="tasks").load().count())
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(find_spec("pyspark_amqp") is None, reason="Spark finds an installed amqpd only")
+def test_an_ordinary_session_of_a_script_run_by_path(needs_spark: None, written: Any, tmp_path: Path) -> None:
+    """The path has another python3, as in cron."""
+    from amqpd.storage.export.java import installed_java, shim
+
+    (tmp_path / "count.py").write_text(ORDINARY)
+    environ = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
+    environ |= {"PATH": "/usr/bin:/bin", "JAVA_HOME": str(installed_java() or shim()), "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-P", tmp_path / "count.py", written.data_dir],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["4000"]
