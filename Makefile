@@ -16,6 +16,8 @@ PYTEST_ARGS ?=
 # What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
 INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model test_server.py test_wheel.py)
 MARKS := not on_demand and not ci_long
+# What took longest; .ci/run shows the slowest of all lanes.
+SLOWEST := --durations=40 --durations-min=1
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -47,7 +49,12 @@ run: $(VENV)/.installed
 spark: $(VENV)/.installed $(VENV)/.spark
 	@echo "$(VENV)/bin/amqpctl export and format(\"amqp\") are ready; in a session of your own: PYSPARK_PYTHON=$(CURDIR)/$(VENV)/bin/python"
 
-test: setup lint test-compiled test-interpreted
+# Most tests wait, for a JVM, a time-out, a disk: five lanes at once, each shown when it has ended, and what fails in one keeps
+# none from its end. Those that measure latency run alone, behind them.
+LANES = $(MAKE) --no-print-directory --keep-going --output-sync=target -j5
+test: setup
+	@status=0; $(LANES) lint lane-export lane-wire lane-rooms test-interpreted || status=$$?; \
+	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
 
 # Both environments at once: each is downloads and one processor.
 .PHONY: setup
@@ -55,22 +62,29 @@ setup:
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(PLAIN)/.installed
 
 test-compiled: $(VENV)/.installed $(VENV)/.dev
+	@status=0; $(LANES) lane-export lane-wire lane-rooms || status=$$?; \
+	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
+
+# The lanes of the compiled half, each against the installed wheel.
+.PHONY: compiled lane-export lane-wire lane-rooms lane-limits
+RUN = $(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m '$(MARKS)'
+compiled: $(VENV)/.installed $(VENV)/.dev
 	@$(VENV)/bin/python -P -c 'import amqpd, sys; assert amqpd.__file__.startswith(sys.prefix), amqpd.__file__'
 	@echo "== pytest against the installed wheel: $$($(VENV)/bin/amqpd --version)"
 	@if [ -n "$${CI:-}" ]; then $(VENV)/bin/amqpd --version | grep -q compiled || { echo "CI tests the compiled package too" >&2; exit 1; }; fi
-	@# Most of them wait, for a JVM, a time-out, a disk: three lanes at once. Those that measure latency run alone.
-	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m '$(MARKS)'"; \
-	eval "$$run tests/export" > $(VENV)/export.log 2>&1 & export=$$!; \
-	eval "$$run tests/conformance interop" > $(VENV)/interop.log 2>&1 & interop=$$!; \
-	eval "$$run tests --ignore=tests/export --ignore=tests/conformance --ignore=tests/limits" || status=$$?; \
-	wait $$interop || status=$$?; cat $(VENV)/interop.log; \
-	wait $$export || status=$$?; cat $(VENV)/export.log; \
-	eval "$$run tests/limits" || status=$$?; exit $$status
+lane-export: compiled
+	@$(RUN) tests/export
+lane-wire: compiled
+	@$(RUN) tests/conformance interop
+lane-rooms: compiled
+	@$(RUN) tests --ignore=tests/export --ignore=tests/conformance --ignore=tests/limits
+lane-limits: compiled
+	@$(RUN) tests/limits
 
 test-interpreted: $(PLAIN)/.installed
 	@cd / && '$(CURDIR)/$(PLAIN)/bin/amqpd' --version | grep -q interpreted
 	@echo "== pytest against the sources: $$($(PLAIN)/bin/amqpd --version)"
-	$(PLAIN)/bin/python -P -m pytest $(INTERPRETED_TESTS) -m "not compiled_only and $(MARKS)" $(PYTEST_ARGS)
+	$(PLAIN)/bin/python -P -m pytest $(INTERPRETED_TESTS) -m "not compiled_only and $(MARKS)" $(PYTEST_ARGS) $(SLOWEST)
 
 .PHONY: bench-export
 # A log of a million records, decoded and exported, and what an export costs the broker beside it: the tables of
