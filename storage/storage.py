@@ -131,13 +131,18 @@ class Storage:
     # -- queues
 
     def create_queue(
-        self, vhost_id: str, name: str, vhost_name: str = "", policy: RetentionPolicy | None = None
+        self,
+        vhost_id: str,
+        name: str,
+        vhost_name: str = "",
+        policy: RetentionPolicy | None = None,
+        queue_id: str = "",
     ) -> tuple[str, QueueStore]:
         """(random 128-bit id in hexadecimal, an empty store). Nothing is on the disk before the first append.
 
-        policy: for a log that keeps what is read; see `set_policy`.
+        policy: for a log that keeps what is read; see `set_policy`. queue_id: the one its row has already.
         """
-        queue_id = secrets.token_hex(16)
+        queue_id = queue_id or secrets.token_hex(16)
         log = self._log(vhost_id, queue_id, name, vhost_name)
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, None)

@@ -141,7 +141,8 @@ class InternalBackend:
         self.failures = Failures(clock)
         """How long the answer to a wrong password waits."""
         self._passwords = PasswordThreads()
-        self._changing = asyncio.Lock()
+        self.changing = asyncio.Lock()
+        """Held from the checks of a change to its commit."""
         for user in state.users:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
                 logger.warning("user %r cannot log in: unknown algorithm %r", user.name, user.hashing_algorithm)
@@ -198,7 +199,7 @@ class InternalBackend:
         Returns the row that `password` belongs to: the renewed one, or the one given.
         """
         stronger = await self._passwords.hash(password)
-        async with self._changing:
+        async with self.changing:
             now = self._users.get(row.name)
             if now is None or now.password_hash != row.password_hash:
                 return row
@@ -262,7 +263,7 @@ class InternalBackend:
             raise UserExists(f"user '{name}' already exists")
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         row = UserRow(name, stored, algorithm, words)
-        async with self._changing:
+        async with self.changing:
             before = self._users.get(name)
             if before is not None and not replace:
                 raise UserExists(f"user '{name}' already exists")
@@ -273,7 +274,7 @@ class InternalBackend:
 
     async def delete_user(self, name: str) -> None:
         """The user and the permissions. Raises: NoSuchUser."""
-        async with self._changing:
+        async with self.changing:
             row = self.user(name)
             await self._commit([Delete(row)], lambda: self._drop(row))
 
@@ -288,14 +289,14 @@ class InternalBackend:
         """Another password; with neither password nor hash none opens the user. Raises: NoSuchUser, InvalidUser."""
         self.user(name)
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
-        async with self._changing:
+        async with self.changing:
             row = self.user(name)._replace(password_hash=stored, hashing_algorithm=algorithm)
             await self._commit([Put(row)], lambda: self._keep(row, AuthChange("password", name)))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """These tags instead of the former. Raises: NoSuchUser, InvalidUser."""
         words = _checked_tags(tags)
-        async with self._changing:
+        async with self.changing:
             row = self.user(name)._replace(tags=words)
             await self._commit([Put(row)], lambda: self._keep(row, AuthChange("tags", name)))
 
@@ -317,7 +318,7 @@ class InternalBackend:
 
     async def clear_permissions(self, user: str, vhost: str) -> None:
         """No access to the vhost any more; no error if there was none. Raises: NoSuchUser, NoSuchVhost."""
-        async with self._changing:
+        async with self.changing:
             await self._remove_permissions(self.permissions(user, vhost), AuthChange("permissions", user, vhost))
 
     async def set_topic_permissions(self, user: str, vhost: str, exchange: str, write: str, read: str) -> None:
@@ -329,9 +330,24 @@ class InternalBackend:
 
     async def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> None:
         """Of one exchange or of all; every key is allowed again. Raises: NoSuchUser, NoSuchVhost."""
-        async with self._changing:
+        async with self.changing:
             rows = [row for row in self.topic_permissions(user, vhost) if exchange in (None, row.exchange)]
             await self._remove_permissions(rows, AuthChange("topic_permissions", user, vhost))
+
+    # --- many at once -----------------------------------------------------------------------------------------------
+
+    def keep_all(self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]) -> None:
+        """These rows, which the caller has checked and committed while it held `changing`: new ones, or instead of the
+        former.
+        """
+        for user in users:
+            if user.name in self._users:
+                self._keep(user, AuthChange("password", user.name), AuthChange("tags", user.name))
+            else:
+                self._keep(user, AuthChange("user_added", user.name))
+        for row in permissions:
+            self._permissions.put(row)
+            self._tell(_changed(row))
 
     def forget_vhost(self, vhost: str) -> None:
         """The vhost is gone; the database has dropped its permissions with it, memory does so here."""
@@ -345,16 +361,12 @@ class InternalBackend:
 
     async def _put_permission(self, row: PermissionRow | TopicPermissionRow) -> None:
         self._permissions.check(row)
-        if isinstance(row, PermissionRow):
-            change = AuthChange("permissions", row.user, row.vhost)
-        else:
-            change = AuthChange("topic_permissions", row.user, row.vhost)
 
         def keep() -> None:
             self._permissions.put(row)
-            self._tell(change)
+            self._tell(_changed(row))
 
-        async with self._changing:
+        async with self.changing:
             self._check_exist(row.user, row.vhost)
             await self._commit([Put(row)], keep)
 
@@ -420,6 +432,22 @@ class InternalBackend:
             except Exception:
                 # The change is made; one listener's bug must not hide that from the caller or from the other listeners.
                 logger.exception("auth: a listener failed on %r", change)
+
+
+def _changed(row: PermissionRow | TopicPermissionRow) -> AuthChange:
+    return AuthChange("permissions" if isinstance(row, PermissionRow) else "topic_permissions", row.user, row.vhost)
+
+
+def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorithm: str) -> UserRow:
+    """A user with a hash made elsewhere; an empty one opens nothing. Raises: InvalidUser."""
+    _check_name(name)
+    if not password_hash:
+        return UserRow(name, "", ARGON2ID, _checked_tags(tags))
+    try:
+        check_hash(password_hash, hashing_algorithm)
+    except InvalidHash as error:
+        raise InvalidUser(str(error)) from error
+    return UserRow(name, password_hash, hashing_algorithm, _checked_tags(tags))
 
 
 def _check_name(name: str) -> None:

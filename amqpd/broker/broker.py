@@ -1,8 +1,8 @@
 """The broker: vhosts, users, metadata, and the end of each turn.
 
 It has no socket and no HTTP of its own, and knows no channel: `amqpd.server` builds it, channels and the admin API call
-down into it, and what all clients have to hear goes through `clients`. Metadata changes go through `commit`, which
-answers on the loop when they are durable.
+down into it, and what all clients have to hear goes through `clients`. What is declared and deleted goes through
+`declared`, which answers on the loop when it is durable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from amqpd.broker.alarms import Alarms
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import Ended
 from amqpd.broker.deadletter import DeadLetters
+from amqpd.broker.declared import Coming, Declared, Done, promise
 from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, Exchange
 from amqpd.broker.flow import Turn
@@ -35,7 +36,6 @@ from amqpd.storage.metadata import (
     Change,
     Delete,
     Metadata,
-    MetadataClosed,
     MetadataState,
     Put,
     QueueRow,
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from amqpd.settings import Settings
 
 log = logging.getLogger(__name__)
-
-Done = Callable[[BaseException | None], None]
-
 
 class Broker:
     """One per process."""
@@ -74,8 +71,7 @@ class Broker:
         self.clients = Clients()  # whoever serves them takes this over, before load()
         self.reply_consumers: dict[str, Destination] = {}
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
-        # Metadata changes on their way: who finds a thing already declared waits for them too.
-        self.commits_pending = 0
+        self.declared = Declared(metadata.submit, loop.call_soon, loop.call_later)
         self.alarm_reason = ""
         self.alarms = Alarms(
             loop,
@@ -105,9 +101,9 @@ class Broker:
         self.auth.listeners.append(self.clients.user_changed)
         for row in state.deleting_vhosts:
             self.storage.delete_vhost_files(row.id)
-            self.commit([Delete(row)], _logged)
+            self.remove([Delete(row)])
         for row in state.vhosts:
-            self._add_vhost(row)
+            self.add_vhost(self.new_vhost(row))
         for exchange_row in state.exchanges:
             vhost = self.vhosts[exchange_row.vhost]
             exchange = Exchange(
@@ -138,7 +134,7 @@ class Broker:
             source = vhost.exchanges.get(binding_row.source)
             if source is None or destination is None:
                 # One end went with a deletion that a crash cut short.
-                self.commit([Delete(binding_row)], _logged)
+                self.remove([Delete(binding_row)])
                 continue
             vhost.add_binding(Binding(source, destination, binding_row.routing_key, _table(binding_row.arguments)))
         for queue_row in state.deleting_queues:
@@ -151,44 +147,55 @@ class Broker:
 
     def _forget_row(self, row: QueueRow) -> None:
         """A deleted queue's files are gone. When the broker stops before this, the next start sees to the row."""
-        try:
-            self.commit([Delete(row)], _logged)
-        except MetadataClosed:
-            self.commits_pending -= 1
+        self.remove([Delete(row)])
 
-    def _add_vhost(self, row: VhostRow) -> VHost:
-        vhost = VHost(self, row.name, row.id, row.description, row.tags)
-        vhost.default_queue_type = row.default_queue_type
-        self.vhosts[row.name] = vhost
+    def new_vhost(self, row: VhostRow) -> VHost:
+        """One that `add_vhost` has not made known yet."""
+        vhost = VHost(self, row.name, row.id)
+        vhost.become(row)
         return vhost
+
+    def add_vhost(self, vhost: VHost) -> None:
+        """Its row is committed."""
+        self.vhosts[vhost.name] = vhost
 
     # -- metadata ----------------------------------------------------------------------------------------------------
 
-    def commit(self, changes: Sequence[Change], done: Done) -> None:
-        """Calls done(None) on the loop once the changes, and all submitted before, are durable; done(error) if not."""
-        self.commits_pending += 1
-        self.metadata.submit(changes, partial(self._committed, done))
-
-    def _committed(self, done: Done, error: BaseException | None) -> None:
-        self.commits_pending -= 1
-        done(error)
-
     async def committed(self, changes: Sequence[Change]) -> None:
         """Returns once the changes are durable. Raises: MetadataError."""
-        if not changes:
+        if changes:
+            future, done = promise()
+            self.metadata.submit(changes, done)
+            await future
+
+    async def make(self, coming: Coming | None) -> None:
+        """Returns once it is durable and there. Raises: MetadataError, OnItsWay."""
+        if coming is not None:
+            future, done = promise()
+            self.declared.make(coming, done)
+            await future
+
+    def remove(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done | None = None) -> None:
+        """Removes the rows of what memory has forgotten, however often the database fails, then the queues' files.
+
+        done: called with the outcome of the first try.
+        """
+        if changes:
+            self.declared.remove(changes, partial(self._drop_stores, queues), done)
             return
-        future: asyncio.Future[None] = self.loop.create_future()
+        self._drop_stores(queues)
+        if done is not None:
+            done(None)
 
-        def done(error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.commit(changes, done)
+    async def removed(self, changes: Sequence[Change], queues: Sequence[Queue] = ()) -> None:
+        """The same. Raises: MetadataError when the first try failed."""
+        future, done = promise()
+        self.remove(changes, queues, done)
         await future
+
+    def _drop_stores(self, queues: Sequence[Queue]) -> None:
+        for queue in queues:
+            self.drop_store(queue)
 
     def drop_store(self, queue: Queue) -> None:
         """After the tombstone is committed: the files go, then the row."""
@@ -202,47 +209,41 @@ class Broker:
         else:
             self.storage.delete_queue(store)
 
-    def commit_in_background(self, changes: list[Change], queues: Sequence[Queue] = ()) -> None:
-        """Changes nobody waits for: an auto-delete, the end of a connection."""
-
-        def done(error: BaseException | None) -> None:
-            _logged(error)
-            for queue in queues:
-                self.drop_store(queue)
-
-        if changes:
-            self.commit(changes, done)
-        else:
-            for queue in queues:
-                self.drop_store(queue)
-
     # -- vhosts ------------------------------------------------------------------------------------------------------
 
-    async def create_vhost(self, name: str, description: str = "", tags: Sequence[str] = ()) -> VHost:
-        """The vhost of this name, made when it is not there. Raises: MetadataError."""
-        vhost = self.vhosts.get(name)
-        if vhost is not None:
-            return vhost
-        row = VhostRow(name, random_id(), description, tuple(tags))
-        await self.committed([Put(row)])
-        return self.vhosts.get(name) or self._add_vhost(row)
+    async def create_vhost(
+        self, name: str, description: str = "", tags: Sequence[str] = (), default_queue_type: str = "classic"
+    ) -> None:
+        """A vhost of this name, when there is none. Raises: MetadataError, OnItsWay."""
+        if name not in self.vhosts:
+            row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
+            await self.make(Coming([Put(row)], partial(self.add_vhost, self.new_vhost(row))))
+
+    async def change_vhost(self, vhost: VHost, description: str, tags: Sequence[str], default_queue_type: str) -> None:
+        """Raises: MetadataError, OnItsWay."""
+        row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
+        if row != vhost.row():
+            await self.make(Coming([Put(row)], partial(vhost.become, row)))
 
     async def delete_vhost(self, name: str) -> None:
-        """Closes its connections, deletes what is in it. Raises: KeyError."""
+        """Deletes it with all that is in it, and closes its connections. Raises: KeyError, MetadataError, OnItsWay."""
         vhost = self.vhosts[name]
+        row = vhost.row()._replace(state="deleting")
+        await self.make(Coming([Put(row)], partial(self._end_vhost, vhost, row)))
+
+    def _end_vhost(self, vhost: VHost, row: VhostRow) -> None:
+        """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
         vhost.deleted = True
-        del self.vhosts[name]
+        del self.vhosts[vhost.name]
         self.clients.vhost_deleted(vhost)
-        row = VhostRow(name, vhost.id, vhost.description, vhost.tags, vhost.default_queue_type)
-        await self.committed([Put(row._replace(state="deleting"))])
         for queue in list(vhost.queues.values()):
             vhost.delete_queue(queue)
             if queue.store is not None:
                 self.storage.delete_queue(queue.store)
                 queue.store = None
         self.storage.delete_vhost_files(vhost.id)
-        self.auth.forget_vhost(name)
-        await self.committed([Delete(row)])
+        self.auth.forget_vhost(vhost.name)
+        self.remove([Delete(row)])
 
     def _log_failed(self, store: QueueStore) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""
@@ -276,9 +277,4 @@ class Broker:
 
 def _table(encoded: bytes) -> dict[str, object]:
     return decode_table(encoded, 0)[0] if encoded else {}
-
-
-def _logged(error: BaseException | None) -> None:
-    if error is not None:
-        log.error("metadata change failed: %s", error)
 

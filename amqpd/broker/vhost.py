@@ -1,8 +1,8 @@
 """A vhost: names, bindings, and where a message goes.
 
-Owns its exchanges, queues and bindings; memory is the truth, and every method that changes something durable returns
-the metadata changes that make it last. The caller submits them and answers its client when they are committed, so
-nothing here waits.
+Owns its exchanges, queues and bindings, and nothing here waits. What is declared, bound or unbound is checked here and
+returned as `Coming`: it is made once its rows are committed (`declared.py`). What is deleted is out of memory at once,
+and the changes that remove its rows are returned. A name that is on its way is told by `OnItsWay`.
 
 `route` walks from the published exchange through exchange-to-exchange bindings; every exchange is visited once,
 whatever the cycles; an exchange that finds nothing hands over to its alternate.
@@ -16,10 +16,12 @@ import logging
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import arguments as queue_arguments
 from amqpd.broker.counters import queue_counts
+from amqpd.broker.declared import Coming, Name, OnItsWay
 from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.expiry import Expiry
@@ -42,6 +44,8 @@ from amqpd.storage.metadata import (
     ExchangeRow,
     Put,
     QueueRow,
+    VhostRow,
+    random_id,
 )
 from amqpd.storage.queue_store import QueueStore
 
@@ -68,14 +72,12 @@ ARGUMENTS_SIZE_MAX: Final = 64 * 1024
 class VHost:
     """One virtual host."""
 
-    def __init__(
-        self, broker: Broker, name: str, vhost_id: str, description: str = "", tags: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, broker: Broker, name: str, vhost_id: str) -> None:
         self.broker = broker
         self.name = name
         self.id = vhost_id
-        self.description = description
-        self.tags = tags
+        self.description = ""
+        self.tags: tuple[str, ...] = ()
         self.default_queue_type = "classic"
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
@@ -93,6 +95,14 @@ class VHost:
             internal = exchange_name == "amq.rabbitmq.trace"
             matcher = exchange_type(kind)()
             self.exchanges[exchange_name] = Exchange(exchange_name, kind, matcher, True, False, internal, {})
+
+    def row(self) -> VhostRow:
+        """What the metadata keep of it."""
+        return VhostRow(self.name, self.id, self.description, self.tags, self.default_queue_type)
+
+    def become(self, row: VhostRow) -> None:
+        """What may be changed of it is now as this row says."""
+        self.description, self.tags, self.default_queue_type = row.description, row.tags, row.default_queue_type
 
     # -- services for queues -----------------------------------------------------------------------------------------
 
@@ -128,7 +138,7 @@ class VHost:
         """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
         _, changes = self.delete_queue(queue)
         self.broker.queue_deleted_count += 1
-        self.broker.commit_in_background(changes, [queue])
+        self.broker.remove(changes, [queue])
 
     def dead_letter(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
         """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
@@ -216,15 +226,15 @@ class VHost:
     # -- look-up -----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """Raises: NotFound."""
-        queue = self.queues.get(name)
+        """Raises: NotFound, OnItsWay."""
+        queue = self.find_queue(name)
         if queue is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
         queue.prepare()
         return queue
 
     def usable_queue(self, name: str, connection: object) -> Queue:
-        """The queue, if this connection may touch it. Raises: NotFound, ResourceLocked."""
+        """The queue, if this connection may touch it. Raises: NotFound, ResourceLocked, OnItsWay."""
         queue = self.queue(name)
         self.check_exclusive(queue, connection)
         return queue
@@ -238,11 +248,29 @@ class VHost:
             )
 
     def exchange(self, name: str) -> Exchange:
-        """Raises: NotFound."""
+        """For who publishes: one that is on its way is not there. Raises: NotFound."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
         return exchange
+
+    def settled_exchange(self, name: str) -> Exchange:
+        """For who declares, binds or looks. Raises: NotFound, OnItsWay."""
+        return self.find_exchange(name) or self.exchange(name)
+
+    def find_exchange(self, name: str) -> Exchange | None:
+        """None when there is none, nor one on its way. Raises: OnItsWay."""
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            self.broker.declared.check(self.name, "exchange", name)
+        return exchange
+
+    def find_queue(self, name: str) -> Queue | None:
+        """Likewise. Raises: OnItsWay."""
+        queue = self.queues.get(name)
+        if queue is None:
+            self.broker.declared.check(self.name, "queue", name)
+        return queue
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -254,14 +282,12 @@ class VHost:
         auto_delete: bool,
         arguments: dict[str, object],
         connection: object,
-    ) -> tuple[Queue, list[Change]]:
-        """The queue of this name, made when it is not there, equivalent when it is.
+    ) -> Queue | Coming:
+        """The queue of this name, found equivalent; or, when it is not there, what makes it.
 
         connection: the owner of an exclusive queue; None from the admin API. Raises: AccessRefused,
-        PreconditionFailed, ResourceLocked.
+        PreconditionFailed, ResourceLocked, OnItsWay.
         """
-        if not name:
-            name = self._server_name()
         if exclusive:
             # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
             durable = False
@@ -274,7 +300,8 @@ class VHost:
         if queue is not None:
             self._check_queue(queue, durable, exclusive, auto_delete, arguments, connection)
             queue.prepare()
-            return queue, []
+            return queue
+        self.broker.declared.check(self.name, "queue", name)
         if name.startswith("amq.") and not name.startswith("amq.gen-"):
             raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
@@ -288,19 +315,31 @@ class VHost:
             raise PreconditionFailed(f"invalid arg 'x-export' for queue '{name}' in vhost '{self.name}': not durable")
         owner = connection if exclusive else None
         queue_id = ""
-        store: QueueStore | None = None
         changes: list[Change] = []
         if durable:
-            queue_id, store = self.broker.storage.create_queue(self.id, name, self.name)
+            queue_id = random_id()
             changes.append(
                 Put(QueueRow(self.name, name, queue_id, True, auto_delete, False, encode_table(arguments)))
             )
-        queue = make_queue(self, name, durable, auto_delete, owner, arguments, store)
+        return Coming(changes, partial(self._make_queue, name, queue_id, auto_delete, owner, arguments))
+
+    def _make_queue(
+        self, name: str, queue_id: str, auto_delete: bool, owner: object, arguments: dict[str, object]
+    ) -> Queue:
+        """Its row is committed. queue_id: empty for what is not durable."""
+        if self.deleted:
+            raise OnItsWay(self.broker.declared, Name(self.name, "queue", name))
+        store: QueueStore | None = None
+        if queue_id:
+            store = self.broker.storage.create_queue(self.id, name, self.name, queue_id=queue_id)[1]
+        queue = make_queue(self, name, queue_id != "", auto_delete, owner, arguments, store)
         queue.id = queue_id
         self.add_queue(queue)
-        return queue, changes
+        self.broker.queue_created_count += 1
+        return queue
 
-    def _server_name(self) -> str:
+    def server_name(self) -> str:
+        """A name for a queue whose client gives it none."""
         while True:
             name = "amq.gen-" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
             if name not in self.queues:
@@ -422,10 +461,10 @@ class VHost:
 
     def declare_exchange(
         self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: dict[str, object]
-    ) -> tuple[Exchange, list[Change]]:
-        """The exchange of this name, made or found equivalent.
+    ) -> Exchange | Coming:
+        """The exchange of this name, found equivalent; or, when it is not there, what makes it.
 
-        Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed.
+        Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed, OnItsWay.
         """
         self.check_not_default(name)
         try:
@@ -436,7 +475,8 @@ class VHost:
         exchange = self.exchanges.get(name)
         if exchange is not None:
             self._check_exchange(exchange, kind, durable, auto_delete, internal, arguments)
-            return exchange, []
+            return exchange
+        self.broker.declared.check(self.name, "exchange", name)
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         encoded = encode_table(arguments)
@@ -449,13 +489,12 @@ class VHost:
                 f"in exchange '{name}' in vhost '{self.name}'"
             )
         exchange = Exchange(name, kind, make(), durable, auto_delete, internal, arguments)
-        self.add_exchange(exchange)
         changes: list[Change] = []
         if durable:
             changes.append(Put(ExchangeRow(self.name, name, kind, True, auto_delete, internal, encoded)))
-        return exchange, changes
+        return Coming(changes, partial(self.add_exchange, exchange))
 
-    def add_exchange(self, exchange: Exchange) -> None:
+    def add_exchange(self, exchange: Exchange) -> Exchange:
         self.exchanges[exchange.name] = exchange
         if exchange.alternate:
             self._alternates.setdefault(exchange.alternate, {})[exchange] = None
@@ -463,6 +502,7 @@ class VHost:
         target = self.exchanges.get(exchange.alternate) if exchange.alternate else None
         if target is not None:
             target.upstream[exchange] = target.upstream.get(exchange, 0) + 1
+        return exchange
 
     def _alternate_changed(self, name: str) -> None:
         """An exchange of this name came or went: whoever names it as alternate routes anew."""
@@ -527,18 +567,30 @@ class VHost:
 
     def bind(
         self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
-    ) -> list[Change]:
-        """Adds a binding; one that is there already is left as it is. Raises: PreconditionFailed (BadBinding)."""
+    ) -> Coming | None:
+        """What adds a binding; None when it is there already. Raises: PreconditionFailed (BadBinding)."""
         assert source.matcher is not None  # the channel has refused the default exchange
         binding = Binding(source, destination, routing_key, arguments)
         if binding.key in source.bindings:
-            return []
+            return None
         try:
             source.matcher.validate(routing_key, arguments)
         except BadBinding as error:
             raise PreconditionFailed(str(error)) from None
-        self.add_binding(binding)
-        return [Put(self._binding_row(binding))] if binding.durable else []
+        changes: list[Change] = [Put(self.binding_row(binding))] if binding.durable else []
+        return Coming(changes, partial(self._bind, binding))
+
+    def _bind(self, binding: Binding) -> None:
+        """Its row is committed. One that was bound twice at once is there already."""
+        source, destination = binding.source, binding.destination
+        if source.deleted or destination.deleted:
+            # Whatever took the end away was submitted later and has removed the row.
+            end = source if source.deleted else destination
+            raise OnItsWay(
+                self.broker.declared, Name(self.name, "queue" if isinstance(end, Queue) else "exchange", end.name)
+            )
+        if binding.key not in source.bindings:
+            self.add_binding(binding)
 
     def add_binding(self, binding: Binding) -> None:
         binding.source.add(binding)
@@ -546,17 +598,21 @@ class VHost:
 
     def unbind(
         self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
-    ) -> list[Change]:
-        """Removes a binding; one that is not there is no error."""
+    ) -> Coming | None:
+        """What removes a binding; None when there is none, which is no error."""
         key = Binding(source, destination, routing_key, arguments).key
         binding = source.bindings.get(key)
         if binding is None:
-            return []
-        self._inbound.get(destination, {}).pop(key, None)
-        changes: list[Change] = []
-        if binding.durable:
-            changes.append(Delete(self._binding_row(binding)))
-        return changes + self._drop_binding(binding)
+            return None
+        changes: list[Change] = [Delete(self.binding_row(binding))] if binding.durable else []
+        return Coming(changes, partial(self._unbind, binding))
+
+    def _unbind(self, binding: Binding) -> None:
+        """Its row is gone; the binding may have gone with one of its ends meanwhile."""
+        if self.broker.declared.unbound is not None:
+            self.broker.declared.unbound.add((self.name, binding.key))
+        self._inbound.get(binding.destination, {}).pop(binding.key, None)
+        self.broker.remove(self._drop_binding(binding))
 
     def _drop_binding(self, binding: Binding) -> list[Change]:
         """Takes it from its source; an auto-delete exchange goes with its last one. Its rows are the caller's."""
@@ -568,7 +624,7 @@ class VHost:
             return self._drop_exchange(source)
         return []
 
-    def _binding_row(self, binding: Binding) -> BindingRow:
+    def binding_row(self, binding: Binding) -> BindingRow:
         return BindingRow(
             self.name,
             binding.source.name,

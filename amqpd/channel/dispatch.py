@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from amqpd.broker.declared import OnItsWay
 from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
 from amqpd.channel.channel import Channel
+from amqpd.channel.durable import wait_for
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, FrameError, NotImplementedByBroker
 from amqpd.protocol import commands
 
@@ -60,6 +62,8 @@ def dispatch(
         raise FrameError(error.text, method) from None
     try:
         handler(channel, command)
+    except OnItsWay as name:
+        wait_for(channel, payload, name)
     except AmqpError as error:
         if not error.method:
             error.method = method

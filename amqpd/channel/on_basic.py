@@ -153,7 +153,7 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
         broker = channel.connection.broker
         _, changes = queue.vhost.delete_queue(queue)
         broker.queue_deleted_count += 1
-        broker.commit_in_background(changes, [queue])
+        broker.remove(changes, [queue])
 
 
 def get(channel: Channel, command: BasicGet) -> None:

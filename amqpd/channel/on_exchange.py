@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.broker.declared import Coming
 from amqpd.channel.access import check, check_topic_keys
-from amqpd.channel.durable import reply_after
+from amqpd.channel.durable import reply_made, reply_removed
 from amqpd.channel.naming import clean
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -30,8 +31,8 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
     reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeDeclareOk())
     if command.passive:
         vhost.check_not_default(name)
-        vhost.exchange(name)
-        reply_after(channel, [], reply)
+        vhost.settled_exchange(name)
+        reply_made(channel, command, None, reply)
         return
     vhost.check_not_default(name)
     check(connection, "configure", "exchange", name)
@@ -40,10 +41,10 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
         # rabbit: whoever names an alternate must be able to read here and to write there
         check(connection, "read", "exchange", name)
         check(connection, "write", "exchange", alternate)
-    _, changes = vhost.declare_exchange(
+    found = vhost.declare_exchange(
         name, command.type, command.durable, command.auto_delete, command.internal, dict(command.arguments)
     )
-    reply_after(channel, changes, reply, durable=command.durable)
+    reply_made(channel, command, found if isinstance(found, Coming) else None, reply)
 
 
 def delete(channel: Channel, command: ExchangeDelete) -> None:
@@ -52,10 +53,10 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
     name = clean(command.exchange)
     vhost.check_not_default(name)
     check(connection, "configure", "exchange", name)
-    exchange = vhost.exchanges.get(name)
+    exchange = vhost.find_exchange(name)
     # rabbit: deleting what is not there succeeds
     changes = [] if exchange is None else vhost.delete_exchange(exchange, command.if_unused)
-    reply_after(channel, changes, b"" if command.no_wait else commands.frame(channel.number, ExchangeDeleteOk()))
+    reply_removed(channel, changes, b"" if command.no_wait else commands.frame(channel.number, ExchangeDeleteOk()))
 
 
 def bind(channel: Channel, command: ExchangeBind) -> None:
@@ -66,12 +67,11 @@ def bind(channel: Channel, command: ExchangeBind) -> None:
     vhost.check_not_default(source_name)
     check(connection, "write", "exchange", destination_name)
     check(connection, "read", "exchange", source_name)
-    source = vhost.exchange(source_name)
-    destination = vhost.exchange(destination_name)
+    source = vhost.settled_exchange(source_name)
+    destination = vhost.settled_exchange(destination_name)
     check_topic_keys(connection, source, (command.routing_key,), "read")
-    changes = vhost.bind(source, destination, command.routing_key, dict(command.arguments))
-    reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk())
-    reply_after(channel, changes, reply, durable=source.durable and destination.durable)
+    coming = vhost.bind(source, destination, command.routing_key, dict(command.arguments))
+    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk()))
 
 
 def unbind(channel: Channel, command: ExchangeUnbind) -> None:
@@ -82,14 +82,13 @@ def unbind(channel: Channel, command: ExchangeUnbind) -> None:
     vhost.check_not_default(source_name)
     check(connection, "write", "exchange", destination_name)
     check(connection, "read", "exchange", source_name)
-    source = vhost.exchanges.get(source_name)
-    destination = vhost.exchanges.get(destination_name)
-    if source is None or destination is None:
-        changes = []
-    else:
+    source = vhost.find_exchange(source_name)
+    destination = vhost.find_exchange(destination_name)
+    coming: Coming | None = None
+    if source is not None and destination is not None:
         check_topic_keys(connection, source, (command.routing_key,), "read")
-        changes = vhost.unbind(source, destination, command.routing_key, dict(command.arguments))
-    reply_after(channel, changes, b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
+        coming = vhost.unbind(source, destination, command.routing_key, dict(command.arguments))
+    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
 
 
 HANDLERS: dict[int, Any] = {

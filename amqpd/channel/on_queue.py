@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.queue import Queue
+from amqpd.broker.declared import Coming
 from amqpd.channel.access import check, check_topic_keys
-from amqpd.channel.durable import reply_after
+from amqpd.channel.durable import reply_made, reply_removed
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.properties_check import REPLY_TO
 from amqpd.errors import AccessRefused, NotFound
@@ -41,34 +40,25 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
             return
         queue = vhost.usable_queue(name, connection)
         queue.used()
-        _declared(channel, queue, command.no_wait, [])
+        _declared(channel, command, None, queue.name, queue.ready_count, len(queue.consumers))
         return
     name = clean(command.queue)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+    if not name:
+        name = vhost.server_name()
     arguments = dict(command.arguments)
-    if name:
-        check(connection, "configure", "queue", name)
-        _check_dead_letter(channel, name, arguments)
-    created = name not in vhost.queues
-    queue, changes = vhost.declare_queue(
+    check(connection, "configure", "queue", name)
+    _check_dead_letter(channel, name, arguments)
+    found = vhost.declare_queue(
         name, command.durable, command.exclusive, command.auto_delete, arguments, connection
     )
-    if not name:
-        try:
-            check(connection, "configure", "queue", queue.name)
-            _check_dead_letter(channel, queue.name, arguments)
-        except AccessRefused:
-            # The name was made here; nobody else has seen the queue yet.
-            vhost.delete_queue(queue)
-            broker.drop_store(queue)
-            raise
     broker.queue_declared_count += 1
-    if created:
-        broker.queue_created_count += 1
+    if isinstance(found, Coming):
+        _declared(channel, command, found, name, 0, 0)
     else:
-        queue.used()
-    _declared(channel, queue, command.no_wait, changes)
+        found.used()
+        _declared(channel, command, None, name, found.ready_count, len(found.consumers))
 
 
 def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
@@ -80,10 +70,12 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
         check(connection, "write", "exchange", target)
 
 
-def _declared(channel: Channel, queue: Queue, no_wait: bool, changes: list[Any]) -> None:
-    channel.last_queue = queue.name
-    ok = QueueDeclareOk(queue.name, queue.ready_count, len(queue.consumers))
-    reply_after(channel, changes, b"" if no_wait else commands.frame(channel.number, ok), durable=queue.id != "")
+def _declared(
+    channel: Channel, command: QueueDeclare, coming: Coming | None, name: str, ready_count: int, consumer_count: int
+) -> None:
+    channel.last_queue = name
+    ok = QueueDeclareOk(name, ready_count, consumer_count)
+    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ok))
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
@@ -91,8 +83,8 @@ def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
     connection = channel.connection
     if name != REPLY_TO and name not in connection.broker.reply_consumers:
         raise NotFound(f"no queue '{name}' in vhost '{connection.vhost.name}'")
-    ok = QueueDeclareOk(name, 0, 1)
-    reply_after(channel, [], b"" if no_wait else commands.frame(channel.number, ok))
+    if not no_wait:
+        connection.write(commands.frame(channel.number, QueueDeclareOk(name, 0, 1)))
 
 
 def bind(channel: Channel, command: QueueBind) -> None:
@@ -100,27 +92,26 @@ def bind(channel: Channel, command: QueueBind) -> None:
     vhost = connection.vhost
     name, exchange_name, key = _ends(channel, command)
     queue = vhost.usable_queue(name, connection)
-    exchange = vhost.exchange(exchange_name)
+    exchange = vhost.settled_exchange(exchange_name)
     check_topic_keys(connection, exchange, (key,), "read")
-    changes = vhost.bind(exchange, queue, key, dict(command.arguments))
-    reply = b"" if command.no_wait else commands.frame(channel.number, QueueBindOk())
-    reply_after(channel, changes, reply, durable=exchange.durable and queue.id != "")
+    coming = vhost.bind(exchange, queue, key, dict(command.arguments))
+    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, QueueBindOk()))
 
 
 def unbind(channel: Channel, command: QueueUnbind) -> None:
     connection = channel.connection
     vhost = connection.vhost
     name, exchange_name, key = _ends(channel, command)
-    queue = vhost.queues.get(name)
-    exchange = vhost.exchanges.get(exchange_name)
+    queue = vhost.find_queue(name)
+    exchange = vhost.find_exchange(exchange_name)
     # rabbit: unbinding what is not there succeeds
-    changes: list[Any] = []
+    coming: Coming | None = None
     if queue is not None:
         vhost.check_exclusive(queue, connection)
         if exchange is not None:
             check_topic_keys(connection, exchange, (key,), "read")
-            changes = vhost.unbind(exchange, queue, key, dict(command.arguments))
-    reply_after(channel, changes, commands.frame(channel.number, QueueUnbindOk()))
+            coming = vhost.unbind(exchange, queue, key, dict(command.arguments))
+    reply_made(channel, command, coming, commands.frame(channel.number, QueueUnbindOk()))
 
 
 def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
@@ -143,7 +134,8 @@ def purge(channel: Channel, command: QueuePurge) -> None:
     queue = connection.vhost.usable_queue(name, connection)
     count = queue.purge()
     connection.turn.want()
-    reply_after(channel, [], b"" if command.no_wait else commands.frame(channel.number, QueuePurgeOk(count)))
+    if not command.no_wait:
+        connection.send(channel.number, QueuePurgeOk(count))
 
 
 def delete(channel: Channel, command: QueueDelete) -> None:
@@ -152,10 +144,11 @@ def delete(channel: Channel, command: QueueDelete) -> None:
     broker = connection.broker
     name = queue_name(channel, command.queue)
     check(connection, "configure", "queue", name)
-    queue = vhost.queues.get(name)
+    queue = vhost.find_queue(name)
     if queue is None:
         # rabbit: deleting what is not there succeeds
-        reply_after(channel, [], b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(0)))
+        if not command.no_wait:
+            connection.send(channel.number, QueueDeleteOk(0))
         return
     vhost.check_exclusive(queue, connection)
     vhost.check_deletable(queue, command.if_unused, command.if_empty)
@@ -169,7 +162,7 @@ def delete(channel: Channel, command: QueueDelete) -> None:
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
     reply += b"".join([connection.cancel_frame(channel.number, tag) for tag in tags])
-    reply_after(channel, changes, reply, partial(broker.drop_store, queue))
+    reply_removed(channel, changes, reply, [queue])
 
 
 HANDLERS: dict[int, Any] = {

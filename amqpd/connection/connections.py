@@ -51,7 +51,7 @@ class Connections(Clients):
         for queue in vhost.exclusive_queues(connection):
             changes += vhost.delete_queue(queue)[1]
             gone.append(queue)
-        self._broker.commit_in_background(changes, gone)
+        self._broker.remove(changes, gone)
 
     # -- what the broker tells ---------------------------------------------------------------------------------------
 

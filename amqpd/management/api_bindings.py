@@ -146,8 +146,7 @@ async def post_binding(call: Call) -> Reply:
         raise BadRequest("a routing key has at most 255 bytes")
     arguments = call.arguments()
     _check(call, ends, key)
-    changes = call.vhost().bind(ends.source, ends.destination, key, arguments)
-    await call.broker.committed(changes)
+    await call.broker.make(call.vhost().bind(ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
     location = "/api/bindings/" + "/".join(quote(name, safe="") for name in names)
@@ -175,8 +174,7 @@ async def delete_binding(call: Call) -> Reply:
     ends = _ends(call)
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)
-    changes = call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments)
-    await call.broker.committed(changes)
+    await call.broker.make(call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments))
     return NO_CONTENT
 
 

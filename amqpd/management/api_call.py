@@ -275,7 +275,7 @@ class Call:
     def queue(self, key: str = "queue") -> Queue:
         """The queue of the path. Raises: as `vhost`."""
         vhost = self.vhost()
-        queue = vhost.queues.get(self.params[key])
+        queue = vhost.find_queue(self.params[key])
         if queue is None:
             raise NotThere(f"no queue '{self.params[key]}' in vhost '{vhost.name}'")
         return queue
@@ -284,7 +284,7 @@ class Call:
         """The exchange of the path; amq.default is the default one. Raises: as `vhost`."""
         vhost = self.vhost()
         name = self.params[key]
-        exchange = vhost.exchanges.get("" if name == DEFAULT_EXCHANGE else name)
+        exchange = vhost.find_exchange("" if name == DEFAULT_EXCHANGE else name)
         if exchange is None:
             raise NotThere(f"no exchange '{name}' in vhost '{vhost.name}'")
         return exchange

@@ -7,10 +7,12 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.declared import Coming
 from amqpd.broker.message import Envelope, make_message
 from amqpd.channel.properties_check import check_expiration, sender_selected
 from amqpd.errors import AccessRefused
 from amqpd.management.api_call import (
+    CREATED,
     DEFAULT_EXCHANGE,
     NO_CONTENT,
     BadRequest,
@@ -69,8 +71,7 @@ async def put_exchange(call: Call) -> Reply:
         # rabbit: whoever names an alternate must be able to read here and to write there
         call.check(vhost.name, "read", "exchange", name)
         call.check(vhost.name, "write", "exchange", alternate)
-    created = name not in vhost.exchanges
-    _, changes = vhost.declare_exchange(
+    found = vhost.declare_exchange(
         name,
         call.text("type", "direct"),
         call.flag("durable", True),
@@ -78,15 +79,17 @@ async def put_exchange(call: Call) -> Reply:
         call.flag("internal"),
         arguments,
     )
-    await call.broker.committed(changes)
-    return Reply(201 if created else 204)
+    if not isinstance(found, Coming):
+        return NO_CONTENT
+    await call.broker.make(found)
+    return CREATED
 
 
 async def delete_exchange(call: Call) -> Reply:
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
     changes = vhost.delete_exchange(call.exchange(), call.query_flag("if-unused"))
-    await call.broker.committed(changes)
+    await call.broker.removed(changes)
     return NO_CONTENT
 
 

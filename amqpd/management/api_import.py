@@ -2,8 +2,7 @@
 
 The whole document is checked before anything is made, and the first thing wrong is named by its path
 (`queues[3].arguments: ...`). What is there already stays as it is, but for users and permissions, which become those of
-the document. Made in the order users, vhosts, permissions, exchanges, queues, bindings; only a database that fails
-half-way leaves a part, and the same import can be sent again.
+the document. Then all of it is committed in one transaction, and only then made in memory: all or nothing.
 
 Plaintext passwords are refused: a document is kept and mailed. So is what this version does not have (policies,
 parameters, stream queues): silently dropping it would be worse.
@@ -11,23 +10,35 @@ parameters, stream queues): silently dropping it would be worse.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.backends import TAGS_MAX, AuthError
+from amqpd.auth.backends import TAGS_MAX, AuthError, user_row
 from amqpd.auth.passwords import RABBIT_SHA256, InvalidHash, check_hash
 from amqpd.auth.permissions import InvalidPattern, Permissions
 from amqpd.broker import arguments as queue_arguments
+from amqpd.broker.declared import Coming, Name
+from amqpd.broker.exchange import Binding
 from amqpd.errors import AmqpError
 from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name
 from amqpd.management.api_users import tags_of
-from amqpd.management.api_vhosts import change_vhost
 from amqpd.protocol.codec import CodecError, encode_table
 from amqpd.routing.exchange import RoutingError, exchange_type
-from amqpd.storage.metadata import Change, PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata import (
+    BindingRow,
+    Change,
+    PermissionRow,
+    Put,
+    TopicPermissionRow,
+    UserRow,
+    VhostRow,
+    random_id,
+)
 
 if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
     from amqpd.broker.exchange import Exchange
     from amqpd.broker.queue import Queue
     from amqpd.broker.vhost import VHost
@@ -216,52 +227,167 @@ class Import:
     # -- make --------------------------------------------------------------------------------------------------------
 
     async def make(self) -> None:
-        """Raises: MetadataError."""
-        auth = self.broker.auth
-        for item in self.items["users"]:
-            await auth.add_user(
-                item["name"],
-                tags=tags_of(item["tags"]),
-                password_hash=item["password_hash"] or None,
-                hashing_algorithm=item["hashing_algorithm"],
-                replace=True,
-            )
-        for item in self.items["vhosts"]:
-            vhost = await self.broker.create_vhost(item["name"], item["description"], tags_of(item["tags"]))
-            await change_vhost(self.call, vhost, vhost.description, vhost.tags, item["default_queue_type"])
-        for item in self.items["permissions"]:
-            await auth.set_permissions(item["user"], item["vhost"], item["configure"], item["write"], item["read"])
-        for item in self.items["topic_permissions"]:
-            await auth.set_topic_permissions(
-                item["user"], item["vhost"], item["exchange"], item["write"], item["read"]
-            )
-        changes: list[Change] = []
-        for item in self.items["exchanges"]:
-            changes += self._exchange(self.broker.vhosts[item["vhost"]], item)
-            await self._rest()
-        for item in self.items["queues"]:
-            changes += self._queue(self.broker.vhosts[item["vhost"]], item)
-            await self._rest()
-        for item in self.items["bindings"]:
-            vhost = self.broker.vhosts[item["vhost"]]
-            ends: dict[str, Any] = vhost.queues if item["destination_type"] == "queue" else vhost.exchanges
-            end: Queue | Exchange = ends[item["destination"]]
-            changes += vhost.bind(vhost.exchanges[item["source"]], end, item["routing_key"], item["arguments"])
-            await self._rest()
-        await self.broker.committed(changes)
+        """All of it or nothing. Raises: BadRequest, OnItsWay, MetadataError; then nothing is made."""
+        # What is committed must be made, also when nobody waits for the answer any more.
+        await asyncio.shield(asyncio.create_task(self._make()))
 
-    def _exchange(self, vhost: VHost, item: Item) -> list[Change]:
-        if item["name"] in vhost.exchanges:
-            return []
+    async def _make(self) -> None:
+        auth, declared = self.broker.auth, self.broker.declared
+        async with auth.changing:
+            plan = Plan(self.broker)
+            try:
+                await self._fill(plan)
+                declared.unbound = set()
+                await self.broker.committed(plan.changes)
+            except BaseException:
+                declared.unbound = None
+                declared.free(plan.names)
+                raise
+            auth.keep_all(plan.users, plan.permissions)
+            for names, apply in plan.steps:
+                declared.free(names)
+                apply()
+                await self._rest()
+            declared.unbound = None
+
+    async def _fill(self, plan: Plan) -> None:
+        """The calls that clients would make, as far as they have changed nothing yet."""
+        for path, item in self._all("users"):
+            self._named(path, partial(plan.user, item))
+        for path, item in self._all("vhosts"):
+            self._named(path, partial(plan.vhost, item))
+        for kind in ("permissions", "topic_permissions"):
+            for _, item in self._all(kind):
+                plan.permission(_permission(item))
+        for path, item in self._all("exchanges"):
+            self._known(path, "vhost", plan.knows(item))
+            self._named(path, partial(plan.exchange, item))
+            await self._rest()
+        for path, item in self._all("queues"):
+            self._known(path, "vhost", plan.knows(item))
+            self._named(path, partial(plan.queue, item))
+            await self._rest()
+        for path, item in self._all("bindings"):
+            # What was there at the check may have been deleted meanwhile.
+            self._known(path, "vhost", plan.knows(item))
+            self._known(path, "source", plan.durable(item, "exchange", item["source"]) is not None)
+            end = plan.durable(item, item["destination_type"], item["destination"])
+            self._known(path, "destination", end is not None)
+            plan.binding(item)
+            await self._rest()
+        for path, item in self._all("bindings"):
+            self._known(path, "source", plan.durable(item, "exchange", item["source"]) is not None)
+            end = plan.durable(item, item["destination_type"], item["destination"])
+            self._known(path, "destination", end is not None)
+
+
+class Plan:
+    """What a document makes: the changes of one transaction, and the steps to memory once it is committed.
+
+    Names are held from here on, so nobody else declares them meanwhile. steps: (names free then, what is made).
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.changes: list[Change] = []
+        self.users: list[UserRow] = []
+        self.permissions: list[PermissionRow | TopicPermissionRow] = []
+        self.steps: list[tuple[list[Name], Callable[[], object]]] = []
+        self.names: list[Name] = []
+        self._vhosts: dict[str, VHost] = {}
+        self._kinds: dict[str, str] = {}  # default queue types, by vhost
+        self._new: dict[Name, bool] = {}  # whether it is durable
+
+    def _step(self, name: Name, coming: Coming) -> None:
+        self._broker.declared.hold(name)
+        self.names.append(name)
+        self.changes += coming.changes
+        self.steps.append(([name], coming.apply))
+
+    def user(self, item: Item) -> None:
+        row = user_row(item["name"], tags_of(item["tags"]), item["password_hash"], item["hashing_algorithm"])
+        self.users.append(row)
+        self.changes.append(Put(row))
+
+    def vhost(self, item: Item) -> None:
+        """A new one, or another default queue type for the one there is; the rest of it stays as it is."""
+        name, kind = item["name"], item["default_queue_type"]
+        if name in self._vhosts:
+            return
+        vhost = self._broker.vhosts.get(name)
+        if vhost is None:
+            row = VhostRow(name, random_id(), item["description"], tuple(tags_of(item["tags"])), kind)
+            vhost = self._broker.new_vhost(row)
+            self._step(Name(name, "vhost", name), Coming([Put(row)], partial(self._broker.add_vhost, vhost)))
+        elif vhost.default_queue_type != kind:
+            row = vhost.row()._replace(default_queue_type=kind)
+            self._step(Name(name, "vhost", name), Coming([Put(row)], partial(vhost.become, row)))
+        self._vhosts[name] = vhost
+        self._kinds[name] = kind
+
+    def permission(self, row: PermissionRow | TopicPermissionRow) -> None:
+        self.permissions.append(row)
+        self.changes.append(Put(row))
+
+    def knows(self, item: Item) -> bool:
+        """Whether the item's vhost is there, or comes."""
+        return item["vhost"] in self._vhosts or item["vhost"] in self._broker.vhosts
+
+    def _of(self, item: Item) -> VHost:
+        return self._vhosts.get(item["vhost"]) or self._broker.vhosts[item["vhost"]]
+
+    def exchange(self, item: Item) -> None:
+        """Raises: AmqpError, OnItsWay."""
+        vhost, name = self._of(item), Name(item["vhost"], "exchange", item["name"])
+        if name.name in vhost.exchanges or name in self._new:
+            return
         flags = (item["durable"], item["auto_delete"], item["internal"])
-        return vhost.declare_exchange(item["name"], item["type"], *flags, item["arguments"])[1]
+        found = vhost.declare_exchange(name.name, item["type"], *flags, item["arguments"])
+        assert isinstance(found, Coming)  # it is not there
+        self._step(name, found)
+        self._new[name] = item["durable"]
 
-    def _queue(self, vhost: VHost, item: Item) -> list[Change]:
-        if item["name"] in vhost.queues:
-            return []
-        self.broker.queue_created_count += 1
+    def queue(self, item: Item) -> None:
+        """Raises: AmqpError, OnItsWay."""
+        vhost, name = self._of(item), Name(item["vhost"], "queue", item["name"])
+        if name.name in vhost.queues or name in self._new:
+            return
         arguments = _queue_arguments(item)
-        return vhost.declare_queue(item["name"], item["durable"], False, item["auto_delete"], arguments, None)[1]
+        kind = self._kinds.get(vhost.name, vhost.default_queue_type)
+        if kind != vhost.default_queue_type and item["durable"] and not item["auto_delete"]:
+            arguments.setdefault("x-queue-type", kind)  # as it will be when the queue is there
+        found = vhost.declare_queue(name.name, item["durable"], False, item["auto_delete"], arguments, None)
+        assert isinstance(found, Coming)  # it is not there
+        self._step(name, found)
+        self._new[name] = item["durable"]
+
+    def durable(self, item: Item, kind: str, name: str) -> bool | None:
+        """Whether that end of a binding is durable; None when there is none."""
+        new = self._new.get(Name(item["vhost"], kind, name))
+        if new is not None:
+            return new
+        vhost = self._of(item)
+        there = vhost.queues.get(name) if kind == "queue" else vhost.exchanges.get(name)
+        return None if there is None else there.durable
+
+    def binding(self, item: Item) -> None:
+        ends = (("exchange", item["source"]), (item["destination_type"], item["destination"]))
+        if all(self.durable(item, *end) for end in ends):
+            names = (item["vhost"], item["source"], item["destination"], item["destination_type"])
+            row = BindingRow(*names, item["routing_key"], encode_table(item["arguments"]))
+            self.changes.append(Put(row))
+        self.steps.append(([], partial(self._bind, self._of(item), item)))
+
+    def _bind(self, vhost: VHost, item: Item) -> None:
+        """Whoever has deleted an end since the commit has removed the row too."""
+        source = vhost.exchanges.get(item["source"])
+        ends: dict[str, Any] = vhost.queues if item["destination_type"] == "queue" else vhost.exchanges
+        end: Queue | Exchange | None = ends.get(item["destination"])
+        if source is not None and end is not None:
+            binding = Binding(source, end, item["routing_key"], item["arguments"])
+            unbound = self._broker.declared.unbound or ()
+            if binding.key not in source.bindings and (vhost.name, binding.key) not in unbound:
+                vhost.add_binding(binding)
 
 
 _SYSTEM: Final = {
@@ -326,6 +452,8 @@ def _check_queue(item: Item) -> None:
     arguments = _queue_arguments(item)
     encode_table(arguments)
     queue_arguments.validate(item["name"], item["vhost"], arguments)
+    if "x-export" in arguments and not item["durable"]:
+        raise BadRequest("x-export needs a durable queue")
     if arguments.get("x-queue-type") == "quorum" and (item["auto_delete"] or not item["durable"]):
         raise BadRequest("a quorum queue is durable and not auto-delete")
 

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
+from amqpd.broker.declared import Coming
 from amqpd.broker.message import Envelope, make_message
 from amqpd.management.api_call import BadRequest, Call, NotThere, Reply, Role, Slices, reply
 from amqpd.management.rates import CHANNEL, QUEUE
@@ -15,6 +16,7 @@ from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
 from amqpd.routing.exchange import exchange_type_names
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue import Queue
     from amqpd.broker.vhost import VHost
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
@@ -212,16 +214,16 @@ async def aliveness(call: Call) -> Reply:
     vhost = call.vhost()
     for kind in ("configure", "write", "read"):
         call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
-    created = ALIVENESS_QUEUE not in vhost.queues
-    queue, changes = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
+    found = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
+    queue: Queue = found.apply() if isinstance(found, Coming) else found
     message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
     delivered = False
     for destination in vhost.route(vhost.default_exchange, [ALIVENESS_QUEUE], dict):
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
-    if created:
-        changes += vhost.delete_queue(queue)[1]
-    await call.broker.committed(changes)
+    if isinstance(found, Coming):
+        call.broker.remove(vhost.delete_queue(queue)[1], [queue])
+        call.broker.queue_deleted_count += 1
     return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.declared import Coming
 from amqpd.errors import AccessRefused
 from amqpd.management.api_bindings import binding_item, default_binding, render_binding
 from amqpd.management.api_call import (
+    CREATED,
     NO_CONTENT,
     BadRequest,
     Call,
@@ -113,13 +115,12 @@ async def put_queue(call: Call) -> Reply:
         call.check(vhost.name, "write", "exchange", dead_letter)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-    created = name not in vhost.queues
-    broker = call.broker
-    _, changes = vhost.declare_queue(name, durable, False, auto_delete, arguments, None)
-    broker.queue_declared_count += 1
-    broker.queue_created_count += created
-    await broker.committed(changes)
-    return Reply(201 if created else 204)
+    found = vhost.declare_queue(name, durable, False, auto_delete, arguments, None)
+    call.broker.queue_declared_count += 1
+    if not isinstance(found, Coming):
+        return NO_CONTENT
+    await call.broker.make(found)
+    return CREATED
 
 
 async def delete_queue(call: Call) -> Reply:
@@ -136,8 +137,7 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
     count, changes = queue.vhost.delete_queue(queue)
     broker.queue_deleted_count += 1
     broker.turn.want()
-    await broker.committed(changes)
-    broker.drop_store(queue)
+    await broker.removed(changes, [queue])
     return count
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
+from amqpd.management.api_call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
 from amqpd.management.api_list import listing, one
 from amqpd.management.api_users import permission_item, tags_of, topic_item
-from amqpd.storage.metadata import Put, VhostRow
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost import VHost
@@ -60,7 +59,6 @@ async def put_vhost(call: Call) -> Reply:
         raise BadRequest("the name of a vhost has no line breaks")
     broker = call.broker
     vhost = broker.vhosts.get(name)
-    created = vhost is None
     description = call.text("description", vhost.description if vhost is not None else "")
     given = call.fields().get("tags")
     tags = tags_of(given) if given is not None else list(vhost.tags) if vhost is not None else []
@@ -72,19 +70,13 @@ async def put_vhost(call: Call) -> Reply:
     if call.flag("tracing"):
         raise BadRequest("tracing is not part of this version of amqpd")
     if vhost is None:
-        vhost = await broker.create_vhost(name, description, tags)
+        await broker.create_vhost(name, description, tags, kind)
         if not call.caller.operator:
             # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
-    await change_vhost(call, vhost, description, tuple(tags), kind)
-    return Reply(201 if created else 204)
-
-
-async def change_vhost(call: Call, vhost: VHost, description: str, tags: tuple[str, ...], kind: str) -> None:
-    """Commits what differs, then makes it so. Raises: MetadataError."""
-    if (vhost.description, vhost.tags, vhost.default_queue_type) != (description, tags, kind):
-        await call.broker.committed([Put(VhostRow(vhost.name, vhost.id, description, tags, kind))])
-        vhost.description, vhost.tags, vhost.default_queue_type = description, tags, kind
+        return CREATED
+    await broker.change_vhost(vhost, description, tags, kind)
+    return NO_CONTENT
 
 
 async def delete_vhost(call: Call) -> Reply:

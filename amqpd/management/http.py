@@ -28,6 +28,7 @@ from aiohttp import web
 
 from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.broker.declared import OnItsWay
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import Route, Router
@@ -165,7 +166,12 @@ class AdminServer:
         call = Call(
             self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
         )
-        return await route.handler(call)
+        while True:
+            try:
+                return await route.handler(call)
+            except OnItsWay as name:
+                # Nothing is changed yet: the request is answered from the start once that name is there, or gone.
+                await name.over()
 
     def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:
         return self._router.find(request.method, path)

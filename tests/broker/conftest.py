@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from amqpd.broker.deadletter import DeadLetters
+from amqpd.broker.declared import Coming, Declared
 from amqpd.broker.flow import Turn
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.queue import Queue
@@ -62,18 +64,19 @@ class Room:
 
     def open(self) -> None:
         self.reply_consumers: dict[str, object] = {}
-        self.queue_deleted_count = 0
+        self.queue_created_count = self.queue_deleted_count = 0
         self.ended_queues = SimpleNamespace(add=lambda counts: None)
         self.storage = Storage(
             self.data_dir, post=self._post, clock=self.clock, inline=True, segment_size_bytes=1 << 20
         )
         self.timers = Timers(self._call_later, self.clock)
+        self.declared = Declared(lambda changes, done: done(None), self._post, self._call_later)
         self.turn = Turn(self.storage, self._soon.append, self.timers)
         self.storage.on_commit = self.turn.committed
         self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append)
         self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
 
-    def commit_in_background(self, changes: object, queues: list[Queue]) -> None:
+    def remove(self, changes: object, queues: list[Queue]) -> None:
         """What the broker does for x-expires."""
         self.expired += [queue.name for queue in queues]
 
@@ -114,8 +117,11 @@ class Room:
 
     def queue(self, name: str, *, durable: bool = True, **arguments: object) -> Queue:
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
-        queue, _ = self.vhost.declare_queue(name, durable, False, False, table, None)
-        return queue
+        return self.made(self.vhost.declare_queue(name, durable, False, False, table, None))
+
+    def made(self, found: Any) -> Any:
+        """What a declaration has found, or made: here every commit succeeds at once."""
+        return found.apply() if isinstance(found, Coming) else found
 
     def restart(self, *, down_ms: int = 0) -> None:
         """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""

@@ -132,11 +132,11 @@ class TestRoad:
         assert (queue.unacked_count, queue.store.record_count, dead.store.record_count) == (0, 0, 0)
 
     def test_under_its_own_keys(self, room) -> None:
-        room.vhost.declare_exchange("dlx", "direct", True, False, False, {})
+        room.made(room.vhost.declare_exchange("dlx", "direct", True, False, False, {}))
         by_key, by_copy = room.queue("by_key"), room.queue("by_copy")
         exchange = room.vhost.exchange("dlx")
-        room.vhost.bind(exchange, by_key, "q", {})
-        room.vhost.bind(exchange, by_copy, "copy", {})
+        room.made(room.vhost.bind(exchange, by_key, "q", {}))
+        room.made(room.vhost.bind(exchange, by_copy, "copy", {}))
         queue = room.queue("q", x_dead_letter_exchange="dlx")
         room.publish("q", b"1", headers={"CC": ["copy"]})
         queue.reject(queue.get(False))
@@ -152,9 +152,9 @@ class TestRoad:
         queue.reject(queue.get(False))
         room.turns()
         assert queue.store.record_count == 0
-        room.vhost.declare_exchange("dlx", "fanout", True, False, False, {})
+        room.made(room.vhost.declare_exchange("dlx", "fanout", True, False, False, {}))
         dead = room.queue("dead")
-        room.vhost.bind(room.vhost.exchange("dlx"), dead, "", {})
+        room.made(room.vhost.bind(room.vhost.exchange("dlx"), dead, "", {}))
         room.publish("q", b"2")
         queue.reject(queue.get(False))
         room.turns()
@@ -291,12 +291,12 @@ class TestStories:
     @pytest.mark.parametrize("kind", ["fanout", "headers"])
     @pytest.mark.parametrize("key", [None, "other"])
     def test_as_if_each_came_alone(self, room, kind: str, key: str | None) -> None:
-        room.vhost.declare_exchange("dlx", kind, True, False, False, {})
+        room.made(room.vhost.declare_exchange("dlx", kind, True, False, False, {}))
         exchange = room.vhost.exchange("dlx")
         arguments = {"x_dead_letter_exchange": "dlx"} | ({"x_dead_letter_routing_key": key} if key else {})
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
-            room.vhost.bind(exchange, destination, "", {})
+            room.made(room.vhost.bind(exchange, destination, "", {}))
         stories = Stories()
         stories.begin(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):

@@ -37,7 +37,7 @@ class TestDefaultQueueType:
         ("durable", "exclusive", "auto_delete"), [(False, False, False), (True, True, False), (True, False, True)]
     )
     def test_what_cannot_be_quorum_stays_classic(self, room, durable, exclusive, auto_delete) -> None:
-        queue, _ = room.vhost.declare_queue("q", durable, exclusive, auto_delete, {}, None)
+        queue = room.made(room.vhost.declare_queue("q", durable, exclusive, auto_delete, {}, None))
         assert queue.kind == "classic"
         assert queue.arguments == {}
 
@@ -50,9 +50,9 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
     vhost = room.vhost
     mine, theirs = object(), object()
     for number in range(3):
-        vhost.declare_queue(f"mine{number}", False, True, False, {}, mine)
-    vhost.declare_queue("theirs", False, True, False, {}, theirs)
-    vhost.declare_queue("shared", False, False, False, {}, mine)
+        room.made(vhost.declare_queue(f"mine{number}", False, True, False, {}, mine))
+    room.made(vhost.declare_queue("theirs", False, True, False, {}, theirs))
+    room.made(vhost.declare_queue("shared", False, False, False, {}, mine))
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine1", "mine2"]
     vhost.delete_queue(vhost.queues["mine1"])
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
@@ -67,7 +67,7 @@ def test_the_row_of_a_deleted_queue_goes_after_its_files() -> None:
     steps: list[Any] = []
     broker: Any = SimpleNamespace(
         storage=SimpleNamespace(delete_queue=lambda store, done: steps.append(done)),
-        commit=lambda changes, done: steps.append(changes[0].row.id),
+        remove=lambda changes: steps.append(changes[0].row.id),
     )
     broker._forget_row = partial(Broker._forget_row, broker)
     queue: Any = SimpleNamespace(store=object(), id="0a", name="q", vhost=SimpleNamespace(name="/"))

@@ -1,0 +1,223 @@
+"""What is declared, and whether it is on the disk.
+
+**What comes, comes with its commit.** A declaration is checked, its rows are committed, and only then it is made in
+memory, by the commit's own callback (`make`). So nothing is found, routed to or confirmed that a restart would not
+find, and a commit that fails leaves nothing to take back.
+
+**What goes, goes first.** A queue or an exchange that is deleted, by a client or by itself (auto-delete, x-expires), is
+out of memory at once, and its rows are removed until that succeeds (`remove`), every RETRY_S seconds while the database
+fails. A binding stays until the commit of its removal (`make` again): it is part of no message's safety, and this way a
+failure changes nothing.
+
+**A name on its way is held** from the one to the other, and is in no vhost's table meanwhile. Whoever asks for it is
+told so (`OnItsWay`), waits, and gives his command once more from the start. While a removal fails he gets its error:
+the name would come back with a restart. Publishers do not wait: to them a held name is not there.
+
+Everything is called on the loop. Metadata commits keep the order of submission, and so do their callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from amqpd.storage.metadata import Change, DeleteBindings, ExchangeRow, MetadataClosed, Put, QueueRow, VhostRow
+
+if TYPE_CHECKING:
+    from amqpd.broker.exchange import BindingKey
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+
+Done: TypeAlias = Callable[[BaseException | None], None]
+Commit: TypeAlias = Callable[[Sequence[Change], Done], None]
+
+
+class Name(NamedTuple):
+    """kind: queue, exchange or vhost (whose name then stands twice)."""
+
+    vhost: str
+    kind: str
+    name: str
+
+
+class OnItsWay(Exception):
+    """The name's commit is not answered yet. Wait, then ask again from the start."""
+
+    def __init__(self, declared: Declared, name: Name) -> None:
+        super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is on its way")
+        self._declared = declared
+        self._name = name
+
+    def wait(self, done: Done) -> None:
+        """Calls done(None) when it is time to ask again; done(error) when the name is going and that failed."""
+        self._declared.wait(self._name, done)
+
+    async def over(self) -> None:
+        """The same for a task. Raises: MetadataError."""
+        future, done = promise()
+        self.wait(done)
+        await future
+
+
+class Coming:
+    """Something checked and not yet there. changes: its rows, none for what is not durable.
+
+    apply: makes it in memory and returns it; called once the rows are committed. Raises OnItsWay when what it leads to
+    has gone meanwhile: the command is then given once more, and finds that out.
+    """
+
+    def __init__(self, changes: list[Change], apply: Callable[[], Any]) -> None:
+        self.changes = changes
+        self.apply = apply
+
+
+class _Removal(NamedTuple):
+    changes: Sequence[Change]
+    names: list[Name]
+    gone: Callable[[], None]
+
+
+class Declared:
+    """One per broker. commit: `Metadata.submit`."""
+
+    def __init__(
+        self,
+        commit: Commit,
+        call_soon: Callable[..., object],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self._commit = commit
+        self._call_soon = call_soon
+        self._call_later = call_later
+        self._held: dict[Name, list[Done]] = {}
+        # An import makes what it has committed in slices: bindings that were removed since its commit, or None.
+        self.unbound: set[tuple[str, BindingKey]] | None = None
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def check(self, vhost: str, kind: str, name: str) -> None:
+        """For who has not found that name. Raises: OnItsWay."""
+        held = Name(vhost, kind, name)
+        if held in self._held:
+            raise OnItsWay(self, held)
+
+    def hold(self, name: Name) -> None:
+        """Nobody else may declare it until `free`. Raises: OnItsWay when somebody is about to."""
+        if name in self._held:
+            raise OnItsWay(self, name)
+        self._held[name] = []
+
+    def free(self, names: Iterable[Name]) -> None:
+        """Who waits for them asks again, each in a turn of the loop by itself."""
+        for name in names:
+            for done in self._held.pop(name):
+                self._call_soon(done, None)
+
+    def wait(self, name: Name, done: Done) -> None:
+        """See `OnItsWay.wait`."""
+        waiting = self._held.get(name)
+        if waiting is None:
+            self._call_soon(done, None)
+        else:
+            waiting.append(done)
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def make(self, coming: Coming, done: Done) -> None:
+        """Commits, then makes it; done(None) then, done(error) when it is not made.
+
+        Raises: OnItsWay when its name is held, MetadataClosed.
+        """
+        names = named_in(coming.changes)
+
+        def committed(error: BaseException | None) -> None:
+            self.free(names)
+            if error is None:
+                try:
+                    coming.apply()
+                except OnItsWay as again:
+                    error = again
+            done(error)
+
+        for name in names:
+            self.hold(name)
+        if not coming.changes:
+            committed(None)
+            return
+        try:
+            self._commit(coming.changes, committed)
+        except MetadataClosed:
+            self.free(names)
+            raise
+
+
+    # -- what goes ---------------------------------------------------------------------------------------------------
+
+    def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: Done | None = None) -> None:
+        """Commits what takes the rows of something away that memory has forgotten, again and again until it succeeds.
+
+        gone: called then. done: called once, with the outcome of the first try.
+        """
+        names = named_in(changes)
+        for name in names:
+            self.hold(name)
+        self._try(_Removal(changes, names, gone), done)
+
+    def _try(self, removal: _Removal, done: Done | None) -> None:
+        def committed(error: BaseException | None) -> None:
+            if error is None:
+                self.free(removal.names)
+                removal.gone()
+            else:
+                self._failed(removal, error)
+            if done is not None:
+                done(error)
+
+        try:
+            self._commit(removal.changes, committed)
+        except MetadataClosed:
+            # The broker stops. What still has its row comes back with the next start, or is deleted by it.
+            log.debug("metadata closed before %s", removal.changes)
+
+    def _failed(self, removal: _Removal, error: BaseException) -> None:
+        log.error("metadata change failed and is tried again in %g s: %s", RETRY_S, error)
+        for name in removal.names:
+            waiting, self._held[name] = self._held[name], []
+            for done in waiting:
+                self._call_soon(done, error)
+        self._call_later(RETRY_S, lambda: self._try(removal, None))
+
+
+def named_in(changes: Iterable[Change]) -> list[Name]:
+    """The names that come or go with these changes. A queue's goes with its tombstone."""
+    names: dict[Name, None] = {}
+    for change in changes:
+        if isinstance(change, DeleteBindings):
+            continue
+        row = change.row
+        if isinstance(row, QueueRow) and isinstance(change, Put):
+            names[Name(row.vhost, "queue", row.name)] = None
+        elif isinstance(row, ExchangeRow):
+            names[Name(row.vhost, "exchange", row.name)] = None
+        elif isinstance(row, VhostRow):
+            names[Name(row.name, "vhost", row.name)] = None
+    return list(names)
+
+
+def promise() -> tuple[asyncio.Future[None], Done]:
+    """A future and the `done` that settles it; a task that was cancelled meanwhile is passed over."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return future, done

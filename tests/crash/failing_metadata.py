@@ -1,0 +1,30 @@
+"""An amqpd whose metadata cannot be written while the file `metadata-fails` lies beside its data directory.
+
+Run as a script with amqpd's options: `python -P failing_metadata.py FILE --data-dir ...`. The error is SQLite's own for
+a full disk, raised where SQLite would: in the thread that writes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from amqpd.__main__ import main
+from amqpd.storage.metadata_core import CoreStore
+from amqpd.storage.metadata_schema import Change
+
+_write = CoreStore.write
+_switch = Path(sys.argv.pop(1))
+
+
+def write_or_fail(self: CoreStore, changes: Iterable[Change]) -> None:
+    if _switch.exists():
+        raise sqlite3.OperationalError("database or disk is full")
+    _write(self, changes)
+
+
+if __name__ == "__main__":
+    CoreStore.write = write_or_fail  # type: ignore[method-assign]
+    sys.exit(main())
