@@ -36,12 +36,13 @@ from amqpd.management.api_call import (
 
 
 class Route(NamedTuple):
-    """path: segments, without a slash at either end."""
+    """path: segments, without a slash at either end. definitions: the body is a document of many items."""
 
     method: str
     path: str
     role: Role
     handler: Handler
+    definitions: bool = False
 
 
 async def none_set(call: Call) -> Reply:
@@ -152,8 +153,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     # definitions
     Route("GET", "api/definitions", _ADM, definitions.get_definitions),
     Route("GET", "api/definitions/{vhost}", _ADM, definitions.get_vhost_definitions),
-    Route("POST", "api/definitions", _ADM, imports.post_definitions),
-    Route("POST", "api/definitions/{vhost}", _ADM, imports.post_definitions),
+    Route("POST", "api/definitions", _ADM, imports.post_definitions, True),
+    Route("POST", "api/definitions/{vhost}", _ADM, imports.post_definitions, True),
     # not built yet, said so
     Route("GET", "api/policies", _M, none_set),
     Route("GET", "api/policies/{vhost}", _M, none_set),

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
+from amqpd.broker.queue import Queue
 from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply
 from amqpd.management.api_list import listing, one, plain
 from amqpd.protocol.codec import encode_table
 
 if TYPE_CHECKING:
     from amqpd.broker.exchange import Binding, Exchange
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.vhost import VHost
 
 
 class BindingItem(NamedTuple):
@@ -72,31 +72,40 @@ def render_binding(item: BindingItem) -> dict[str, Any]:
     }
 
 
-async def show(call: Call, vhost: str, bindings: Iterable[Binding], more: Iterable[BindingItem] = ()) -> Reply:
-    """The reply for bindings of one vhost."""
-    items = [*more, *(binding_item(binding)._replace(vhost=vhost) for binding in bindings)]
-    return await listing(call, items, render_binding, _source)
+async def show(call: Call, found: list[tuple[VHost, list[Queue | Binding]]]) -> Reply:
+    """The reply for what each vhost has of them, snapshots; a queue stands for its default binding.
+
+    Items are made one by one as they are shown: to let go of 200,000 at once would hold the loop as well.
+    """
+    things: list[Queue | Binding] = []
+    vhost_of: dict[Exchange, str] = {}
+    for vhost, its in found:
+        things += its
+        vhost_of |= dict.fromkeys(vhost.exchanges.values(), vhost.name)
+
+    def item(thing: Queue | Binding) -> BindingItem:
+        if isinstance(thing, Queue):
+            return default_binding(thing)
+        return binding_item(thing)._replace(vhost=vhost_of[thing.source])
+
+    return await listing(call, things, lambda each: render_binding(item(each)), lambda each: item(each).source)
 
 
 async def get_bindings(call: Call) -> Reply:
-    items: list[BindingItem] = []
-    for vhost in call.vhosts():
-        items += map(default_binding, vhost.queues.values())
-        items += (binding_item(binding)._replace(vhost=vhost.name) for binding in vhost.all_bindings())
-    return await listing(call, items, render_binding, _source)
+    return await show(call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()])
 
 
 async def get_source_bindings(call: Call) -> Reply:
     exchange = call.exchange()
     vhost = call.vhost()
     if exchange.matcher is None:
-        return await show(call, vhost.name, (), map(default_binding, vhost.queues.values()))
-    return await show(call, vhost.name, list(exchange.bindings.values()))
+        return await show(call, [(vhost, [*vhost.queues.values()])])
+    return await show(call, [(vhost, [*exchange.bindings.values()])])
 
 
 async def get_destination_bindings(call: Call) -> Reply:
     exchange = call.exchange()
-    return await show(call, call.vhost().name, call.vhost().bindings_to(exchange))
+    return await show(call, [(call.vhost(), [*call.vhost().bindings_to(exchange)])])
 
 
 class Ends(NamedTuple):
@@ -117,11 +126,10 @@ def _between(ends: Ends) -> list[Binding]:
 
 async def get_between(call: Call) -> Reply:
     ends = _ends(call)
-    vhost = call.vhost().name
+    vhost = call.vhost()
     if ends.source.matcher is None:
-        implicit = [default_binding(ends.destination)] if "queue" in call.params else []  # type: ignore[arg-type]
-        return await show(call, vhost, (), implicit)
-    return await show(call, vhost, _between(ends))
+        return await show(call, [(vhost, [ends.destination] if isinstance(ends.destination, Queue) else [])])
+    return await show(call, [(vhost, [*_between(ends)])])
 
 
 def _check(call: Call, ends: Ends, routing_key: str) -> None:
@@ -176,7 +184,3 @@ async def delete_binding(call: Call) -> Reply:
     _check(call, ends, binding.routing_key)
     await call.broker.make(call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments))
     return NO_CONTENT
-
-
-def _source(item: BindingItem) -> str:
-    return item.source

@@ -5,17 +5,19 @@ Only what is durable is in it. The way back is `api_import`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from amqpd import __version__
 from amqpd.management.api_bindings import binding_item
-from amqpd.management.api_call import Call, Reply, Slices
+from amqpd.management.api_call import Call, Reply
 from amqpd.management.api_list import document, plain
 from amqpd.management.api_users import permission_item, topic_item, user_item
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost import VHost
 
+Shown: TypeAlias = dict[str, Any] | None
 
 async def get_definitions(call: Call) -> Reply:
     """Of the whole broker."""
@@ -43,11 +45,8 @@ async def get_definitions(call: Call) -> Reply:
         "global_parameters": [{"name": "cluster_name", "value": broker.cluster_name}],
         "policies": [],
     }
-    slices = Slices()
-    found.update({"queues": [], "exchanges": [], "bindings": []})
-    for vhost in vhosts:
-        for name, items in (await _objects(vhost, slices)).items():
-            found[name] += [{"vhost": vhost.name, **item} for item in items]
+    for name, items in (("queues", _queues), ("exchanges", _exchanges), ("bindings", _bindings)):
+        found[name] = _of_all(vhosts, items)
     return await document(found)
 
 
@@ -61,45 +60,57 @@ async def get_vhost_definitions(call: Call) -> Reply:
         "parameters": [],
         "policies": [],
     }
-    found.update(await _objects(call.vhost(), Slices()))
+    vhost = call.vhost()
+    found.update(queues=_queues(vhost), exchanges=_exchanges(vhost), bindings=_bindings(vhost))
     return await document(found)
 
 
-async def _objects(vhost: VHost, slices: Slices) -> dict[str, list[dict[str, Any]]]:
-    queues: list[dict[str, Any]] = []
-    exchanges: list[dict[str, Any]] = []
-    bindings: list[dict[str, Any]] = []
+# Rendered one by one while they are encoded, None for what is not shown: passing over many takes its time too. Each
+# goes through a snapshot: others declare and delete meanwhile.
+
+
+def _of_all(vhosts: list[VHost], items: Callable[[VHost], Iterator[Shown]]) -> Iterator[Shown]:
+    for vhost in vhosts:
+        for item in items(vhost):
+            yield item and {"vhost": vhost.name, **item}
+
+
+def _queues(vhost: VHost) -> Iterator[Shown]:
     for queue in list(vhost.queues.values()):
-        if queue.durable and queue.exclusive_owner is None:
-            queues.append(
-                {
-                    "name": queue.name,
-                    "durable": True,
-                    "auto_delete": queue.auto_delete,
-                    "type": queue.kind,
-                    "arguments": plain(queue.arguments),
-                }
-            )
-        if slices.due:
-            await slices.rest()
+        if not queue.durable or queue.exclusive_owner is not None:
+            yield None
+            continue
+        yield {
+            "name": queue.name,
+            "durable": True,
+            "auto_delete": queue.auto_delete,
+            "type": queue.kind,
+            "arguments": plain(queue.arguments),
+        }
+
+
+def _exchanges(vhost: VHost) -> Iterator[Shown]:
     for exchange in list(vhost.exchanges.values()):
-        if exchange.durable and exchange.name and not exchange.name.startswith("amq."):
-            exchanges.append(
-                {
-                    "name": exchange.name,
-                    "type": exchange.kind,
-                    "durable": True,
-                    "auto_delete": exchange.auto_delete,
-                    "internal": exchange.internal,
-                    "arguments": plain(exchange.arguments),
-                }
-            )
-    for binding in vhost.all_bindings():
-        if binding.durable:
+        if not exchange.durable or not exchange.name or exchange.name.startswith("amq."):
+            yield None
+            continue
+        yield {
+            "name": exchange.name,
+            "type": exchange.kind,
+            "durable": True,
+            "auto_delete": exchange.auto_delete,
+            "internal": exchange.internal,
+            "arguments": plain(exchange.arguments),
+        }
+
+
+def _bindings(vhost: VHost) -> Iterator[Shown]:
+    for exchange in list(vhost.exchanges.values()):
+        for binding in list(exchange.bindings.values()):
+            if not binding.durable:
+                yield None
+                continue
             item = binding_item(binding)._asdict()
             del item["vhost"]
             item["arguments"] = plain(item["arguments"])
-            bindings.append(item)
-        if slices.due:
-            await slices.rest()
-    return {"queues": queues, "exchanges": exchanges, "bindings": bindings}
+            yield item

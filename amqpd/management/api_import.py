@@ -22,7 +22,7 @@ from amqpd.broker import arguments as queue_arguments
 from amqpd.broker.declared import Coming, Name
 from amqpd.broker.exchange import Binding
 from amqpd.errors import AmqpError
-from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name
+from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name, release
 from amqpd.management.api_users import tags_of
 from amqpd.protocol.codec import CodecError, encode_table
 from amqpd.routing.exchange import RoutingError, exchange_type
@@ -103,12 +103,13 @@ TITLES: Final = (
 _OWN_PARAMETERS: Final = ("cluster_name", "internal_cluster_id", "cluster_tags")
 
 
-def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
+async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
     """The document's items with every key set. vhost: of a document for one vhost, whose items name none.
 
     Raises: BadRequest with the path of the first thing that is unknown, missing or of the wrong type.
     """
     found: dict[str, list[Item]] = {kind: [] for kind in SCHEMA}
+    slices = Slices()
     for key, value in document.items():
         if key in TITLES:
             continue
@@ -121,6 +122,8 @@ def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
             raise BadRequest(f"{key}: must be a list")
         for index, item in enumerate(value):
             found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost))
+            if slices.due:
+                await slices.rest()
     return found
 
 
@@ -169,16 +172,19 @@ class Import:
         vhosts = set(self.broker.vhosts) | {item["name"] for item in self.items["vhosts"]}
         exchanges = {(v.name, x.name): x.kind for v in self.broker.vhosts.values() for x in v.exchanges.values()}
         exchanges |= {(v, name): kind for v in vhosts for name, kind in _SYSTEM.items()}
-        queues = {(v.name, name) for v in self.broker.vhosts.values() for name in v.queues}
+        queues: set[tuple[str, str]] = set()
         for path, item in self._all("users"):
             self._named(path, partial(_check_user, item))
+            await self._rest()
         for path, item in self._all("vhosts"):
             self._named(path, partial(_check_vhost, item))
+            await self._rest()
         for kind in ("permissions", "topic_permissions"):
             for path, item in self._all(kind):
                 self._known(path, "user", item["user"] in users)
                 self._known(path, "vhost", item["vhost"] in vhosts)
                 self._named(path, partial(_check_permission, item))
+                await self._rest()
         for path, item in self._all("exchanges"):
             self._known(path, "vhost", item["vhost"] in vhosts)
             self._named(path, partial(_check_exchange, item))
@@ -195,9 +201,14 @@ class Import:
             end = (item["vhost"], item["destination"])
             to_queue = item["destination_type"] == "queue"
             self._known(path, "destination_type", to_queue or item["destination_type"] == "exchange")
-            self._known(path, "destination", end in queues if to_queue else bool(end[1]) and end in exchanges)
+            there = end in queues or self._has_queue(*end) if to_queue else bool(end[1]) and end in exchanges
+            self._known(path, "destination", there)
             self._named(path, partial(_check_binding, item, matcher or ""))
             await self._rest()
+
+    def _has_queue(self, vhost: str, name: str) -> bool:
+        there = self.broker.vhosts.get(vhost)
+        return there is not None and name in there.queues
 
     def _all(self, kind: str) -> Iterator[tuple[str, Item]]:
         for index, item in enumerate(self.items[kind]):
@@ -468,7 +479,12 @@ def _check_binding(item: Item, kind: str) -> None:
 async def post_definitions(call: Call) -> Reply:
     """204 when everything is made and committed."""
     vhost = call.vhost().name if "vhost" in call.params else None
-    work = Import(call, read(call.fields(), vhost))
-    await work.check()
-    await work.make()
+    items = await read(call.fields(), vhost)
+    try:
+        work = Import(call, items)
+        await work.check()
+        await work.make()
+    finally:
+        for each in items.values():
+            await release(each)
     return NO_CONTENT

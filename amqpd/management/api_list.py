@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from math import isfinite
 from typing import Any, Final, TypeVar
@@ -63,17 +63,38 @@ class Body:
             self._size = 0
 
     async def add_items(self, items: Iterable[object], slices: Slices) -> None:
-        """The elements of an array, without its brackets."""
+        """The elements of an array, without its brackets. None is no element, only a moment to rest."""
         comma = ""
         for item in items:
-            self.add(comma + json.dumps(item))
-            comma = ","
+            if item is not None:
+                self.add(comma + json.dumps(item))
+                comma = ","
             if slices.due:
                 await slices.rest()
 
     def finished(self) -> list[bytes]:
         self._chunks.append("".join(self._parts).encode())
         return self._chunks
+
+
+async def collected(found: Iterable[T], slices: Slices) -> list[T]:
+    """A list of what a generator yields, in slices. What it goes through must be a snapshot."""
+    objects: list[T] = []
+    for each in found:
+        objects.append(each)
+        if slices.due:
+            await slices.rest()
+    return objects
+
+
+async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: Slices) -> list[T]:
+    """Sorted by name, in runs that are merged: a hundred thousand queues at once would hold the loop."""
+    runs = []
+    for start in range(0, len(objects), _RUN):
+        runs.append(sorted(objects[start : start + _RUN], key=name_of))
+        if slices.due:
+            await slices.rest()
+    return await collected(heapq.merge(*runs, key=name_of), slices)
 
 
 async def listing(
@@ -132,14 +153,16 @@ def one(call: Call, item: Item) -> Reply:
 
 
 async def document(item: Item) -> Reply:
-    """The reply for an object whose values may be long lists; each element is encoded by itself."""
+    """The reply for an object whose values may be long lists, or iterators that render one; each element is encoded
+    by itself.
+    """
     slices = Slices()
     body = Body()
     before = "{"
     for name, value in item.items():
         body.add(f"{before}{json.dumps(name)}:")
         before = ","
-        if isinstance(value, list):
+        if isinstance(value, list | Iterator):
             body.add("[")
             await body.add_items(value, slices)
             body.add("]")
@@ -166,12 +189,8 @@ async def _sorted(
                 await slices.rest()
         run.sort(reverse=reverse)
         runs.append(run)
-    ordered: list[T] = []
-    for _, index in heapq.merge(*runs, reverse=reverse):
-        ordered.append(objects[index])
-        if slices.due:
-            await slices.rest()
-    return ordered
+    merged = heapq.merge(*runs, reverse=reverse)
+    return await collected((objects[index] for _, index in merged), slices)
 
 
 def _sort_key(value: object) -> tuple[int, Any]:

@@ -16,6 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.management.api_call import ApiError, Call, NotThere, Reply, Slices, reply
+from amqpd.management.api_list import Body
 
 if TYPE_CHECKING:
     from amqpd.broker.queue import Queue
@@ -46,7 +47,11 @@ async def get_logs(call: Call) -> Reply:
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})
         if slices.due:
             await slices.rest()
-    return reply(found)
+    body = Body()
+    body.add("[")
+    await body.add_items(found, slices)
+    body.add("]")
+    return Reply(200, body.finished())
 
 
 async def get_log(call: Call) -> Reply:

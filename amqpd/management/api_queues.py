@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.declared import Coming
 from amqpd.errors import AccessRefused
-from amqpd.management.api_bindings import binding_item, default_binding, render_binding
+from amqpd.management.api_bindings import show
 from amqpd.management.api_call import (
     CREATED,
     NO_CONTENT,
@@ -19,7 +19,7 @@ from amqpd.management.api_call import (
     number,
     reply,
 )
-from amqpd.management.api_list import listing, one, plain
+from amqpd.management.api_list import by_name, listing, one, plain
 from amqpd.management.rates import QUEUE
 from amqpd.protocol.properties import decode_properties
 
@@ -83,7 +83,10 @@ def _owner(connection: Connection) -> dict[str, Any]:
 
 
 async def get_queues(call: Call) -> Reply:
-    queues = [queue for vhost in call.vhosts() for queue in sorted(vhost.queues.values(), key=_name)]
+    slices = Slices()
+    queues: list[Queue] = []
+    for vhost in call.vhosts():
+        queues += await by_name(list(vhost.queues.values()), _name, slices)
     return await listing(call, queues, lambda queue: queue_item(call, queue), _name)
 
 
@@ -165,8 +168,7 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
 
 async def get_queue_bindings(call: Call) -> Reply:
     queue = call.queue()
-    items = [default_binding(queue), *map(binding_item, queue.vhost.bindings_to(queue))]
-    return await listing(call, items, render_binding, lambda item: item.source)
+    return await show(call, [(queue.vhost, [queue, *queue.vhost.bindings_to(queue)])])
 
 
 async def get_messages(call: Call) -> Reply:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from amqpd.auth.backends import NoSuchUser
 from amqpd.auth.passwords import RABBIT_SHA256
-from amqpd.management.api_call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, clean_name, reply
+from amqpd.management.api_call import (
+    NO_CONTENT,
+    AlreadyThere,
+    BadRequest,
+    Call,
+    NotThere,
+    Reply,
+    Slices,
+    clean_name,
+    reply,
+)
 from amqpd.management.api_list import listing, one
 
 if TYPE_CHECKING:
@@ -118,11 +129,12 @@ async def bulk_delete(call: Call) -> Reply:
     names = call.fields().get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("users is a list of names")
+    slices = Slices()
     for name in names:
-        try:
+        with suppress(NoSuchUser):
             await call.broker.auth.delete_user(name)
-        except NoSuchUser:
-            continue
+        if slices.due:
+            await slices.rest()
     return NO_CONTENT
 
 

@@ -20,8 +20,7 @@ import socket
 import struct
 from base64 import b64decode
 from binascii import Error as Base64Error
-from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
@@ -40,14 +39,13 @@ from amqpd.management.api_call import (
     Caller,
     Forbidden,
     NotAuthorised,
-    NotJson,
     NotThere,
     Reply,
     Role,
-    TooLarge,
-    TooLate,
     Unavailable,
+    release,
 )
+from amqpd.management.body import parsed, read_body
 from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.rates import Rates
@@ -61,10 +59,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES_MAX: Final = 10 * 1024 * 1024
-BODY_WAIT_S: Final = 60.0
 WRITE_WAIT_S: Final = 60.0
-JSON_DEPTH_MAX: Final = 64
 SHUTDOWN_S: Final = 1.0
 REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 # amqpctl sends it with commands that RabbitMQ's refuses after stop_app.
@@ -158,7 +153,7 @@ class AdminServer:
         body: object = None
         if request.method in UNSAFE:
             _check_origin(request)
-            body = _parsed(request, await _read(request))
+            body = await parsed(request, await read_body(request), route.definitions)
         try:
             query = dict(parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict"))
         except ValueError:
@@ -166,12 +161,16 @@ class AdminServer:
         call = Call(
             self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
         )
-        while True:
-            try:
-                return await route.handler(call)
-            except OnItsWay as name:
-                # Nothing is changed yet: the request is answered from the start once that name is there, or gone.
-                await name.over()
+        try:
+            while True:
+                try:
+                    return await route.handler(call)
+                except OnItsWay as name:
+                    # Nothing is changed yet: the request is answered from the start once that name is there, or gone.
+                    await name.over()
+        finally:
+            if route.definitions:
+                await release(body)
 
     def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:
         return self._router.find(request.method, path)
@@ -237,79 +236,6 @@ def _check_origin(request: web.BaseRequest) -> None:
         ours = False  # what is no URL is no page of ours
     if not ours:
         raise Forbidden("requests from another site are not accepted")
-
-
-async def _read(request: web.BaseRequest) -> bytes:
-    """The body, counted while it arrives. Raises: BadRequest, NotJson, TooLarge, TooLate.
-
-    A compressed body is refused: a small one may unfold to gigabytes.
-    """
-    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
-        raise NotJson("a compressed body is not accepted")
-    if request.content_length is not None and request.content_length > BODY_BYTES_MAX:
-        raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_WAIT_S):
-            while chunk := await request.content.readany():
-                size += len(chunk)
-                if size > BODY_BYTES_MAX:
-                    raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes")
-                parts.append(chunk)
-    except TimeoutError:
-        raise TooLate("the body did not arrive in time") from None
-    except web.RequestPayloadError:
-        raise BadRequest("the body is not sent as HTTP has it") from None
-    return b"".join(parts)
-
-
-def _parsed(request: web.BaseRequest, body: bytes) -> object:
-    """The body as JSON, None when there is none. Raises: NotJson, BadRequest."""
-    if not body.strip() or request.method == "DELETE":
-        return None
-    kind = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise NotJson("the body must be application/json")
-    try:
-        value: object = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
-    except RecursionError:
-        raise BadRequest(f"the body nests deeper than {JSON_DEPTH_MAX}") from None
-    except ValueError:
-        raise BadRequest("not_json") from None
-    if _depth(value) > JSON_DEPTH_MAX:
-        raise BadRequest(f"the body nests deeper than {JSON_DEPTH_MAX}")
-    if b"\\u" in body:
-        # Half of a surrogate pair may be escaped, and is no text that anything could keep. Raises: UnicodeEncodeError.
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not isfinite(number):
-        raise ValueError(f"{text} is too large")
-    return number
-
-
-def _depth(value: object) -> int:
-    """How deep lists and objects nest. Cost: every element once."""
-    depth = 0
-    level: list[object] = [value]
-    while level:
-        deeper: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                deeper += each.values()
-            elif isinstance(each, list):
-                deeper += each
-        depth += any(isinstance(each, dict | list) for each in level)
-        level = deeper
-    return depth
 
 
 # -- what it gets ----------------------------------------------------------------------------------------------------

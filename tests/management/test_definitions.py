@@ -131,7 +131,7 @@ def test_half_of_a_surrogate_pair_is_no_text(api):
     assert api("GET", "/api/vhosts/v-half").status == 404
 
 
-def test_what_rabbitmq_exports_is_read():
+async def test_what_rabbitmq_exports_is_read():
     """Keys of an export of RabbitMQ 3.10 and 3.12."""
     document = {
         "rabbit_version": "3.12.1", "rabbitmq_version": "3.12.1", "product_name": "RabbitMQ",
@@ -141,6 +141,6 @@ def test_what_rabbitmq_exports_is_read():
         "parameters": [], "policies": [],
         "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     }  # fmt: skip
-    assert [user["name"] for user in read(document)["users"]] == ["u"]
+    assert [user["name"] for user in (await read(document))["users"]] == ["u"]
     with pytest.raises(BadRequest, match=r"parameters\[0\]"):
-        read({"parameters": [{"name": "p"}]})
+        await read({"parameters": [{"name": "p"}]})

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from amqpd.management.http import BODY_BYTES_MAX, JSON_DEPTH_MAX
+from amqpd.management.body import BODY_BYTES_MAX, JSON_DEPTH_MAX
 
 
 class TestLogin:
@@ -143,6 +143,12 @@ class TestRequests:
     def test_depth_at_the_limit(self, api, v):
         nested = "[" * (JSON_DEPTH_MAX - 2) + "]" * (JSON_DEPTH_MAX - 2)
         assert api("PUT", f"/api/queues/{v}/q", f'{{"arguments": {{"a": {nested}}}}}', raw=True).status == 201
+
+    def test_nine_megabytes_of_nothing(self, user):
+        """They were parsed in one go, which held every client for a second."""
+        answer = user("management")("PUT", "/api/queues/%2F/q", "[" + "{}," * 3_000_000 + "{}]", raw=True)
+        assert answer.status == 413
+        assert "objects and lists" in answer.json["reason"]
 
     def test_a_body_too_large(self, api, v):
         answer = api("PUT", f"/api/queues/{v}/q", b" " * (BODY_BYTES_MAX + 1), raw=True)

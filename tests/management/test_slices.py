@@ -1,0 +1,143 @@
+"""Large answers and documents: 100,000 queues and as many bindings, in the test's own process.
+
+The loop's turns are counted while a handler works; with slices that end as soon as they are asked, a handler that
+builds something long in one go shows as too few. The strict times are CPU times of the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amqpd.auth.backends import User
+from amqpd.management import (
+    api_bindings,
+    api_call,
+    api_definitions,
+    api_import,
+    api_overview,
+    api_queues,
+    api_users,
+    api_vhosts,
+)
+from amqpd.management.api_call import Call, Caller
+from amqpd.management.body import parse
+from amqpd.management.rates import Rates
+from amqpd.server import Server
+from amqpd.settings import Settings
+
+FEW = 600
+MANY = 100_000
+DOCUMENT = {
+    "vhosts": [{"name": "new"}],
+    "queues": [{"name": f"n{n}", "vhost": "new", "durable": False, "arguments": {}} for n in range(10_000)],
+    "bindings": [
+        {"source": "amq.topic", "vhost": "new", "destination": f"n{n}", "destination_type": "queue",
+         "routing_key": f"a.{n}", "arguments": {}} for n in range(10_000)
+    ],
+}  # fmt: skip
+
+
+def settle_collector() -> None:
+    """As a broker that has started does, for this process's life."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.fixture
+async def server(tmp_path) -> AsyncIterator[Server]:
+    server = Server(Settings.load(["--data-dir", str(tmp_path)], {}).settings, asyncio.get_running_loop())
+    server.load()
+    yield server
+    server.stop()
+    await server.stopped.wait()
+
+
+def declare(server: Server, count: int) -> None:
+    vhost = server.broker.vhosts["/"]
+    for number in range(count):
+        queue, _ = vhost.declare_queue(f"q{(number * 7919) % count}", False, False, False, {}, None)
+        vhost.bind(vhost.exchanges["amq.topic"], queue, f"a.{number}", {})
+
+
+def call(server: Server, params: dict[str, str] | None = None, body: Any = None, **query: str) -> Call:
+    rates = Rates(server.broker, server.connections)
+    caller = Caller(User("o", ("administrator",)), True)
+    return Call(server.broker, server, rates, caller, "GET", params or {}, query, SimpleNamespace(get=dict.get), body)
+
+
+V = {"vhost": "/"}
+HANDLERS = {
+    "queues": lambda server: api_queues.get_queues(call(server)),
+    "a page of queues": lambda server: api_queues.get_queues(call(server, V, page="3", name="q")),
+    "queues by messages": lambda server: api_queues.get_queues(call(server, V, page="1", sort="messages")),
+    "vhosts": lambda server: api_vhosts.get_vhosts(call(server)),
+    "bindings": lambda server: api_bindings.get_bindings(call(server)),
+    "bindings of the default": lambda server: api_bindings.get_source_bindings(
+        call(server, {"vhost": "/", "exchange": "amq.default"})
+    ),
+    "bindings of an exchange": lambda server: api_bindings.get_source_bindings(
+        call(server, {"vhost": "/", "exchange": "amq.topic"})
+    ),
+    "definitions": lambda server: api_definitions.get_definitions(call(server)),
+    "definitions of a vhost": lambda server: api_definitions.get_vhost_definitions(call(server, V)),
+    "overview": lambda server: api_overview.overview(call(server)),
+    "metrics": lambda server: api_overview.metrics(call(server)),
+    "rates": lambda server: Rates(server.broker, server.connections).sweep(),
+    "bulk delete": lambda server: api_users.bulk_delete(call(server, {}, {"users": ["nobody"] * FEW})),
+}
+
+
+async def test_long_answers_are_made_in_slices(server, monkeypatch):
+    declare(server, FEW)
+    monkeypatch.setattr(api_call, "SLICE_S", 0.0)
+    held = []
+    for name, handler in HANDLERS.items():
+        task = asyncio.ensure_future(handler(server))
+        turns = 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await task
+        if turns < FEW:
+            held.append(name)
+    assert not held
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("name", [*HANDLERS, "import", "9 MB of {}", "a long payload"])
+async def test_the_loop_is_held_for_20_ms_at_most(server, name):
+    async def imported() -> None:
+        document = await parse(json.dumps(DOCUMENT), True)
+        await api_import.post_definitions(call(server, {}, document))
+        await api_call.release(document)
+
+    if name == "import":
+        work: Any = imported()
+    elif name == "9 MB of {}":
+        work = parse("[" + "{}," * 3_000_000 + "{}]", True)
+    elif name == "a long payload":
+        work = parse(json.dumps({"payload": "x\\n" * 3_000_000}))
+    else:
+        declare(server, MANY)
+        work = HANDLERS[name](server)
+    longest = 0.0
+    settle_collector()
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        before = time.thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time() - before)
+    error = task.exception()
+    del task
+    assert error is None or isinstance(error, api_call.ApiError), error
+    print(f"{name}: {longest * 1000:.1f} ms")
+    assert longest < 0.020
