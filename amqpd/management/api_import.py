@@ -240,7 +240,18 @@ class Import:
     async def make(self) -> None:
         """All of it or nothing. Raises: BadRequest, OnItsWay, MetadataError; then nothing is made."""
         # What is committed must be made, also when nobody waits for the answer any more.
-        await asyncio.shield(asyncio.create_task(self._make()))
+        await asyncio.shield(asyncio.create_task(self._made()))
+
+    async def _made(self) -> None:
+        try:
+            await self._make()
+        finally:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """The items go, in slices."""
+        for items in self.items.values():
+            await release(items)
 
     async def _make(self) -> None:
         auth, declared = self.broker.auth, self.broker.declared
@@ -479,12 +490,11 @@ def _check_binding(item: Item, kind: str) -> None:
 async def post_definitions(call: Call) -> Reply:
     """204 when everything is made and committed."""
     vhost = call.vhost().name if "vhost" in call.params else None
-    items = await read(call.fields(), vhost)
+    work = Import(call, await read(call.fields(), vhost))
     try:
-        work = Import(call, items)
         await work.check()
-        await work.make()
-    finally:
-        for each in items.values():
-            await release(each)
+    except ApiError:
+        await work.drop()
+        raise
+    await work.make()
     return NO_CONTENT

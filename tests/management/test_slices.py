@@ -64,8 +64,9 @@ async def server(tmp_path) -> AsyncIterator[Server]:
 def declare(server: Server, count: int) -> None:
     vhost = server.broker.vhosts["/"]
     for number in range(count):
-        queue, _ = vhost.declare_queue(f"q{(number * 7919) % count}", False, False, False, {}, None)
-        vhost.bind(vhost.exchanges["amq.topic"], queue, f"a.{number}", {})
+        coming = vhost.declare_queue(f"q{(number * 7919) % count}", False, False, False, {}, None)
+        queue = coming.apply()
+        vhost.bind(vhost.exchanges["amq.topic"], queue, f"a.{number}", {}).apply()
 
 
 def call(server: Server, params: dict[str, str] | None = None, body: Any = None, **query: str) -> Call:
