@@ -49,20 +49,22 @@ APP_ID: Final = 0x0008
 CLUSTER_ID: Final = 0x0004
 
 NO_PROPERTIES: Final = b"\x00\x00"
+DIRECT_REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 
 _ILLEGAL: Final = 0x0003
 _LAST: Final = 0x0002
+_DIRECT_REPLY_FIELD_SIZE: Final = 22  # of the text above, with its length
 
 
 @final
 class PropertyInfo:
-    """What the road must know of one message.
+    """What the road must know of a message, or of many: it says nothing of where in their bytes anything ends.
 
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
-    priority: -1 absent. expiration, user_id, reply_to: raw text, None absent. expiration_ms: the first as a number,
-    kept here for all messages with these properties; -1: nobody has asked yet. headers_start, headers_end: where the
-    headers table with its length lies in the bytes that were scanned; both 0 without headers. sender_selected: there is
-    a header CC or BCC.
+    priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is one
+    of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from the
+    flags; 0 without headers. sender_selected: there is a header CC or BCC. direct_reply: reply-to is
+    amq.rabbitmq.reply-to, which the broker answers for; any other is between the clients.
     """
 
     def __init__(self, flags: i64) -> None:
@@ -72,11 +74,13 @@ class PropertyInfo:
         self.expiration: bytes | None = None
         self.expiration_ms: i64 = -1
         self.user_id: bytes | None = None
-        self.reply_to: bytes | None = None
-        self.has_headers: bool = False
         self.headers_start: i64 = 0
-        self.headers_end: i64 = 0
         self.sender_selected: bool = False
+        self.direct_reply: bool = False
+
+    @property
+    def has_headers(self) -> bool:
+        return self.headers_start > 0
 
 
 class Properties(NamedTuple):
@@ -98,50 +102,58 @@ class Properties(NamedTuple):
     cluster_id: str | None = None
 
 
-def scan(data: bytes, start: i64, end: i64) -> PropertyInfo:
+def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
     """Check that [start, end) is one whole set of properties, and note what the road must know.
 
-    Texts are not looked into: an expiration may be no number, a delivery mode may be 99. Cost: some 0.1 us compiled, 10
-    ns more per header; one object. Raises: CodecError for illegal flags, a field cut off, bytes left over, a bad table.
+    before: of a message that may be like this one; it is returned again where nothing that the road must know differs,
+    whatever ids and other values do. Texts are not looked into: an expiration may be no number, a delivery mode may be
+    99. Cost: some 40 ns compiled, 5 ns more per header, and one object where `before` does not fit. Raises: CodecError
+    for illegal flags, a field cut off, bytes left over, a bad table.
     """
     if start < 0 or end > len(data) or end - start < 2:
         raise CodecError("property flags are cut off")
     flags = read_u16(data, start)
     if flags & _ILLEGAL != 0:
         raise CodecError("property flags with a bit that means nothing")
-    info = PropertyInfo(flags)
     position = start + 2
+    headers_start: i64 = 0
+    sender_selected = False
+    delivery_mode: i64 = 0
+    priority: i64 = -1
+    direct_reply = False
+    expiration_start: i64 = 0
+    expiration_end: i64 = 0
+    user_id_start: i64 = 0
+    user_id_end: i64 = 0
     if flags & CONTENT_TYPE != 0:
         position = _skip_text(data, position, end)
     if flags & CONTENT_ENCODING != 0:
         position = _skip_text(data, position, end)
     if flags & HEADERS != 0:
         stop = _skip_table(data, position, end)
-        info.has_headers = True
-        info.headers_start = position
-        info.headers_end = stop
-        info.sender_selected = survey_table(data, position, stop) & SENDER_SELECTED != 0
+        headers_start = position - start
+        sender_selected = survey_table(data, position, stop) & SENDER_SELECTED != 0
         position = stop
     if flags & DELIVERY_MODE != 0:
         if position >= end:
             raise CodecError("property is cut off")
-        info.delivery_mode = data[position]
+        delivery_mode = data[position]
         position += 1
     if flags & PRIORITY != 0:
         if position >= end:
             raise CodecError("property is cut off")
-        info.priority = data[position]
+        priority = data[position]
         position += 1
     if flags & CORRELATION_ID != 0:
         position = _skip_text(data, position, end)
     if flags & REPLY_TO != 0:
         stop = _skip_text(data, position, end)
-        info.reply_to = data[position + 1 : stop]
+        direct_reply = stop - position == _DIRECT_REPLY_FIELD_SIZE and data[position + 1 : stop] == DIRECT_REPLY_TO
         position = stop
     if flags & EXPIRATION != 0:
-        stop = _skip_text(data, position, end)
-        info.expiration = data[position + 1 : stop]
-        position = stop
+        expiration_start = position + 1
+        position = _skip_text(data, position, end)
+        expiration_end = position
     if flags & MESSAGE_ID != 0:
         position = _skip_text(data, position, end)
     if flags & TIMESTAMP != 0:
@@ -151,16 +163,68 @@ def scan(data: bytes, start: i64, end: i64) -> PropertyInfo:
     if flags & TYPE != 0:
         position = _skip_text(data, position, end)
     if flags & USER_ID != 0:
-        stop = _skip_text(data, position, end)
-        info.user_id = data[position + 1 : stop]
-        position = stop
+        user_id_start = position + 1
+        position = _skip_text(data, position, end)
+        user_id_end = position
     if flags & APP_ID != 0:
         position = _skip_text(data, position, end)
     if flags & CLUSTER_ID != 0:
         position = _skip_text(data, position, end)
     if position != end:
         raise CodecError("bytes after the last property")
+    if (
+        before is not None
+        and before.flags == flags
+        and before.headers_start == headers_start
+        and before.delivery_mode == delivery_mode
+        and before.priority == priority
+        and before.sender_selected == sender_selected
+        and before.direct_reply == direct_reply
+        and (expiration_start == 0 or _is_text(data, expiration_start, expiration_end, before.expiration))
+        and (user_id_start == 0 or _is_text(data, user_id_start, user_id_end, before.user_id))
+    ):
+        return before
+    info = PropertyInfo(flags)
+    info.headers_start = headers_start
+    info.delivery_mode = delivery_mode
+    info.priority = priority
+    info.sender_selected = sender_selected
+    info.direct_reply = direct_reply
+    if expiration_start > 0:
+        info.expiration = data[expiration_start:expiration_end]
+        info.expiration_ms = _digits(data, expiration_start, expiration_end)
+    if user_id_start > 0:
+        info.user_id = data[user_id_start:user_id_end]
     return info
+
+
+def _is_text(data: bytes, position: i64, end: i64, text: bytes | None) -> bool:
+    """Whether [position, end) is `text`; short ones are compared without an object."""
+    if text is None or end - position != len(text):
+        return False
+    if end - position > 12:
+        return data[position:end] == text
+    at: i64 = 0
+    while position < end:
+        if data[position] != text[at]:
+            return False
+        position += 1
+        at += 1
+    return True
+
+
+def _digits(data: bytes, position: i64, end: i64) -> i64:
+    """The number that [position, end) is, if it is 1 to 18 digits; else -1."""
+    if end - position < 1 or end - position > 18:
+        return -1
+    number: i64 = 0
+    while position < end:
+        digit: i64 = data[position]
+        if digit < 0x30 or digit > 0x39:
+            return -1
+        number = number * 10 + digit - 0x30
+        position += 1
+    return number
 
 
 def _skip_text(data: bytes, position: i64, end: i64) -> i64:
@@ -276,10 +340,18 @@ def _encode_field(flag: int, value: object) -> bytes:
     raise CodecError(type(value).__name__ + " does not fit the property")
 
 
+def headers_place(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
+    """Where the headers table of the properties [start, end), with its length, begins and ends.
+
+    The same place twice when there is none. Raises: CodecError.
+    """
+    return _place(data, start, end, HEADERS)
+
+
 def headers_of(data: bytes, start: i64, end: i64) -> dict[str, object]:
     """The headers in the properties [start, end), decoded; empty when there are none.
 
-    Where a PropertyInfo is at hand, `decode_table(data, info.headers_start)` saves the way to them. Raises: CodecError.
+    Where a PropertyInfo is at hand, `decode_table(properties, info.headers_start)` saves the way to them. Raises: CodecError.
     """
     position, stop = _place(data, start, end, HEADERS)
     if position == stop:

@@ -8,11 +8,13 @@
  * swallows an endless backlog. One line of JSON is the answer: messages per second over the measured seconds, the
  * broker's CPU per message (from /proc/PID/stat, all its threads), its peak memory, latencies where --rate is given.
  *
- * Body: 8 bytes with the message's number within the blob (with --rate: its due time), then the alphabet over and over.
+ * Body: 8 bytes with the message's number within the blob (with --rate: its due time; with ids: the publisher's count),
+ * then the alphabet over and over. With --bodymax sizes change from message to message. With --rich and --celery every
+ * message has ids of its own: no two content headers of a run are alike.
  * With --rate a message is published when it is due, whatever became of those before, and its latency counts from then,
  * so that a broker that stands still for a while pays for every message of that while; all of them are waited for.
- * --verify checks every delivery: tag, size, number (so order, loss and duplicates), every byte, and the
- * content header against what was published. */
+ * --verify checks every delivery: tag, size, number (so order, loss and duplicates), every byte, and the whole content
+ * header against what was published: with ids, those that belong to the body behind it. */
 #define _GNU_SOURCE
 #include "amqpwire.h"
 #include <fcntl.h>
@@ -35,6 +37,7 @@ static u64 now_ns(void) {
 static const char *o_host = "127.0.0.1", *o_user = "guest", *o_pass = "guest", *o_vhost = "/", *o_name = "run", *o_prefix;
 static int o_port = 5672, o_pid, o_body = 16, o_persist, o_durable, o_confirm, o_window = 1000, o_autoack, o_prefetch;
 static int o_ackevery = 1, o_queues = 1, o_consumers = 1, o_publishers = 1, o_fanout, o_topic, o_unique, o_rich, o_rr, o_pair;
+static int o_bodymax, o_celery, o_ids;
 static int o_inflight = 10000, o_pubonly, o_drain, o_keep, o_coalesce, o_rate, o_verify, o_chunk = 64 * 1024;
 static double o_time = 5, o_warm = 1, o_count;
 
@@ -55,9 +58,11 @@ static const struct option_row {
     {"--prefix", 0, &o_prefix, 0, 0, "TEXT  begins the names of queues and exchange (default: from the process id)"},
     {"--pid", &o_pid, 0, 0, 0, "N  process whose CPU and memory are read"},
     {"--body", &o_body, 0, 0, 0, "BYTES  at least 8"},
+    {"--bodymax", &o_bodymax, 0, 0, 0, "BYTES  bodies of --body to so many bytes, another size each (default: all of --body)"},
     {"--persist", 0, 0, 0, &o_persist, "delivery mode 2"},
     {"--durable", 0, 0, 0, &o_durable, "durable queues"},
-    {"--rich", 0, 0, 0, &o_rich, "five headers and an expiration on every message"},
+    {"--rich", 0, 0, 0, &o_rich, "five headers, one of them an id of its own, and an expiration on every message"},
+    {"--celery", 0, 0, 0, &o_celery, "a Celery task message: 16 headers, correlation-id, reply-to, ids of its own"},
     {"--confirm", 0, 0, 0, &o_confirm, "publisher confirms"},
     {"--window", &o_window, 0, 0, 0, "N  unconfirmed publishes per publisher"},
     {"--autoack", 0, 0, 0, &o_autoack, "consumers do not acknowledge"},
@@ -86,8 +91,8 @@ static const struct option_row {
 #define NROWS (sizeof ROWS / sizeof *ROWS)
 
 __attribute__((noreturn)) static void usage(void) {
-    puts("usage: amqpload [-s SCENARIO] [options]   scenarios: S1 S2 S3 S4pub S4drain S5 S6 S7 S6u S1h S3h S3x200 50x50\n"
-         "                                          window1 window10 window100; options after -s change it");
+    puts("usage: amqpload [-s SCENARIO] [options]   scenarios: S1 S2 S3 S4pub S4drain S5 S6 S7 S6u S1v S1h S3h S1c S3c\n"
+         "                                          S3x200 50x50 window1 window10 window100; options after -s change it");
     for (size_t i = 0; i < NROWS; i++) printf("  %-12s %s\n", ROWS[i].name, ROWS[i].help);
     exit(2);
 }
@@ -97,9 +102,9 @@ static void durable_with_confirms(void) {
 }
 static void preset(const char *s) {
     o_name = s;
-    if (!strcmp(s, "S1") || !strcmp(s, "S1h")) o_autoack = 1;
+    if (!strcmp(s, "S1") || !strcmp(s, "S1v") || !strcmp(s, "S1h") || !strcmp(s, "S1c")) o_autoack = 1;
     else if (!strcmp(s, "S2")) o_body = 1024, o_autoack = 1, o_inflight = 5000;
-    else if (!strcmp(s, "S3") || !strcmp(s, "S3h")) durable_with_confirms();
+    else if (!strcmp(s, "S3") || !strcmp(s, "S3h") || !strcmp(s, "S3c")) durable_with_confirms();
     else if (!strcmp(s, "S4pub")) durable_with_confirms(), o_pubonly = o_keep = 1, o_inflight = 0;
     else if (!strcmp(s, "S4drain")) durable_with_confirms(), o_confirm = 0, o_drain = 1;
     else if (!strcmp(s, "S5")) o_autoack = 1, o_fanout = 1, o_queues = o_consumers = 10, o_inflight = 2000;
@@ -111,6 +116,9 @@ static void preset(const char *s) {
     else die("unknown scenario %s", s);
     if (!strncmp(s, "S4", 2)) o_count = 500000, o_warm = 0, o_prefix = "perfS4";
     o_rich = !strcmp(s, "S1h") || !strcmp(s, "S3h");
+    o_celery = !strcmp(s, "S1c") || !strcmp(s, "S3c");
+    if (o_celery) o_body = 60, o_bodymax = 260;
+    if (!strcmp(s, "S1v")) o_bodymax = 48;
     o_unique = !strcmp(s, "S6u");
 }
 static void read_options(int count, char **words) {
@@ -131,16 +139,29 @@ static void read_options(int count, char **words) {
     if (o_publishers + o_consumers + 1 > MAX_CONNS) die("at most %d connections", MAX_CONNS - 1);
     if (o_pair && (o_consumers != o_queues || o_publishers != o_queues)) die("--pair: as many publishers as queues, consumers");
     if (o_unique && !o_topic) die("--unique goes with --topic");
+    if (o_rich && o_celery) die("either --rich or --celery");
+    o_ids = o_rich || o_celery;
+    if (o_bodymax < o_body) o_bodymax = o_body;
+    if (o_rate && (o_ids || o_bodymax > o_body)) die("--rate goes with bodies of one size, without ids");
 }
 
 /* ---- what is published ---- */
 static conn conns[MAX_CONNS];
 static int nconns;
 static u32 blob_messages; /* messages in a blob; the same for every publisher */
-static u8 *body_tail, *header_payload;
-static u32 header_size;
+/* Message n of every blob, as it is published and must come back; with ids, `write_ids` completes its header. */
+#define IDS_MAX 5
+#define ID_DIGITS 12
+typedef struct {
+    u8 *header; /* the content header's payload */
+    u32 header_size, body_size;
+    u16 ids[IDS_MAX + 1]; /* where in the header an id's digits stand; 0 ends them */
+} sample;
+static sample *samples;
+static u8 *body_tail;
 static u64 total_published, total_delivered, total_confirmed, checked, wrong;
 static u64 step, last_due; /* with --rate: nanoseconds between two messages, what the last delivery carried */
+static u32 nsamples;
 static u64 *latencies, nlatencies, latencies_max;
 static int latency_on;
 
@@ -171,29 +192,87 @@ static void topic_pair(int i, char *pattern, char *key) {
         sprintf(pattern, "#.evt%d", i), sprintf(key, "x.%s.evt%d", o_unique ? "00000000" : "y", i);
     }
 }
-static void encode_header(buf *b) {
-    b16(b, 60), b16(b, 0), b64(b, o_body);
-    b16(b, o_rich ? 0x3100 : 0x1000); /* headers, delivery-mode, expiration */
-    if (o_rich) {
-        size_t at = (b32(b, 0), b->n);
-        bshort(b, "tenant"), b8(b, 'S'), blong(b, "acme-industries");
-        bshort(b, "trace-id"), b8(b, 'S'), blong(b, "4bf92f3577b34da6a3ce929d0e0e4736");
-        bshort(b, "content-class"), b8(b, 'S'), blong(b, "telemetry");
-        bshort(b, "attempt"), b8(b, 'I'), b32(b, 3);
-        bshort(b, "sampled"), b8(b, 't'), b8(b, 1);
-        u32 size = htonl(b->n - at);
-        memcpy(b->p + at - 4, &size, 4);
-    }
-    b8(b, o_persist ? 2 : 1);
-    if (o_rich) bshort(b, "600000");
+/* An id: `prefix`, then the digits that `write_ids` writes. */
+static void id_text(buf *b, sample *s, const char *prefix) {
+    int i = 0;
+    while (s->ids[i]) i++;
+    bput(b, prefix, strlen(prefix));
+    s->ids[i] = b->n;
+    bput(b, "000000000000", ID_DIGITS);
 }
-static void encode_publish(buf *b, const char *exchange, const char *key, u64 number) {
+#define ID_PREFIX "4bf92f35-77b3-4da6-a3ce-"
+#define ID_SIZE (sizeof ID_PREFIX - 1 + ID_DIGITS)
+static void header_id(buf *b, sample *s, const char *name) {
+    bshort(b, name), b8(b, 'S'), b32(b, ID_SIZE), id_text(b, s, ID_PREFIX);
+}
+static void header_text(buf *b, const char *name, const char *text) { bshort(b, name), b8(b, 'S'), blong(b, text); }
+static void header_void(buf *b, const char *name) { bshort(b, name), b8(b, 'V'); }
+static void header_int(buf *b, const char *name, u32 value) { bshort(b, name), b8(b, 'I'), b32(b, value); }
+static void five_headers(buf *b, sample *s) {
+    header_text(b, "tenant", "acme-industries");
+    header_id(b, s, "trace-id");
+    header_text(b, "content-class", "telemetry");
+    header_int(b, "attempt", 3);
+    bshort(b, "sampled"), b8(b, 't'), b8(b, 1);
+}
+/* Celery's task protocol 2, as kombu and py-amqp send it: https://docs.celeryq.dev/en/stable/internals/protocol.html */
+static void celery_headers(buf *b, sample *s, u32 n) {
+    header_text(b, "lang", "py"), header_text(b, "task", "shop.tasks.send_invoice");
+    header_id(b, s, "id");
+    header_void(b, "shadow"), header_void(b, "eta"), header_void(b, "expires"), header_void(b, "group");
+    header_void(b, "group_index"), header_int(b, "retries", 0);
+    bshort(b, "timelimit"), b8(b, 'A'), b32(b, 2), b8(b, 'V'), b8(b, 'V');
+    header_id(b, s, "root_id"), header_void(b, "parent_id");
+    static const char more[] = ", 'mail', 'paper', 'archive'";
+    u32 shown = n * 7 % sizeof more;
+    bshort(b, "argsrepr"), b8(b, 'S'), b32(b, 1 + ID_DIGITS + shown + 1);
+    id_text(b, s, "("), bput(b, more, shown), b8(b, ')');
+    header_text(b, "kwargsrepr", "{}"), header_text(b, "origin", "gen4711@web-3.example.net");
+    bshort(b, "ignore_result"), b8(b, 't'), b8(b, 0);
+}
+static u32 size_of_body(u32 n) { return o_body + (n * 2654435761u >> 8) % (u32)(o_bodymax - o_body + 1); }
+static void encode_header(sample *s, u32 n) {
+    buf b = {0};
+    s->body_size = size_of_body(n);
+    b16(&b, 60), b16(&b, 0), b64(&b, s->body_size);
+    /* content type, encoding, headers, delivery mode, priority, correlation id, reply to; headers, mode, expiration */
+    b16(&b, o_celery ? 0xFE00 : o_rich ? 0x3100 : 0x1000);
+    if (o_celery) bshort(&b, "application/json"), bshort(&b, "utf-8");
+    if (o_ids) {
+        size_t at = (b32(&b, 0), b.n);
+        if (o_celery) celery_headers(&b, s, n);
+        else five_headers(&b, s);
+        u32 size = htonl(b.n - at);
+        memcpy(b.p + at - 4, &size, 4);
+    }
+    b8(&b, o_persist ? 2 : 1);
+    if (o_celery) {
+        b8(&b, 0), b8(&b, ID_SIZE), id_text(&b, s, ID_PREFIX);
+        bshort(&b, "8d2c7a61-3f0e-3b5d-9a44-1c6be0f2d357");
+    }
+    if (o_rich) bshort(&b, "600000");
+    s->header = b.p, s->header_size = b.n;
+}
+static void write_ids(u8 *header, const sample *s, u64 serial) {
+    u8 text[ID_DIGITS];
+    for (int i = ID_DIGITS - 1; i >= 0; i--, serial >>= 4) text[i] = "0123456789abcdef"[serial & 15];
+    for (const u16 *at = s->ids; *at; at++) memcpy(header + *at, text, ID_DIGITS);
+}
+static u64 read_id(const u8 *text) {
+    u64 serial = 0;
+    for (int i = 0; i < ID_DIGITS; i++) serial = serial << 4 | (text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10);
+    return serial;
+}
+static void encode_publish(buf *b, const char *exchange, const char *key, const sample *s, u64 number) {
     size_t at = method_begin(b, 1, 60, 40);
     b16(b, 0), bshort(b, exchange), bshort(b, key), b8(b, 0), frame_end(b, at);
     at = frame_begin(b, 2, 1);
-    bput(b, header_payload, header_size), frame_end(b, at);
+    bput(b, s->header, s->header_size), frame_end(b, at);
     at = frame_begin(b, 3, 1);
-    bput(b, &number, 8), bput(b, body_tail, o_body - 8), frame_end(b, at);
+    bput(b, &number, 8), bput(b, body_tail, s->body_size - 8), frame_end(b, at);
+}
+static size_t method_frame_size(const char *exchange, const char *key) {
+    return 7 + 4 + 2 + 1 + strlen(exchange) + 1 + strlen(key) + 1 + 1;
 }
 /* A whole multiple of the keys, two chunks at least; the first blob's number of messages holds for all. */
 static void make_blob(conn *c, const char *exchange, char **keys, u32 nkeys) {
@@ -206,23 +285,33 @@ static void make_blob(conn *c, const char *exchange, char **keys, u32 nkeys) {
                 c->off = realloc(c->off, sizeof(size_t) * cap), c->uniq = realloc(c->uniq, sizeof(size_t) * cap);
                 if (!c->off || !c->uniq) die("out of memory");
             }
+            if (n == nsamples) {
+                if (n % 4096 == 0 && !(samples = realloc(samples, sizeof(sample) * (n + 4096)))) die("out of memory");
+                memset(&samples[n], 0, sizeof(sample));
+                encode_header(&samples[n], n), nsamples++;
+            }
             c->off[n] = b.n;
-            encode_publish(&b, exchange, keys[k], n + 1);
+            encode_publish(&b, exchange, keys[k], &samples[n], n + 1);
             if (o_unique) { /* frame header, method, ticket, exchange, key */
                 const char *zeros = strstr(keys[k], "00000000");
                 c->uniq[n] = c->off[n] + 7 + 4 + 2 + 1 + strlen(exchange) + 1 + (size_t)(zeros - keys[k]);
-            }
+            } else c->uniq[n] = c->off[n] + method_frame_size(exchange, keys[k]) + 7; /* the header's payload */
             n++;
         }
     c->off[n] = b.n;
     c->blob = b.p, c->nblob = blob_messages = n;
 }
+/* What is another one in each message, for those about to be sent. */
 static void write_serials(conn *c, u32 from, u32 to) {
     static const char digits[] = "0123456789abcdef";
     for (; from < to; from++) {
         u8 *p = c->blob + c->uniq[from];
         u64 v = ++c->serial;
-        for (int i = 7; i >= 0; i--, v >>= 4) p[i] = digits[v & 15];
+        if (o_ids) {
+            write_ids(p, &samples[from], v);
+            memcpy(p + samples[from].header_size + 1 + 7, &v, 8);
+        } else
+            for (int i = 7; i >= 0; i--, v >>= 4) p[i] = digits[v & 15];
     }
     c->fresh = to;
 }
@@ -253,7 +342,7 @@ static void publish_some(conn *c, u64 n) {
             if (j - c->bi < m) m = j - c->bi;
             end = c->off[c->bi + m];
         }
-        if (o_unique && c->fresh < c->bi + m) write_serials(c, c->fresh, c->bi + m);
+        if ((o_unique || o_ids) && c->fresh < c->bi + m) write_serials(c, c->fresh, c->bi + m);
         ssize_t k = write(c->fd, c->blob + start, end - start);
         if (k < 0) {
             if (errno == EINTR) continue;
@@ -283,15 +372,39 @@ static void confirmed(conn *c, u64 tag, int multiple) {
     while (c->ring[(c->conf_low + 1) & c->rmask]) c->ring[++c->conf_low & c->rmask] = 0;
     total_confirmed += c->conf_low - before;
 }
+/* The header names its message by its ids, and that says what all of it must be. */
+static void check_header(conn *c, const u8 *header, u32 size) {
+    const sample *s = samples;
+    if (o_ids) {
+        if (size < s->ids[0] + (u32)ID_DIGITS) {
+            wrong++;
+            return;
+        }
+        c->v_serial = read_id(header + s->ids[0]);
+        s = &samples[(c->v_serial - 1) % blob_messages];
+        write_ids(s->header, s, c->v_serial);
+    } else if (o_bodymax > o_body && size >= 12) {
+        /* the body's size is its number's to tell */
+        if (size != s->header_size || memcmp(header, s->header, 8) || memcmp(header + 12, s->header + 12, size - 12)) wrong++;
+        c->v_size = g32(header + 8);
+        return;
+    }
+    if (size != s->header_size || memcmp(header, s->header, size)) wrong++;
+}
 static void check_body(conn *c, const u8 *body, u32 size, u64 nth) {
     u64 number;
     memcpy(&number, body, 8);
     checked++;
-    if (size != (u32)o_body || (o_body > 8 && memcmp(body + 8, body_tail, o_body - 8))) wrong++;
+    const sample *s = &samples[o_rate || !number ? 0 : (number - 1) % blob_messages];
+    if (size != s->body_size || (size > 8 && memcmp(body + 8, body_tail, size - 8))) wrong++;
+    else if (o_ids ? number != c->v_serial : o_bodymax > o_body && size != c->v_size) wrong++;
     else if (o_rate && o_consumers == 1) {
         if (last_due && number != last_due + step) wrong++;
         last_due = number;
-    } else if (c->v_stride && number != (c->v_first + nth * c->v_stride) % blob_messages + 1) wrong++;
+    } else if (c->v_stride) {
+        u64 due = c->v_first + nth * c->v_stride;
+        if (number != (o_ids ? due : due % blob_messages) + 1) wrong++;
+    }
 }
 /* Reads once and handles every whole frame; returns the bytes read. */
 static size_t receive(conn *c) {
@@ -325,7 +438,7 @@ static size_t receive(conn *c) {
             } else if (method == METHOD(60, 80)) confirmed(c, g64(p + 11), p[19]);
             else if (method == METHOD(60, 120)) c->nnack++, confirmed(c, g64(p + 11), p[19] & 1);
             else die_of_close(method, p + 11);
-        } else if (p[0] == 2 && o_verify && (size != header_size || memcmp(p + 7, header_payload, size))) wrong++;
+        } else if (p[0] == 2 && o_verify) check_header(c, p + 7, size);
         p += 8 + size;
     }
     c->rs = p - c->rb;
@@ -480,11 +593,8 @@ int main(int count, char **words) {
     snprintf(prefix, sizeof prefix, "perf%d", (int)getpid());
     if (!o_prefix) o_prefix = prefix;
     snprintf(exchange, sizeof exchange, "%s.x", o_prefix);
-    buf header = {0};
-    encode_header(&header);
-    header_payload = header.p, header_size = header.n;
-    body_tail = malloc(o_body);
-    for (int i = 8; i < o_body; i++) body_tail[i - 8] = 'a' + i % 26;
+    body_tail = malloc(o_bodymax);
+    for (int i = 8; i < o_bodymax; i++) body_tail[i - 8] = 'a' + i % 26;
 
     conn *control = dial_one(0);
     char **keys = calloc(100000, sizeof *keys);
@@ -563,7 +673,7 @@ int main(int count, char **words) {
                 if (read(timer, &ticks, 8) != 8) continue;
                 for (; ticks && !ended; ticks--, due += step) {
                     one.n = 0;
-                    encode_publish(&one, to, keys[total_published % nkeys], due);
+                    encode_publish(&one, to, keys[total_published % nkeys], samples, due);
                     write_all(publishers, one.p, one.n);
                     publishers->published++, total_published++;
                 }

@@ -39,10 +39,12 @@ typedef struct {
     /* consumer */
     u64 delivered, acked;
     u32 v_first, v_stride; /* the k-th body here carries (v_first + k * v_stride) % messages + 1; stride 0: unknown */
+    u64 v_serial; /* the id in the header whose body is next, */
+    u32 v_size;   /* and the size that a header without one has announced */
     /* publisher: the blob is a run of whole publishes, sent over and over; bo bytes of message bi are already out */
     u8 *blob;
-    size_t *off, *uniq, bo;
-    u32 nblob, bi, fresh; /* messages below `fresh` have got their unique key in this pass over the blob */
+    size_t *off, *uniq, bo; /* uniq: where a message's unique key stands, or its content header, which has its ids */
+    u32 nblob, bi, fresh;   /* messages below `fresh` have got their key or ids in this pass over the blob */
     u64 published, conf_low, nnack, serial;
     u8 *ring; /* confirms that came out of order, by tag & rmask */
     u32 rmask;
