@@ -64,7 +64,7 @@ class Expiry(Timer):
         info = message.info
         if info is not None and info.expiration is not None:
             own_ms = info.expiration_ms
-            if own_ms < 0:
+            if own_ms < 0:  # not in plain digits
                 own_ms = expiration_ms(info.expiration)
                 info.expiration_ms = own_ms
             if ttl_ms < 0 or own_ms < ttl_ms:

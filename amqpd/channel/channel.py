@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
+from amqpd.broker.arguments import TTL_MS_MAX
 from amqpd.broker.consumers import Consumer
 from amqpd.broker.flow import Confirmer
 from amqpd.broker.message import Entry, Message, message_in_parts
@@ -29,8 +30,8 @@ from amqpd.channel.route import KnownExchange, Route
 from amqpd.channel.unacked import Unacked
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
-from amqpd.protocol.codec import shortstr
-from amqpd.protocol.properties import PropertyInfo
+from amqpd.protocol.codec import CodecError, shortstr
+from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
@@ -205,14 +206,14 @@ class Channel(Confirmer):
         # Since it was last emptied, and how many more it does not take.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
-        # The last publish that went by the cache: the assembler hands over the same object where method and content
-        # header are the same, and all that was found out of them holds.
+        # The last publish that went by the cache: the assembler hands over the same object where the method is the same
+        # and says whether the properties are. Then what was found out of them holds.
         self._same_method = b""
         self._same_route: Route | None = None
         self._same_info: PropertyInfo | None = None
         self._same_persistent = False
         self._exchanges: dict[bytes, KnownExchange] = {}
-        self._last_properties = b""
+        # Of the last properties that were looked into, and found good.
         self._last_info: PropertyInfo | None = None
         self.unacked = Unacked()
         self._turn_wanted = False
@@ -224,23 +225,27 @@ class Channel(Confirmer):
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def publish(self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64) -> None:
+    def publish(
+        self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64, alike: bool
+    ) -> None:
         """A whole basic.publish. Of a large body `content` is the header frame, and the connection has its `parts`.
 
-        Raises: what the checks raise (403, 404, 406, 501, 540).
+        alike: as CommandSink.on_publish has it. Raises: what the checks raise (403, 404, 406, 501, 540).
         """
         route = self._same_route
-        if method is self._same_method and route is not None and route.version == route.source.version:
+        known = method is self._same_method and route is not None and route.version == route.source.version
+        if alike and known and route is not None:
             info = self._same_info
             persistent = self._same_persistent
         else:
-            route = self._routes.get(method) if self._routes else None
-            if route is not None and route.version == route.source.version:
-                self._same_method = method
-                self._same_route = route
-                self._route_hits += 1
-            else:
-                route = self._resolve(method)
+            if not known or route is None:
+                route = self._routes.get(method) if self._routes else None
+                if route is not None and route.version == route.source.version:
+                    self._same_method = method
+                    self._same_route = route
+                    self._route_hits += 1
+                else:
+                    route = self._resolve(method)
             # Flags, and a delivery mode where there is one.
             mode: i64 = content[21]
             if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
@@ -250,7 +255,7 @@ class Channel(Confirmer):
                 info = None
                 persistent = mode == 2
             else:
-                info = self._look_into(content[PROPERTIES_START : header_size - 1])
+                info = self._look_into(content, header_size - 1)
                 persistent = info.delivery_mode == 2
             self._same_info = info
             self._same_persistent = persistent
@@ -260,7 +265,7 @@ class Channel(Confirmer):
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
         self.published_count += 1
-        if route.needs_headers or (info is not None and (info.reply_to is not None or info.sender_selected)):
+        if route.needs_headers or (info is not None and (info.direct_reply or info.sender_selected)):
             message, route = properties_check.reroute(self, route, message)
         if self.transactional:
             self._keep_for_commit(route, message)
@@ -298,14 +303,28 @@ class Channel(Confirmer):
             self._last_route = route
             self._turn_routes.append(route)
 
-    def _look_into(self, properties: bytes) -> PropertyInfo:
-        """What the road must know of them. Raises: as `properties_check.check`."""
-        info = self._last_info
-        if info is None or properties != self._last_properties:
+    def _look_into(self, content: bytes, end: i64) -> PropertyInfo:
+        """What the road must know of the properties, which end at `end`: found in one pass, most often in the object of
+        those before. Raises: FrameError (501), PreconditionFailed (406).
+        """
+        before = self._last_info
+        try:
+            info = scan(content, PROPERTIES_START, end, before)
+        except CodecError as error:
+            properties_check.refuse(error)
+        if info is before and not info.sender_selected:
+            return info
+        if (
+            info.user_id is not None
+            or info.sender_selected
+            or (info.expiration is not None and not 0 <= info.expiration_ms <= TTL_MS_MAX)
+            or (info.flags & DELIVERY_MODE != 0 and not 1 <= info.delivery_mode <= 2)
+        ):
+            same = self._same_route
             self._same_route = None  # until they are known to be good
-            info = properties_check.check(self.connection, properties)
-            self._last_properties = properties
-            self._last_info = info
+            properties_check.judge(self.connection, info, content[PROPERTIES_START:end])
+            self._same_route = same
+        self._last_info = info
         return info
 
     def _keep_for_commit(self, route: Route, message: Message) -> None:
@@ -366,7 +385,6 @@ class Channel(Confirmer):
         self._same_method = b""
         self._same_route = None
         self._exchanges.clear()
-        self._last_properties = b""
         self._last_info = None
 
     # -- confirms ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """What a publish's properties must be, and the messages whose properties decide where they go.
 
-The road comes here only when a message carries more than a delivery mode; the result is kept for the next message with
-the same property bytes.
+The road comes here only where something has to be judged by its text (`Channel._look_into`): who sends it, a time to
+live that is no plain number, routing keys in CC and BCC.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from amqpd.broker.arguments import TTL_MS_MAX, erlang_type
 from amqpd.broker.message import Message, make_message
@@ -16,27 +16,34 @@ from amqpd.channel.access import check_topic_keys
 from amqpd.errors import FrameError, PreconditionFailed
 from amqpd.protocol.assembler import BASIC_PUBLISH
 from amqpd.protocol.codec import CodecError, decode_table
-from amqpd.protocol.properties import PropertyInfo, scan, with_reply_to, without_headers
+from amqpd.protocol.properties import (
+    DELIVERY_MODE,
+    DIRECT_REPLY_TO,
+    PropertyInfo,
+    scan,
+    with_reply_to,
+    without_headers,
+)
 
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
     from amqpd.channel.route import Route
     from amqpd.connection.connection import Connection
 
-REPLY_TO: Final = "amq.rabbitmq.reply-to"
-_REPLY_TO_BYTES: Final = REPLY_TO.encode()
+REPLY_TO: Final = DIRECT_REPLY_TO.decode()
 # Sender-selected keys, CC and BCC together.
 KEYS_MAX: Final = 1000
 _INTEGER: Final = re.compile(rb"([+-]?\d+)(.*)", re.DOTALL)
 
 
-def check(connection: Connection, properties: bytes) -> PropertyInfo:
-    """Scans and judges. Raises: FrameError (501) for bytes that are no properties, PreconditionFailed (406)."""
-    try:
-        info = scan(properties, 0, len(properties))
-    except CodecError as error:
-        raise FrameError(f"bad content header properties: {error}", BASIC_PUBLISH) from None
-    if info.flags & 0x1000 and info.delivery_mode not in (1, 2):
+def refuse(error: CodecError) -> NoReturn:
+    """Raises: FrameError (501), for bytes that are no properties."""
+    raise FrameError(f"bad content header properties: {error}", BASIC_PUBLISH) from None
+
+
+def judge(connection: Connection, info: PropertyInfo, properties: bytes) -> None:
+    """Raises: PreconditionFailed (406) for what they must not say. info: what a scan found in them."""
+    if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
         raise PreconditionFailed(
             f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}", BASIC_PUBLISH
         )
@@ -46,7 +53,6 @@ def check(connection: Connection, properties: bytes) -> PropertyInfo:
         check_expiration(info.expiration)
     if info.sender_selected:
         sender_selected(decode_table(properties, info.headers_start)[0])
-    return info
 
 
 def _check_user_id(connection: Connection, user_id: bytes) -> None:
@@ -127,7 +133,7 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
     """
     info = message.info
     connection = channel.connection
-    if info is not None and info.reply_to == _REPLY_TO_BYTES:
+    if info is not None and info.direct_reply:
         reply = channel.reply_consumer
         if reply is None:
             raise PreconditionFailed("fast reply consumer does not exist", BASIC_PUBLISH)

@@ -275,12 +275,19 @@ class Connection(CommandSink):
         # Beside the arguments: one more of them would cost every publish a call, as it is not the sink's.
         self.parts = parts
         try:
-            self.on_publish(number, method, header, len(header), body_size, 0)
+            self.on_publish(number, method, header, len(header), body_size, 0, False)
         finally:
             self.parts = None
 
     def on_publish(
-        self, number: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+        self,
+        number: i64,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        alike: bool,
     ) -> None:
         channel = self.channel(number)
         if channel is None:
@@ -294,7 +301,7 @@ class Connection(CommandSink):
         self.published_count += 1
         if self.turn.alarmed:
             self.control.hold_for_alarm()
-        channel.publish(method, content, header_size, body_size, frame_payload_max)
+        channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
         if self.returned:
             self.returned = False
             self._check_output()
@@ -439,6 +446,7 @@ class Connection(CommandSink):
                         item.header_size,
                         item.body_size,
                         item.frame_payload_max,
+                        False,
                     )
                 else:
                     self.on_method(number, item.payload)

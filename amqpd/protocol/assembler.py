@@ -50,9 +50,18 @@ PART_BYTES: Final = 128 * 1024
 
 _BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
 
-# A stream whose publishes do not begin alike is looked at again after so many of them.
+# How much of a publish is as in the one before: nothing, its method, its properties too, all as far as the body.
+_UNLIKE: Final = 0
+_METHOD: Final = 1
+_PROPERTIES: Final = 2
+_ALL: Final = 3
+# So many publishes in a row that are less alike than expected, and less is expected; all again after so many more.
 _ALIKE_TRIES: Final = 4
 _ALIKE_PAUSE: Final = 256
+# Of a header frame, before the body's size: type, channel, payload size, class and weight.
+_HEADER_HEAD_BYTES: Final = 11
+# A header frame that is longer is not remembered.
+_ALIKE_HEADER_BYTES_MAX: Final = 4096
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -60,12 +69,21 @@ class CommandSink:
     """What the assembler calls. The connection is the real one; tests have others, interpreted ones too."""
 
     def on_publish(
-        self, channel: i64, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64
+        self,
+        channel: i64,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        alike: bool,
     ) -> None:
         """A whole basic.publish.
 
-        method: the method frame's payload; its bytes serve as the key of the route cache. The same object as before
-        means that the whole header frame is the same as well.
+        method: the method frame's payload; its bytes serve as the key of the route cache. Most often it is the same
+        object as before where the bytes are the same.
+        alike: the properties, and all else of the header frame but the body's size, are those of the publish before
+        that had this method object.
         content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
         body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
         """
@@ -156,19 +174,27 @@ class Assembler:
         # Of the content that `_plain_content_end` found last.
         self._header_size: i64 = 0
         self._body_size: i64 = 0
-        # How the last plain publish began, as far as its body: method frame, header frame, head of the body frame. Most
-        # publishers send the same bytes again, and one comparison then stands for all checks.
-        self._alike = b""
-        self._alike_size: i64 = 0
-        self._alike_whole: i64 = 0
-        self._alike_content: i64 = 0
-        self._alike_header: i64 = 0
-        self._alike_body: i64 = 0
+        # How the last plain publish began, as far as its body: most publishers send much of that again, and a
+        # comparison then stands for all checks. How much is expected to be alike; publishes that were less so, in a
+        # row; publishes until all is expected again.
+        self._alike: i64 = _UNLIKE
+        self._alike_misses: i64 = 0
+        self._alike_pause: i64 = 0
         self._alike_channel: i64 = 0
         self._alike_method = b""
-        # Publishes until the next comparison; comparisons in vain so far.
-        self._alike_pause: i64 = 0
-        self._alike_misses: i64 = 0
+        # _METHOD: the method frame.
+        self._method_frame = b""
+        self._method_size: i64 = 0
+        # _PROPERTIES: that and the head of the header frame; what stands from behind the body's size up to the body
+        # frame's.
+        self._alike_head = b""
+        self._alike_tail = b""
+        self._alike_header: i64 = 0
+        # _ALL: method frame, header frame, head of the body frame; their size, that of all with the body.
+        self._alike_start = b""
+        self._alike_size: i64 = 0
+        self._alike_whole: i64 = 0
+        self._alike_body: i64 = 0
         self._partials: dict[int, _PartialContent] = {}
         self._dropped: set[int] = set()
 
@@ -220,31 +246,61 @@ class Assembler:
         payload_max = self.frame_payload_max
         need: i64 = 7
         while end - position >= 7:
-            whole = self._alike_whole
-            if whole > 0 and end - position >= whole and not self._partials:
-                number = self._alike_channel
-                alike = self._alike
-                alike_size = self._alike_size
+            if self._alike > _UNLIKE and not self._partials:
                 before = position
-                while end - position >= whole and data[position : position + alike_size] == alike:
-                    stop = position + whole
-                    if data[stop - 1] != FRAME_END:
-                        break
-                    self.channel = number
-                    self._position = stop
+                if self._alike == _ALL:
+                    whole = self._alike_whole
+                    start = self._alike_start
+                    start_size = self._alike_size
+                    while end - position >= whole and data[position : position + start_size] == start:
+                        stop = position + whole
+                        if data[stop - 1] != FRAME_END:
+                            break
+                        self.channel = self._alike_channel
+                        self._position = stop
+                        sink.on_publish(
+                            self._alike_channel,
+                            self._alike_method,
+                            data[position + self._method_size : stop],
+                            self._alike_header,
+                            self._alike_body,
+                            self._alike_body,
+                            True,
+                        )
+                        position = stop
+                    if position > before:
+                        self._alike_misses = 0
+                        if end - position < 7:
+                            break
+                        before = position
+                content = position + self._method_size
+                content_end: i64 = 0
+                found: i64 = _PROPERTIES
+                if self._alike >= _PROPERTIES:
+                    content_end = self._alike_content_end(data, position, end)
+                if content_end == 0 and content < end and data[position:content] == self._method_frame:
+                    content_end = self._plain_content_end(data, content, end, self._alike_channel)
+                    found = _METHOD
+                if content_end > 0:
+                    self.channel = self._alike_channel
+                    self._position = content_end
+                    if found < self._alike or self._alike_pause <= 0:
+                        self._judge_alike(found, self._alike_channel, data, position, content, content_end)
+                        found = _METHOD  # under an object that may be new
+                    else:
+                        self._alike_pause -= 1
+                        self._alike_misses = 0
                     sink.on_publish(
-                        number,
+                        self._alike_channel,
                         self._alike_method,
-                        data[position + self._alike_content : stop],
-                        self._alike_header,
-                        self._alike_body,
-                        self._alike_body,
+                        data[content:content_end],
+                        self._header_size,
+                        self._body_size,
+                        self._body_size,
+                        found == _PROPERTIES,
                     )
-                    position = stop
-                if position > before:
-                    self._alike_misses = 0
-                    if end - position < 7:
-                        break
+                    position = content_end
+                    continue
             # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
             channel: int = read_i16_be(data, position + 1)
             size: int = read_i32_be(data, position + 3)
@@ -266,15 +322,17 @@ class Assembler:
             if data[position] == FRAME_METHOD and size >= 4:
                 method: int = read_i32_be(data, position + 7)
                 if method == BASIC_PUBLISH and (not self._partials or number not in self._partials):
-                    content_end = self._plain_content_end(data, frame_end + 1, end, channel)
+                    content_end = self._plain_content_end(data, frame_end + 1, end, number)
                     if content_end > 0:
                         self.channel = number
                         self._position = content_end
                         payload = data[position + 7 : frame_end]
-                        if self._alike_pause > 0:
-                            self._alike_pause -= 1
+                        if self._alike > _UNLIKE or self._alike_pause <= 0:
+                            self._judge_alike(_UNLIKE, number, data, position, frame_end + 1, content_end)
+                            if self._alike > _UNLIKE:
+                                payload = self._alike_method
                         else:
-                            self._learn(number, payload, data, position, frame_end + 1, content_end)
+                            self._alike_pause -= 1
                         sink.on_publish(
                             number,
                             payload,
@@ -282,6 +340,7 @@ class Assembler:
                             self._header_size,
                             self._body_size,
                             self._body_size,
+                            False,
                         )
                         position = content_end
                         continue
@@ -312,32 +371,68 @@ class Assembler:
         self._data = b""
         self._position = 0
 
-    def _learn(self, number: i64, method: bytes, data: bytes, start: i64, content: i64, end: i64) -> None:
-        """The plain publish at `start`, whose content lies from `content` to `end`, may be the first of many alike."""
-        self._alike_misses += 1
-        if self._alike_misses > _ALIKE_TRIES:
-            self._alike_misses = 0
-            self._alike_pause = _ALIKE_PAUSE
-            self._alike_whole = 0
-            return
-        if self._body_size == 0:
-            self._alike_whole = 0
-            return
-        self._alike_size = end - 1 - self._body_size - start
-        self._alike = data[start : start + self._alike_size]
-        self._alike_whole = end - start
-        self._alike_content = content - start
+    def _judge_alike(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
+        """The plain publish at `start`, whose content lies from `content` to `end`, was less alike than expected, or it
+        is time to expect more: it may be the first of many.
+        """
+        if found < self._alike:
+            self._alike_misses += 1
+            if self._alike_misses > _ALIKE_TRIES:
+                self._alike_misses = 0
+                self._alike_pause = _ALIKE_PAUSE
+                self._alike = found
+                return
+        # A new object, although the bytes may be those it had: the sink must not take older properties for these.
+        self._alike_method = data[start + 7 : content - 1]
+        self._alike_channel = number
+        self._method_frame = data[start:content]
+        self._method_size = content - start
         self._alike_header = self._header_size
         self._alike_body = self._body_size
-        self._alike_channel = number
-        self._alike_method = method
+        if self._body_size == 0 or self._header_size > _ALIKE_HEADER_BYTES_MAX:
+            self._alike = _METHOD
+            self._alike_pause = _ALIKE_PAUSE
+            return
+        self._alike = _ALL
+        self._alike_head = data[start : content + _HEADER_HEAD_BYTES]
+        self._alike_tail = data[content + PROPERTIES_START : content + self._header_size + 3]
+        self._alike_size = end - 1 - self._body_size - start
+        self._alike_start = data[start : start + self._alike_size]
+        self._alike_whole = end - start
 
-    def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: int) -> i64:
+    def _alike_content_end(self, data: bytes, start: i64, end: i64) -> i64:
+        """Where the publish at `start` ends, if it is as the one before but for its body. Else, or where it is not
+        whole yet, 0. Sets `_header_size` and `_body_size`.
+        """
+        properties = start + self._method_size + PROPERTIES_START
+        body = properties + self._alike_header - PROPERTIES_START + 7
+        if (
+            body > end
+            or data[start : properties - 8] != self._alike_head
+            or data[properties : body - 4] != self._alike_tail
+        ):
+            return 0
+        body_size = read_i64_be(data, properties - 8)
+        if (
+            body_size <= 0
+            or body_size > self.frame_payload_max
+            or body_size > self.body_size_max
+            or read_i64_be(data, body - 8) & 0xFFFFFFFF != body_size
+        ):
+            return 0
+        content_end = body + body_size + 1
+        if content_end > end or data[content_end - 1] != FRAME_END:
+            return 0
+        self._header_size = self._alike_header
+        self._body_size = body_size
+        return content_end
+
+    def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: i64) -> i64:
         """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
 
-        channel: as two octets read it, signed. 0: it may be plain, and `_need` bytes from `start` on tell more; never
-        more than may be waited for: behind a part of a body other channels' frames may come. -1: another shape, or a
-        fault, for the slow road. Else `_header_size` and `_body_size` are set.
+        0: it may be plain, and `_need` bytes from `start` on tell more; never more than may be waited for: behind a
+        part of a body other channels' frames may come. -1: another shape, or a fault, for the slow road. Else
+        `_header_size` and `_body_size` are set.
         """
         have = end - start
         if have < PROPERTIES_START + 1:
@@ -354,16 +449,15 @@ class Assembler:
                 return -1
             self._need = PROPERTIES_START + 1
             return 0
-        header_channel: int = read_i16_be(data, start + 1)
-        size: int = read_i32_be(data, start + 3)
-        fixed: int = read_i32_be(data, start + 7)
+        # Eight octets at a time, whatever the fields' borders: type, channel, size; class, weight.
+        word = read_i64_be(data, start)
+        size = (word >> 8) & 0xFFFFFFFF
         body_size = read_i64_be(data, start + 11)
         if (
-            data[start] != FRAME_HEADER
-            or header_channel != channel
+            (word >> 40) & 0xFFFFFF != (FRAME_HEADER << 16) | channel
             or size < HEADER_FIXED_BYTES + 2
             or size > self.frame_payload_max
-            or fixed != 0x003C0000
+            or (read_i64_be(data, start + 7) >> 32) & 0xFFFFFFFF != 0x003C0000
             or body_size < 0
             or body_size > self.frame_payload_max
             or body_size > self.body_size_max
@@ -384,9 +478,9 @@ class Assembler:
                 return -1
             self._need = header_end - start + (1 if end == header_end else 7)
             return 0
-        body_channel: int = read_i16_be(data, header_end + 1)
-        body_payload: int = read_i32_be(data, header_end + 3)
-        if data[header_end] != FRAME_BODY or body_channel != channel or body_payload != body_size:
+        # The header's frame end, then the body frame's type, channel and size.
+        word = read_i64_be(data, header_end - 1)
+        if (word >> 32) & 0xFFFFFF != (FRAME_BODY << 16) | channel or word & 0xFFFFFFFF != body_size:
             return -1
         content_end = header_end + 8 + body_size
         if content_end > end:
@@ -500,6 +594,7 @@ class Assembler:
             partial.header_size,
             partial.body_size,
             partial.frame_payload_max,
+            False,
         )
 
 

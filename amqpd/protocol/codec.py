@@ -299,8 +299,10 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
                 elif data[name] == 0x42 and length == 3 and data[name + 1] == 0x43 and data[name + 2] == 0x43:
                     found = SENDER_SELECTED
         kind: i64 = data[position]
-        shape: i64 = shapes[kind]
         position += 1
+        shape: i64 = _OCTETS
+        if kind != _STRING:
+            shape = shapes[kind]
         if shape <= _FIXED_MAX:
             position += shape
             if position > limit:

@@ -61,9 +61,9 @@ class PropertyInfo:
     """What the road must know of a message, or of many: it says nothing of where in their bytes anything ends.
 
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
-    priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is one
-    of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from the
-    flags; 0 without headers. sender_selected: there is a header CC or BCC. direct_reply: reply-to is
+    priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is
+    one of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from
+    the flags; 0 without headers. sender_selected: there is a header CC or BCC. direct_reply: reply-to is
     amq.rabbitmq.reply-to, which the broker answers for; any other is between the clients.
     """
 
@@ -351,7 +351,7 @@ def headers_place(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
 def headers_of(data: bytes, start: i64, end: i64) -> dict[str, object]:
     """The headers in the properties [start, end), decoded; empty when there are none.
 
-    Where a PropertyInfo is at hand, `decode_table(properties, info.headers_start)` saves the way to them. Raises: CodecError.
+    Where a PropertyInfo is at hand, `decode_table(properties, info.headers_start)` saves the way. Raises: CodecError.
     """
     position, stop = _place(data, start, end, HEADERS)
     if position == stop:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -34,25 +38,102 @@ def environment() -> dict[str, str]:
 
 @needs_compiler
 def test_a_short_run_alone(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m interop.bench --alone --rounds 1 --time 0.3 --scenarios S1,S3".split()
+    names = ["S1", "S1v", "S1h", "S1c", "S3", "S3h", "S3c"]
+    command = f"{sys.executable} -m interop.bench --alone --rounds 1 --time 0.3 --scenarios {','.join(names)}".split()
     done = subprocess.run(
         [*command, "--no-profile", "--no-start", "--out", tmp_path, "--directory", tmp_path],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     (data,) = tmp_path.glob("report-*.json")
     runs = {run["scenario"]: run["result"] for run in json.loads(data.read_text())["runs"]}
-    assert set(runs) == {"S1", "S3"}
+    assert set(runs) == set(names)
     for result in runs.values():
         assert result["checked"] >= result["messages"] > 0 == result["wrong"]
     text = data.with_suffix(".md").read_text()
     assert "| S1 " in text and str(ROOT) not in text
     assert not list(tmp_path.glob("amqpd-bench-*")), "the brokers' directory is removed"
+
+
+class Liar(threading.Thread):
+    """Stands between generator and broker and changes one byte of what comes back, once: where `wanted` says."""
+
+    def __init__(self, port: int, wanted: Callable[[bytes], int]) -> None:
+        super().__init__(daemon=True)
+        self._to = port
+        self._wanted = wanted
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.lied = False
+
+    def run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            broker = socket.create_connection(("127.0.0.1", self._to))
+            for source, sink, lies in ((client, broker, False), (broker, client, True)):
+                threading.Thread(target=self._carry, args=(source, sink, lies), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, lies: bool) -> None:
+        with contextlib.suppress(OSError):  # either side may be gone
+            while data := source.recv(1 << 16):
+                at = self._wanted(data) if lies and not self.lied else -1
+                if at >= 0:
+                    self.lied = True
+                    data = data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def behind(mark: bytes, offset: int) -> Callable[[bytes], int]:
+    """The place `offset` bytes behind the first `mark`."""
+
+    def find(data: bytes) -> int:
+        at = data.find(mark)
+        return at + len(mark) + offset if 0 <= at < len(data) - 200 else -1
+
+    return find
+
+
+LIES = {
+    "the last digit of an id": ("S1h", behind(b"trace-idS\0\0\0\x24", 35)),
+    "of the id by which the message is known": ("S1c", behind(b"\x02idS\0\0\0\x24", 35)),
+    "of another one": ("S1c", behind(b"root_idS\0\0\0\x24", 35)),
+    "a letter of a body": ("S1v", behind(b"efgh", 0)),
+    "the size that a header announces": ("S1v", behind(b"\0\x3c\0\0" + bytes(7), 0)),
+}
+
+
+@needs_compiler
+def test_one_wrong_byte_is_seen(tmp_path: Path) -> None:
+    program = generator.build(tmp_path)
+    broker = Amqpd(tmp_path / "amqpd")
+    broker.start()
+    try:
+        for what, (scenario, wanted) in LIES.items():
+            options = ["-s", scenario, "--warm", "0", "--count", "2000", "--verify"]
+            liar = Liar(broker.port, wanted)
+            liar.start()
+            with pytest.raises(generator.RunFailed, match="^[12] of 2000 deliveries were wrong"):
+                generator.run(program, "127.0.0.1", liar.port, broker.pid, options)
+            liar.close()
+            assert liar.lied, what
+            result = generator.run(program, "127.0.0.1", broker.port, broker.pid, options)
+            assert (result["checked"], result["wrong"]) == (2000, 0)
+    finally:
+        broker.stop()
 
 
 @needs_compiler

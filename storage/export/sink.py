@@ -252,8 +252,9 @@ class Messages:
                 return p.encode_properties(found._replace(message_id=wanted, delivery_mode=mode))
             # The headers keep their bytes and with them their types.
             others = p.encode_properties(found._replace(headers={}, message_id=wanted, delivery_mode=mode))
-            info, new = p.scan(raw, 0, len(raw)), p.scan(others, 0, len(others))
-            return XX
+            first, end = p.headers_place(raw, 0, len(raw))
+            new_first, new_end = p.headers_place(others, 0, len(others))
+            return others[:new_first] + raw[first:end] + others[new_end:]
         fields = {name: value for name, value in (struct or {}).items() if value is not None}
         if isinstance(fields.get("timestamp"), datetime):
             fields["timestamp"] = int(fields["timestamp"].timestamp())

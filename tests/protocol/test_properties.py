@@ -18,6 +18,7 @@ from amqpd.protocol.properties import (
     decode_properties,
     encode_properties,
     headers_of,
+    headers_place,
     scan,
     with_headers,
     with_reply_to,
@@ -150,13 +151,18 @@ def test_scan_sees_what_is_there(properties, before, after):
     assert info.flags == int.from_bytes(data[:2], "big")
     assert info.delivery_mode == (properties.delivery_mode or 0)
     assert info.priority == (-1 if properties.priority is None else properties.priority)
-    for name in ("expiration", "user_id", "reply_to"):
+    for name in ("expiration", "user_id"):
         text = getattr(properties, name)
         assert getattr(info, name) == (None if text is None else text.encode()), name
+    text = properties.expiration or ""
+    plain = 1 <= len(text) <= 18 and all(each in "0123456789" for each in text)
+    assert info.expiration_ms == (int(text) if plain else -1)
+    assert info.direct_reply == (properties.reply_to == "amq.rabbitmq.reply-to")
     assert info.has_headers == (properties.headers is not None)
-    assert inside[info.headers_start : info.headers_end] == (
-        b"" if properties.headers is None else encode_table(properties.headers)
-    )
+    first, last = headers_place(inside, start, end)
+    assert inside[first:last] == (b"" if properties.headers is None else encode_table(properties.headers))
+    assert info.headers_start == (0 if properties.headers is None else first - start)
+    assert scan(inside, start, end, info) is info
     assert headers_of(inside, start, end) == (properties.headers or {})
 
 
@@ -170,8 +176,8 @@ def test_every_property_in_its_place():
     )
     info = scan(data, 0, len(data))
     assert (info.delivery_mode, info.priority) == (2, 9)
-    assert (info.expiration, info.user_id, info.reply_to) == (b"e", b"h", b"d")
-    assert (info.headers_start, info.headers_end) == (6, 13)
+    assert (info.expiration, info.expiration_ms, info.user_id, info.direct_reply) == (b"e", -1, b"h", False)
+    assert (info.headers_start, headers_place(data, 0, len(data))) == (6, (6, 13))
     assert decode_properties(data).timestamp == 2**64 - 1
     for size in range(len(data)):
         assert not accepted(scan, data[:size], 0, size)
@@ -257,6 +263,115 @@ def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
 @given(st.binary(max_size=40))
 def test_scan_and_decoder_agree_on_anything(data):
     assert accepted(scan, data, 0, len(data)) == accepted(decode_properties, data)
+
+
+def facts(info):
+    return (
+        info.flags,
+        info.delivery_mode,
+        info.priority,
+        info.expiration,
+        info.expiration_ms,
+        info.user_id,
+        info.headers_start,
+        info.sender_selected,
+        info.direct_reply,
+    )
+
+
+@given(st.lists(anything, min_size=2, max_size=6))
+def test_what_is_known_of_others_is_used_where_it_is_the_same_and_only_there(messages):
+    before = None
+    for properties in messages:
+        data = encode_properties(properties)
+        alone = scan(data, 0, len(data))
+        info = scan(data, 0, len(data), before)
+        assert facts(info) == facts(alone)
+        assert (info is before) == (before is not None and facts(before) == facts(alone))
+        before = info
+
+
+CELERY = Properties(
+    content_type="application/json",
+    content_encoding="utf-8",
+    headers={"lang": "py", "task": "t", "id": "1" * 36, "group": None, "timelimit": [None, None], "argsrepr": "(1,)"},
+    delivery_mode=2,
+    priority=0,
+    correlation_id="1" * 36,
+    reply_to="r" * 36,
+)
+
+
+def test_ids_of_their_own_make_no_difference_to_the_road():
+    first, second = (
+        encode_properties(
+            CELERY._replace(
+                headers={**CELERY.headers, "id": digit * 36, "argsrepr": digit * size},
+                correlation_id=digit * 36,
+                reply_to=digit * 30,
+                message_id=digit * size,
+                timestamp=Timestamp(size),
+            )
+        )
+        for digit, size in (("7", 5), ("8", 90))
+    )
+    info = scan(first, 0, len(first))
+    assert scan(second, 0, len(second), info) is info
+
+
+OTHERS = {
+    "flags": CELERY._replace(app_id="a"),
+    "delivery mode": CELERY._replace(delivery_mode=1),
+    "priority": CELERY._replace(priority=1),
+    "expiration": CELERY._replace(expiration="1000"),
+    "where the headers begin": CELERY._replace(content_type="text/plain"),
+    "CC": CELERY._replace(headers={"CC": ["a"]}),
+    "the broker's own reply-to": CELERY._replace(reply_to="amq.rabbitmq.reply-to"),
+    "user": CELERY._replace(user_id="anna"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_the_road_must_know_is_never_another_messages(what):
+    messages = [CELERY, OTHERS[what], CELERY]
+    if what == "expiration":
+        messages += [CELERY._replace(expiration=text) for text in ("1000", "1001", "100", "1000 ", "1" * 13, "1" * 14)]
+    if what == "user":
+        messages += [CELERY._replace(user_id=text) for text in ("anna", "anne", "", "a" * 13, "a" * 12 + "b", "a" * 14)]
+    before = None
+    for properties in messages:
+        data = encode_properties(properties)
+        info = scan(data, 0, len(data), before)
+        assert info is not before or properties.expiration == "1000" or properties.user_id == "anna"
+        assert facts(info) == facts(scan(data, 0, len(data)))
+        before = info
+
+
+@given(anything, st.data())
+def test_damage_is_found_beside_a_message_that_is_alike(properties, draw):
+    """As it is without: malformed tables are 501 however the one before looked."""
+    whole = encode_properties(properties)
+    known = scan(whole, 0, len(whole))
+    damaged = bytearray(whole)
+    damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(octets)
+    data = bytes(damaged[: draw.draw(st.integers(0, len(damaged)))])
+    assert accepted(scan, data, 0, len(data), known) == accepted(decode_properties, data)
+
+
+def test_every_letter_is_surveyed_as_it_is_decoded():
+    """A field of each of the 256 letters with every length up to 12: what the survey takes the decoder takes."""
+    for letter in range(256):
+        taken = 0
+        for size in range(13):
+            value = bytes(size)
+            if size >= 4 and letter in b"SxAF":
+                value = (size - 4).to_bytes(4, "big") + b"V" * (size - 4 if letter in b"SxA" else 0)
+            table = b"\x01a" + bytes([letter]) + value
+            data = b"\x20\x00" + len(table).to_bytes(4, "big") + table
+            known = accepted(decode_properties, data)
+            assert accepted(scan, data, 0, len(data)) == known, (letter, size)
+            taken += known
+        assert (taken > 0) == (letter in b"tbBsuIilLfdDTSxAFV"), letter
 
 
 def test_sender_selected_distribution_is_noticed():
