@@ -28,6 +28,7 @@ from amqpd import __version__
 from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
+from amqpd.broker.restore import reconcile
 from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
@@ -88,10 +89,10 @@ class Server:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
         first = self.settings.default
         state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
-        ids = {vhost.name: vhost.id for vhost in state.vhosts}
-        known = {(ids[row.vhost], row.id) for row in (*state.queues, *state.deleting_queues)}
-        self.storage.set_aside_unknown(known)
-        self.broker.load(state)
+        findings = reconcile(self.storage, state)
+        self.broker.start_report = findings.report
+        self.broker.deletions.take_over(findings)
+        self.broker.load(findings.state)
         if self.storage.strict:
             self.storage.recover_all()
 
@@ -133,6 +134,7 @@ class Server:
     def _look_after_logs(self) -> None:
         self.start_upkeep()
         self.storage.maintain()
+        self.broker.deletions.tidy()
         self.broker.turn.want()
 
     async def _serve_admin(self, http_socket: socket.socket, amqpctl_socket: socket.socket) -> None:
@@ -212,6 +214,7 @@ class Server:
         await asyncio.sleep(0)
         self.broker.dead_letters.stop()
         self.broker.auth.close()
+        self.broker.deletions.tidy()
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
         self.storage.close(clean=True)

@@ -18,6 +18,7 @@ _PURPOSES: Final = {
     "amqps": "AMQP 0-9-1 over TLS",
     "http": "HTTP API",
 }
+RESTORED_MAX: Final = 100
 _POLL_S: Final = 0.02
 
 
@@ -55,6 +56,20 @@ def status(context: Context) -> None:
     context.out.write(text)
 
 
+def _restored(found: dict[str, Any]) -> Iterator[str]:
+    """What the metadata had lost. Some hundred lines at most: all of it is in `status --formatter json`."""
+    for vhost in found.get("vhosts", ()):
+        yield f"vhost '{vhost}', in which nobody has any right"
+    queues = found.get("queues", ())
+    for queue in queues[:RESTORED_MAX]:
+        known = "" if queue["arguments_known"] else " and arguments"
+        yield f"queue '{queue['name']}' in vhost '{queue['vhost']}', without its bindings{known}"
+    if len(queues) > RESTORED_MAX:
+        yield f"and {len(queues) - RESTORED_MAX} queues more"
+    for each in found.get("set_aside", ()):
+        yield f"not restored: {each['path']}: {each['reason']}"
+
+
 def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]]]:
     """rabbitmqctl's sections and labels, where there is such a thing here."""
     totals = found["totals"]
@@ -73,6 +88,9 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
     yield "Data directory", [f"Node data directory: {found['data_dir']}"]
     alarms = [compact(alarm) if isinstance(alarm, dict) else str(alarm) for alarm in found["alarms"]]
     yield "Alarms", alarms or ["(none)"]
+    restored = list(_restored(found.get("restored", {})))
+    if restored:
+        yield "Restored at this start", restored
     yield (
         "Memory",
         [

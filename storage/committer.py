@@ -42,14 +42,15 @@ class Task:
 
 
 class Removal:
-    """A directory to remove, then `done` to call on the loop."""
+    """A directory to remove, then `done` to call on the loop. keep: only what is in it goes."""
 
-    def __init__(self, path: str, done: Callable[[], None]) -> None:
+    def __init__(self, path: str, done: Callable[[], None], *, keep: bool = False) -> None:
         self.path = path
         self.done = done
+        self.keep = keep
 
 
-def _patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) -> None:
+def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) -> None:
     """Opens and syncs what is at `path`. With no descriptor to be had it takes the spare one, and else waits: nothing
     has failed to be synced then.
 
@@ -76,9 +77,9 @@ def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
         for file in part.files:
             filesystem.fdatasync(file.fd)
         for path in part.paths:
-            _patiently(filesystem, filesystem.fsync_file, path)
+            patiently(filesystem, filesystem.fsync_file, path)
         for path in part.directories:
-            _patiently(filesystem, filesystem.fsync_dir, path)
+            patiently(filesystem, filesystem.fsync_dir, path)
     except OSError as error:
         part.failed = True
         logger.error("sync failed: %s", error, extra={"queue": part.name})
@@ -226,7 +227,10 @@ class Committer:
 
     def _remove(self, work: Removal) -> None:
         try:
-            self._filesystem.remove_tree(work.path)
+            if work.keep:
+                self._filesystem.empty_tree(work.path)
+            else:
+                self._filesystem.remove_tree(work.path)
         except OSError as error:
             logger.warning("removing %s: %s", work.path, error)
         self._post(work.done)

@@ -7,7 +7,8 @@
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
 <data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
                                                  the start
-<data_dir>/lost+found/                           directories that no metadata knows
+<data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see departures.py
+<data_dir>/lost+found/                           directories that neither metadata nor their queue.json know
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Collection, Iterator
+from itertools import pairwise
 
 from amqpd.storage import checkpoint
 from amqpd.storage.filesystem import FileSystem
@@ -131,30 +132,29 @@ class DataDirectory:
             f"{vhosts}/{vhost_id}/queues/{queue_id}",
         ]
 
-    def set_aside_unknown(self, known: Collection[tuple[str, str]]) -> list[str]:
-        """See `Storage.set_aside_unknown`."""
-        moved: list[str] = []
+    def set_aside(self, vhost_id: str, queue_id: str) -> str:
+        """See `Storage.set_aside`."""
         filesystem = self._filesystem
         shelf = f"{self.path}/lost+found"
-        for vhost_id, queue_id in list(self._queues()):
-            if (vhost_id, queue_id) in known:
-                continue
-            filesystem.mkdir(shelf)
-            target = f"{shelf}/{vhost_id}.{queue_id}"
-            number = 0
-            while filesystem.exists(target):
-                number += 1
-                target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
-            filesystem.rename(self.queue_chain(vhost_id, queue_id)[-1], target)
-            logger.warning("queue directory %s of vhost %s is unknown, moved to lost+found", queue_id, vhost_id)
-            moved.append(target)
-        return moved
+        filesystem.mkdir(shelf)
+        target = f"{shelf}/{vhost_id}.{queue_id}"
+        number = 0
+        while filesystem.exists(target):
+            number += 1
+            target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
+        filesystem.rename(self.queue_chain(vhost_id, queue_id)[-1], target)
+        return target
 
-    def _queues(self) -> Iterator[tuple[str, str]]:
-        root = f"{self.path}/vhosts"
-        for vhost_id in self._filesystem.listdir(root):
-            for queue_id in self._filesystem.listdir(f"{root}/{vhost_id}/queues"):
-                yield vhost_id, queue_id
+    def move(self, queue_id: str, source: str, target: str) -> None:
+        """See `Storage.move_queue`."""
+        filesystem = self._filesystem
+        old, new = self.queue_chain(source, queue_id), self.queue_chain(target, queue_id)
+        for above, path in pairwise(new[:-1]):
+            if filesystem.mkdir(path):
+                filesystem.fsync_dir(above)
+        filesystem.rename(old[-1], new[-1])
+        filesystem.fsync_dir(new[-2])
+        filesystem.fsync_dir(old[-2])
 
 
 def _machine_boot_id(filesystem: FileSystem) -> str:

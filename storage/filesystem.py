@@ -269,16 +269,20 @@ class FileSystem:
 
     def remove_tree(self, path: str) -> None:
         """Removes a directory and everything in it. What is not there is no error."""
+        self.empty_tree(path)
+        try:
+            self.rmdir(path)
+        except FileNotFoundError:
+            return
+
+    def empty_tree(self, path: str) -> None:
+        """Removes everything in a directory. What is not there is no error."""
         for name in self.listdir(path):
             child = f"{path}/{name}"
             try:
                 self.unlink(child)
             except (IsADirectoryError, PermissionError):
                 self.remove_tree(child)
-        try:
-            self.rmdir(path)
-        except FileNotFoundError:
-            return
 
 
 class Clock:

@@ -245,8 +245,9 @@ class Log:
             if (filesystem.mkdir(path) or path not in filesystem.safe_directories) and index > 0 and not self.clean:
                 self._directories.append(self.chain[index - 1])
         readable = f"{self.directory}/queue.json"
-        if not filesystem.exists(readable):
-            filesystem.replace_file(readable, self._description(), sync=False)
+        text = self._description()
+        if filesystem.read_if_there(readable) != text:  # missing, damaged, or of an earlier version
+            filesystem.replace_file(readable, text, sync=False)
             self._paths.append(readable)
         if self.removals.hold is not None:
             self.removals.hold.write()

@@ -149,6 +149,7 @@ class _Start(Protocol):
 class _Submission(NamedTuple):
     changes: tuple[Change, ...]
     done: Done
+    checkpoint: bool = False
 
 
 def random_id() -> str:
@@ -206,10 +207,21 @@ class Metadata:
 
         Cost: 1 us here. Raises: MetadataClosed.
         """
+        self._submit(_Submission(tuple(changes), done))
+
+    def checkpoint(self, done: Done) -> None:
+        """done(None) on the loop once everything submitted before stands in the database itself, where no log that
+        loses its tail takes it back: SQLite's is copied and emptied; other databases see to that themselves.
+
+        Cost: the pages that changed, written and synced, in the thread. Raises: MetadataClosed.
+        """
+        self._submit(_Submission((), done, True))
+
+    def _submit(self, submission: _Submission) -> None:
         with self._changed:
             if self._closing or self._thread is None:
                 raise MetadataClosed("the metadata is not open")
-            self._waiting.append(_Submission(tuple(changes), done))
+            self._waiting.append(submission)
             self._changed.notify()
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -235,10 +247,12 @@ class Metadata:
         ours = _read_instance(self._data_dir)
         fresh = header is None
         if header is None:
-            if _holds_queues(self._data_dir):
+            if ours is not None and _holds_queues(self._data_dir):
                 raise InstanceMismatch(
-                    f"the data directory holds queues, but the metadata ({self._where()}) is empty; "
-                    "put the database back, or choose an empty data directory"
+                    f"the data directory holds queues, but the metadata ({self._where()}) is empty; put the database "
+                    f"back, or choose an empty data directory. If the database is lost, remove {self._data_dir}/"
+                    f"{INSTANCE_FILE}: the queues that hold messages are then declared again from their directories; "
+                    "users, permissions, exchanges, bindings and queues that never held a message are lost"
                 )
             rows = list(seed()) if seed is not None else []
             instance = ours or random_id()
@@ -301,13 +315,22 @@ class Metadata:
     def _write_group(self, group: list[_Submission]) -> list[BaseException | None]:
         """One transaction for all; if that fails, one for each. An error, or None, per submission."""
         error = self._write([change for submission in group for change in submission.changes])
-        if error is None or len(group) == 1:
-            return [error] * len(group)
-        return [self._write(submission.changes) for submission in group]
+        errors = [error] * len(group)
+        if error is not None and len(group) > 1:
+            errors = [self._write(submission.changes) for submission in group]
+        if any(submission.checkpoint for submission in group):
+            error = self._attempt(lambda: self._core().checkpoint())
+            errors = [
+                error if each.checkpoint else before for each, before in zip(group, errors, strict=True)
+            ]
+        return errors
 
     def _write(self, changes: Sequence[Change]) -> BaseException | None:
+        return self._attempt(lambda: self._core().write(changes))
+
+    def _attempt(self, call: Callable[[], None]) -> BaseException | None:
         try:
-            self._core().write(changes)
+            call()
         except Exception as error:
             if not _is_database_error(error):
                 logger.exception("metadata: unexpected error in a write")
@@ -385,7 +408,7 @@ def _text(error: BaseException) -> str:
 
 
 def _holds_queues(data_dir: Path) -> bool:
-    return any(data_dir.glob("vhosts/*/queues/*"))
+    return any(path.suffix != ".deleted" for path in data_dir.glob("vhosts/*/queues/*"))
 
 
 def _read_instance(data_dir: Path) -> str | None:

@@ -7,6 +7,7 @@ SQLite and PostgreSQL write a row with INSERT ... ON CONFLICT DO UPDATE, many ro
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -118,6 +119,20 @@ class CoreStore:
         """All of `changes`, in order, in one transaction; durable when this returns."""
         with self._engine.begin() as connection:
             self._apply(connection, changes)
+
+    def checkpoint(self) -> None:
+        """Everything written stands in SQLite's file itself, its log is empty; nothing for other databases."""
+        if self._dialect != "sqlite":
+            return
+        connection = self._engine.raw_connection()  # else a transaction is begun, in which it cannot be done
+        try:
+            cursor = connection.cursor()
+            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            cursor.close()
+        finally:
+            connection.close()
+        if busy:
+            raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
 
     def close(self) -> None:
         """Closes the connections."""

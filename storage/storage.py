@@ -13,17 +13,18 @@ back.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from amqpd.storage import group, recovery
 from amqpd.storage.committer import Committer, InlineCommitter, Removal, run_job
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
+from amqpd.storage.departures import Departures
+from amqpd.storage.description import describe
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.group import JobPart, SyncJob
 from amqpd.storage.hold import Hold, Losses, find_hold
@@ -31,6 +32,7 @@ from amqpd.storage.log import Log
 from amqpd.storage.queue_store import QueueStore, StoreContext
 from amqpd.storage.readahead import ReadAhead
 from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.survey import Survey, survey
 from amqpd.storage.upkeep import Upkeep
 from amqpd.storage.worker import Worker
 
@@ -123,6 +125,9 @@ class Storage:
         self._committer = kind(filesystem, root_fd, post, self._committed, self._settle_due, self._chores.call)
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
+        self.departures = Departures(
+            filesystem, self._committer, self._chores.call if not inline else lambda work: work()
+        )
         clock = self._context.clock
         self._upkeep = Upkeep(
             filesystem, clock, self._committer, post, self._gather, self._boot, segment_age_ms, inline
@@ -137,13 +142,16 @@ class Storage:
         vhost_name: str = "",
         policy: RetentionPolicy | None = None,
         queue_id: str = "",
+        auto_delete: bool = False,
+        arguments: bytes = b"",
     ) -> tuple[str, QueueStore]:
         """(random 128-bit id in hexadecimal, an empty store). Nothing is on the disk before the first append.
 
-        policy: for a log that keeps what is read; see `set_policy`. queue_id: the one its row has already.
+        policy: for a log that keeps what is read; see `set_policy`. queue_id: the one its row has already. vhost_name,
+        auto_delete, arguments (an encoded field table): for its queue.json.
         """
         queue_id = queue_id or secrets.token_hex(16)
-        log = self._log(vhost_id, queue_id, name, vhost_name)
+        log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, None)
         self._stores[store] = None
@@ -156,11 +164,13 @@ class Storage:
         name: str = "",
         vhost_name: str = "",
         policy: RetentionPolicy | None = None,
+        auto_delete: bool = False,
+        arguments: bytes = b"",
     ) -> QueueStore:
         """The store of an existing queue. Reads nothing: the log is recovered by its first use or by
         `store.recover()`.
         """
-        log = self._log(vhost_id, queue_id, name, vhost_name)
+        log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         self._keep(log, policy)
         store = QueueStore(self._context, log, vhost_id, queue_id, name, self._recover)
         self._stores[store] = None
@@ -185,7 +195,7 @@ class Storage:
         log = Log(
             self.filesystem,
             [root, f"{root}/{queue_id}"],
-            partial(_describe, name, "", queue_id),
+            partial(describe, name, "", False, b"", queue_id),
             self.segment_size_bytes,
             self._boot,
             self._reserve,
@@ -225,10 +235,43 @@ class Storage:
         self._upkeep.maintain(list(self._stores))
 
     def delete_queue(self, store: QueueStore, done: Callable[[], None] | None = None) -> None:
-        """The store is not used any more; its files are removed behind the syncs at work.
+        """The store is not used any more; its files are removed behind the syncs at work. For one that no metadata
+        knows of: deletions that are answered go by `retire_queue`.
 
         done: called on the loop when they are gone. A commit that waits for this store counts as done for it.
         """
+        self._abandon(store)
+        self._removals += 1
+        removal = Removal(store.log.directory, lambda: self._removed(done))
+        self._upkeep.when_free(store, lambda: self._committer.submit(removal))
+
+    def retire_queue(self, store: QueueStore, done: Callable[[], None]) -> None:
+        """The store is not used any more, and its directory is renamed: see departures.py. `done()` on the loop when
+        that is on the medium. A commit that waits for this store counts as done for it.
+        """
+        self._abandon(store)
+        self._upkeep.when_free(store, lambda: self.departures.rename(store.log.chain, done))
+
+    def retire_vhost(self, vhost_id: str, stores: Sequence[QueueStore], done: Callable[[], None]) -> None:
+        """The same for a vhost's directory, with these stores in it."""
+        for store in stores:
+            self._abandon(store)
+        chain = self.vhost_chain(vhost_id)
+        for store in stores:
+            if self._upkeep.is_at(store):
+                self._upkeep.when_free(store, lambda: self.departures.rename(chain, done))
+                return
+        self.departures.rename(chain, done)
+
+    def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
+        """The directories down to a queue's, the data directory first, it being the last."""
+        return self._place.queue_chain(vhost_id, queue_id)
+
+    def vhost_chain(self, vhost_id: str) -> list[str]:
+        """The same for a vhost's."""
+        return self._place.queue_chain(vhost_id, "")[:3]
+
+    def _abandon(self, store: QueueStore) -> None:
         store.deleted = True  # also to `_tick`, which forgets it
         store.failed = True
         self._stores.pop(store, None)
@@ -239,32 +282,28 @@ class Storage:
             self._gathered.remove(store)
         store.drop_reading()
         store.log.abandon()
-        self._removals += 1
-        removal = Removal(store.log.directory, lambda: self._removed(done))
-        self._upkeep.when_free(store, lambda: self._committer.submit(removal))
 
-    def delete_queue_files(self, vhost_id: str, queue_id: str, done: Callable[[], None] | None = None) -> None:
-        """Removes the files of a queue that is not open: for tombstones found at the start."""
-        self._removals += 1
-        self._committer.submit(Removal(self._place.queue_chain(vhost_id, queue_id)[-1], lambda: self._removed(done)))
+    def survey(self) -> Survey:
+        """Which directories of queues there are, for the start, before any queue is opened."""
+        return survey(self.filesystem, self.data_dir)
 
-    def delete_vhost_files(self, vhost_id: str) -> None:
-        """Removes the directory of a vhost whose queues are all deleted."""
-        self._removals += 1
-        self._committer.submit(Removal(f"{self.data_dir}/vhosts/{vhost_id}", lambda: self._removed(None)))
+    def set_aside(self, vhost_id: str, queue_id: str) -> str:
+        """Moves a queue's directory to lost+found/, at the start. Returns its new path. Raises: OSError."""
+        return self._place.set_aside(vhost_id, queue_id)
 
-    def set_aside_unknown(self, known: Collection[tuple[str, str]]) -> list[str]:
-        """Moves queue directories that are not `known` (vhost id, queue id) to lost+found/. Returns their new paths.
-
-        At the start, before any queue is created. Cost: one listing per vhost.
+    def move_queue(self, queue_id: str, source: str, target: str) -> None:
+        """Moves a queue's directory from one vhost's, by ids, to another's, at the start. It is there, synced, when
+        this returns. Raises: OSError.
         """
-        return self._place.set_aside_unknown(known)
+        self._place.move(queue_id, source, target)
 
-    def _log(self, vhost_id: str, queue_id: str, name: str, vhost_name: str) -> Log:
+    def _log(
+        self, vhost_id: str, queue_id: str, name: str, vhost_name: str, auto_delete: bool, arguments: bytes
+    ) -> Log:
         return Log(
             self.filesystem,
             self._place.queue_chain(vhost_id, queue_id),
-            partial(_describe, name, vhost_name, queue_id),
+            partial(describe, name, vhost_name, auto_delete, arguments, queue_id),
             self.segment_size_bytes,
             self._boot,
             self._reserve,
@@ -530,7 +569,3 @@ def _nobody(generation: int, failed: list[QueueStore]) -> None:
 def _turn_of(entry: tuple[int, int, QueueStore]) -> int:
     return entry[0]
 
-
-def _describe(name: str, vhost_name: str, queue_id: str) -> bytes:
-    text = json.dumps({"queue": name, "vhost": vhost_name, "id": queue_id}, indent=1)
-    return text.encode() + b"\n"

@@ -240,6 +240,10 @@ class Upkeep:
 
     # -- others
 
+    def is_at(self, store: QueueStore) -> bool:
+        """Whether a cleaner is at work in the store's directory."""
+        return self._store is store
+
     def when_free(self, store: QueueStore, action: Callable[[], None]) -> None:
         """Calls `action` once no cleaner is at work in the store's directory; a cleaning of it is given up."""
         if self._store is not store:

@@ -20,13 +20,15 @@ from amqpd.broker.alarms import Alarms
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import Ended
 from amqpd.broker.deadletter import DeadLetters
-from amqpd.broker.declared import Coming, Declared, Done, promise
+from amqpd.broker.declared import Coming, Declared, Done, Name, promise
+from amqpd.broker.deletion import Deletions
 from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, Exchange
 from amqpd.broker.flow import Turn
 from amqpd.broker.pump_retries import PumpRetries
 from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
+from amqpd.broker.restore import Report
 from amqpd.broker.timers import Timers
 from amqpd.broker.vhost import VHost
 from amqpd.protocol.codec import decode_table
@@ -38,7 +40,6 @@ from amqpd.storage.metadata import (
     Metadata,
     MetadataState,
     Put,
-    QueueRow,
     VhostRow,
     random_id,
 )
@@ -62,6 +63,8 @@ class Broker:
         self.loop = loop
         self.timers = Timers(loop.call_later, Clock())
         self.turn = Turn(storage, loop.call_soon, self.timers)
+        self.deletions = Deletions(storage, metadata, self._forget, self._deleted)
+        self.start_report = Report()
         self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon)
         self.pump_retries = PumpRetries(loop.call_later)
         self.turn.log_failed = self._log_failed
@@ -100,8 +103,7 @@ class Broker:
         )
         self.auth.listeners.append(self.clients.user_changed)
         for row in state.deleting_vhosts:
-            self.storage.delete_vhost_files(row.id)
-            self.remove([Delete(row)])
+            self.deletions.finish_vhost(row)
         for row in state.vhosts:
             self.add_vhost(self.new_vhost(row))
         for exchange_row in state.exchanges:
@@ -118,7 +120,9 @@ class Broker:
             vhost.add_exchange(exchange)
         for queue_row in state.queues:
             vhost = self.vhosts[queue_row.vhost]
-            store = self.storage.open_queue(vhost.id, queue_row.id, queue_row.name, vhost.name)
+            store = self.storage.open_queue(
+                vhost.id, queue_row.id, queue_row.name, vhost.name, None, queue_row.auto_delete, queue_row.arguments
+            )
             queue = make_queue(
                 vhost, queue_row.name, True, queue_row.auto_delete, None, _table(queue_row.arguments), store
             )
@@ -138,16 +142,11 @@ class Broker:
                 continue
             vhost.add_binding(Binding(source, destination, binding_row.routing_key, _table(binding_row.arguments)))
         for queue_row in state.deleting_queues:
-            self._finish_deletion(queue_row)
+            self.deletions.finish(self.vhosts[queue_row.vhost].id, queue_row)
 
-    def _finish_deletion(self, row: QueueRow) -> None:
-        """A deletion that a crash interrupted: the files go, then the row."""
-        vhost = self.vhosts[row.vhost]
-        self.storage.delete_queue_files(vhost.id, row.id, partial(self._forget_row, row))
-
-    def _forget_row(self, row: QueueRow) -> None:
-        """A deleted queue's files are gone. When the broker stops before this, the next start sees to the row."""
-        self.remove([Delete(row)])
+    def _forget(self, changes: Sequence[Change]) -> None:
+        """Rows of what is deleted. When the broker stops before this, the next start sees to them."""
+        self.remove(changes)
 
     def new_vhost(self, row: VhostRow) -> VHost:
         """One that `add_vhost` has not made known yet."""
@@ -176,16 +175,27 @@ class Broker:
             await future
 
     def remove(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done | None = None) -> None:
-        """Removes the rows of what memory has forgotten, however often the database fails, then the queues' files.
+        """Removes the rows of what memory has forgotten, however often the database fails, then the queues'
+        directories: see deletion.py.
 
-        done: called with the outcome of the first try.
+        done: called with None when neither comes back, or with the error of the first try.
         """
+        told = done is None
+
+        def renamed() -> None:
+            if done is not None and not told:
+                done(None)
+
+        def tried(error: BaseException | None) -> None:
+            nonlocal told
+            if error is not None and done is not None:
+                told = True
+                done(error)
+
         if changes:
-            self.declared.remove(changes, partial(self._drop_stores, queues), done)
-            return
-        self._drop_stores(queues)
-        if done is not None:
-            done(None)
+            self.declared.remove(changes, lambda: self.deletions.drop(queues, renamed), tried)
+        else:
+            self.deletions.drop(queues, renamed)
 
     async def removed(self, changes: Sequence[Change], queues: Sequence[Queue] = ()) -> None:
         """The same. Raises: MetadataError when the first try failed."""
@@ -193,21 +203,8 @@ class Broker:
         self.remove(changes, queues, done)
         await future
 
-    def _drop_stores(self, queues: Sequence[Queue]) -> None:
-        for queue in queues:
-            self.drop_store(queue)
-
-    def drop_store(self, queue: Queue) -> None:
-        """After the tombstone is committed: the files go, then the row."""
-        store = queue.store
-        if store is None:
-            return
-        queue.store = None
-        if queue.id:
-            row = QueueRow(queue.vhost.name, queue.name, queue.id)
-            self.storage.delete_queue(store, partial(self._forget_row, row))
-        else:
-            self.storage.delete_queue(store)
+    def _deleted(self, count: int) -> None:
+        self.queue_deleted_count += count
 
     # -- vhosts ------------------------------------------------------------------------------------------------------
 
@@ -229,21 +226,31 @@ class Broker:
         """Deletes it with all that is in it, and closes its connections. Raises: KeyError, MetadataError, OnItsWay."""
         vhost = self.vhosts[name]
         row = vhost.row()._replace(state="deleting")
-        await self.make(Coming([Put(row)], partial(self._end_vhost, vhost, row)))
+        future, done = promise()
+        await self.make(Coming([Put(row)], partial(self._end_vhost, vhost, row, done)))
+        await future
 
-    def _end_vhost(self, vhost: VHost, row: VhostRow) -> None:
-        """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
+    def _end_vhost(self, vhost: VHost, row: VhostRow, done: Done) -> None:
+        """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone.
+
+        done: called when its directory will not come back either.
+        """
         vhost.deleted = True
         del self.vhosts[vhost.name]
         self.clients.vhost_deleted(vhost)
-        for queue in list(vhost.queues.values()):
+        queues = list(vhost.queues.values())
+        for queue in queues:
             vhost.delete_queue(queue)
-            if queue.store is not None:
-                self.storage.delete_queue(queue.store)
-                queue.store = None
-        self.storage.delete_vhost_files(vhost.id)
         self.auth.forget_vhost(vhost.name)
-        self.remove([Delete(row)])
+        name = Name(vhost.name, "vhost", vhost.name)
+        self.declared.hold(name)
+
+        def renamed() -> None:
+            self.declared.free([name])
+            self.remove([Delete(row)])  # which holds it again
+            done(None)
+
+        self.deletions.drop_vhost(vhost, queues, renamed)
 
     def _log_failed(self, store: QueueStore) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""

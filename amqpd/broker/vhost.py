@@ -137,7 +137,6 @@ class VHost:
     def expire_queue(self, queue: Queue) -> None:
         """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
         _, changes = self.delete_queue(queue)
-        self.broker.queue_deleted_count += 1
         self.broker.remove(changes, [queue])
 
     def dead_letter(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
@@ -318,9 +317,8 @@ class VHost:
         changes: list[Change] = []
         if durable:
             queue_id = random_id()
-            changes.append(
-                Put(QueueRow(self.name, name, queue_id, True, auto_delete, False, encode_table(arguments)))
-            )
+            table = encode_table(arguments)
+            changes.append(Put(QueueRow(self.name, name, queue_id, True, auto_delete, False, table)))
         return Coming(changes, partial(self._make_queue, name, queue_id, auto_delete, owner, arguments))
 
     def _make_queue(
@@ -331,7 +329,8 @@ class VHost:
             raise OnItsWay(self.broker.declared, Name(self.name, "queue", name))
         store: QueueStore | None = None
         if queue_id:
-            store = self.broker.storage.create_queue(self.id, name, self.name, queue_id=queue_id)[1]
+            table = encode_table(arguments)
+            store = self.broker.storage.create_queue(self.id, name, self.name, None, queue_id, auto_delete, table)[1]
         queue = make_queue(self, name, queue_id != "", auto_delete, owner, arguments, store)
         queue.id = queue_id
         self.add_queue(queue)
@@ -420,7 +419,7 @@ class VHost:
     def delete_queue(self, queue: Queue) -> tuple[int, list[Change]]:
         """Removes it with its bindings; its consumers are told. Returns the ready count and what to commit.
 
-        Its log goes after the commit: `Broker.drop_store`.
+        Its log goes after the commit: `Broker.remove`.
         """
         if queue.deleted:
             return 0, []

@@ -152,7 +152,6 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     if queue.auto_delete and not queue.consumers and not queue.deleted:
         broker = channel.connection.broker
         _, changes = queue.vhost.delete_queue(queue)
-        broker.queue_deleted_count += 1
         broker.remove(changes, [queue])
 
 

@@ -141,7 +141,6 @@ def purge(channel: Channel, command: QueuePurge) -> None:
 def delete(channel: Channel, command: QueueDelete) -> None:
     connection = channel.connection
     vhost = connection.vhost
-    broker = connection.broker
     name = queue_name(channel, command.queue)
     check(connection, "configure", "queue", name)
     queue = vhost.find_queue(name)
@@ -158,7 +157,6 @@ def delete(channel: Channel, command: QueueDelete) -> None:
         count, changes = vhost.delete_queue(queue)
     finally:
         channel.cancelled_here = None
-    broker.queue_deleted_count += 1
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
     reply += b"".join([connection.cancel_frame(channel.number, tag) for tag in tags])

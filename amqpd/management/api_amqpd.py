@@ -11,6 +11,7 @@ from typing import Any, Final
 from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
+from amqpd.broker.restore import Report
 from amqpd.management.api_call import (
     NO_CONTENT,
     ApiError,
@@ -79,8 +80,20 @@ async def status(call: Call) -> Reply:
             "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
             "totals": totals,
             "unsynced_bytes": broker.storage.unsynced_bytes,
+            "restored": _restored(broker.start_report),
         }
     )
+
+
+def _restored(report: Report) -> dict[str, Any]:
+    """What this start had to make good: see amqpd/broker/restore.py."""
+    return {
+        "vhosts": report.vhosts,
+        "queues": [
+            {"vhost": each.vhost, "name": each.name, "arguments_known": each.whole} for each in report.queues
+        ],
+        "set_aside": [{"path": path, "reason": reason} for path, reason in report.set_aside],
+    }
 
 
 async def stop_app(call: Call) -> Reply:

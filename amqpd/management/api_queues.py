@@ -138,7 +138,6 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
     queue.prepare()
     queue.vhost.check_deletable(queue, if_unused, if_empty)
     count, changes = queue.vhost.delete_queue(queue)
-    broker.queue_deleted_count += 1
     broker.turn.want()
     await broker.removed(changes, [queue])
     return count

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from amqpd.broker.broker import Broker
 from amqpd.errors import PreconditionFailed
 
 
@@ -60,18 +55,3 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
         vhost.delete_queue(queue)
     assert vhost.exclusive_queues(mine) == []
     assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"
-
-
-def test_the_row_of_a_deleted_queue_goes_after_its_files() -> None:
-    """Else a crash in between would leave files that no row knows, for lost+found."""
-    steps: list[Any] = []
-    broker: Any = SimpleNamespace(
-        storage=SimpleNamespace(delete_queue=lambda store, done: steps.append(done)),
-        remove=lambda changes: steps.append(changes[0].row.id),
-    )
-    broker._forget_row = partial(Broker._forget_row, broker)
-    queue: Any = SimpleNamespace(store=object(), id="0a", name="q", vhost=SimpleNamespace(name="/"))
-    Broker.drop_store(broker, queue)
-    assert len(steps) == 1, "the files are to go, and the row stays"
-    steps[0]()  # they are gone
-    assert steps[1:] == ["0a"]

@@ -416,6 +416,9 @@ def _apply(entries: Entries, change: Change) -> None:
     elif kind == "del":
         entries.pop(path, None)
     else:
+        if file is None:  # a directory takes along what is in it
+            for below in [each for each in entries if each.startswith(f"{path}/")]:
+                entries[target + below[len(path) :]] = entries.pop(below)
         entries.pop(path, None)
         entries[target] = file
         if file is None:  # a directory takes along what is in it

@@ -99,7 +99,8 @@ class Ledger:
 
     policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
     version: rises with whatever may change a verdict. ahead: id -> the last offset that a kill may call redelivered
-    though nobody has seen it. stopped: cleanly, and nothing was done since, so that the marks are exact.
+    though nobody has seen it. stopped: cleanly, and nothing was done since, so that the marks are exact. deleted: ids
+    whose deletion was answered.
     """
 
     def __init__(self) -> None:
@@ -112,13 +113,14 @@ class Ledger:
         self.now_ms = 1_700_000_000_000
         self.ahead: dict[str, int] = {}
         self.stopped = False
+        self.deleted: set[str] = set()
 
     def copy(self) -> Ledger:
         other = Ledger()
         other.rows = [dict(rows) for rows in self.rows]
         other.policies, other.exports = dict(self.policies), dict(self.exports)
         other.holds, other.now_ms = set(self.holds), self.now_ms
-        other.ahead, other.stopped = dict(self.ahead), self.stopped
+        other.ahead, other.stopped, other.deleted = dict(self.ahead), self.stopped, set(self.deleted)
         other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
         return other
 

@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from states_disk import Disk, Image
 from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
+from amqpd.storage.description import DESCRIPTION, read_description
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.record import RecordRoute
+from amqpd.storage.removal import DELETED
 from amqpd.storage.retention import RetentionPolicy, trim
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
+from amqpd.storage.survey import survey
 
 ROUTE: Final = RecordRoute(b"orders", KEY)
 NEVER: Final = 1 << 60  # no commit of this life makes it safe
@@ -74,12 +78,28 @@ class Life:
         self.storage.on_commit = self._committed
         self.stores: dict[str, QueueStore] = {}
         rows = ledger.rows[-1]
-        self.storage.set_aside_unknown([("v", queue) for queue in rows])
+        found = self.storage.survey()
+        deleted = found.deleted.get("v", [])
+        for queue in found.queues.get("v", []):
+            if queue not in rows:
+                self.storage.set_aside("v", queue)
         for queue, state in rows.items():
             if state == "live":
                 self._open(queue)
             else:
-                self.storage.delete_queue_files("v", queue)
+                self.storage.departures.rename(self.storage.queue_chain("v", queue), partial(self._empty, queue))
+        for queue in deleted:
+            if queue not in rows:
+                self._empty(queue)
+        self.loop()
+
+    def _empty(self, queue: str) -> None:
+        """What was deleted goes, its name too where the metadata have forgotten it."""
+        path = self.storage.queue_chain("v", queue)[-1]
+        forgotten = queue not in self.ledger.rows[-1]
+        self.storage.departures.empty(path, _nothing)
+        if forgotten:
+            self.storage.departures.forget([path])
 
     def _open(self, queue: str) -> None:
         store = self.storage.open_queue("v", queue, queue, "/", self.ledger.policies.get(queue))
@@ -117,15 +137,21 @@ class Life:
         self._open(queue)
 
     def delete(self, queue: str, *, row_first: bool = False) -> None:
-        """The tombstone, then files and row; which of the two is gone first is not promised."""
+        """The tombstone, the new name of the directory, then files and row; which of these two is gone first is not
+        promised.
+        """
         rows = self.ledger.rows[-1]
         self._commit({**rows, queue: "deleting"})
         without = {name: state for name, state in rows.items() if name != queue}
+        self.storage.retire_queue(self.stores.pop(queue), _nothing)
+        self.loop()
+        self.ledger.deleted.add(queue)
         if row_first:
             self._commit(without)
-        self.storage.delete_queue(self.stores.pop(queue))
+        self._empty(queue)
         if not row_first:
             self._commit(without)
+            self._empty(queue)
 
     def _touch(self) -> None:
         """Something is done, in a turn that `write` ends."""
@@ -439,6 +465,10 @@ class Life:
                 message.returned_safe = message.returned_written and safe
 
 
+def _nothing() -> None:
+    """It is done by now: all of this is inline."""
+
+
 def _nobody(generation: int, failed: list[QueueStore]) -> None:
     """To whom it is told that something is safe when nothing is done any more."""
 
@@ -497,7 +527,15 @@ def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int) -> Outcom
     life = Life(disk, ledger, boot, segment_size_bytes=segment_size_bytes)
     outcome = find(life)
     for queue in disk.listdir(QUEUES):
-        if rows.get(queue) != "live":
+        if rows.get(queue) != "live" and not queue.endswith(DELETED):
             raise Violation(f"the directory of {queue}, which is {rows.get(queue, 'unknown')}, is still there")
     life.forget()
     return outcome
+
+
+def described(image: Image) -> Rows:
+    """The rows that a start without metadata makes of the directories."""
+    disk = Disk(image)
+    found = survey(disk, "/data").queues.get("v", [])
+    texts = {queue: disk.read_if_there(f"{QUEUES}/{queue}/{DESCRIPTION}") for queue in found}
+    return {queue: "live" for queue, text in texts.items() if read_description(text, queue) is not None}

@@ -22,11 +22,12 @@ from typing import Final
 
 from states_disk import Disk, Image, key_of
 from states_ledger import Ledger, Outcome, Rows, Violation, judge
-from states_life import QUEUES, Life, find, look
+from states_life import QUEUES, Life, described, find, look
 from states_workloads import Workload
 
 REMEMBERED_MAX: Final = 30_000
 COLLECTED_EVERY: Final = 2000  # looks
+LOST_MAX: Final = 2  # images of a step that are also looked at without metadata
 
 
 class Search:
@@ -135,6 +136,10 @@ class Search:
             for image in chosen:
                 self._examine(image, rows, ledger, "cut", boot + 1, depth)
             self._examine(disk.image(), rows, ledger, "kill", boot, depth)
+            if depth == 1:
+                self._lose_metadata(disk.image(), rows, ledger, "kill", boot)
+                for image in chosen[:LOST_MAX]:
+                    self._lose_metadata(image, rows, ledger, "cut", boot + 1)
             half_done = any(path.endswith(".log.swap") for path in disk.entries)
             if depth < self._depth_max and self.chance.random() < self._lived_in * (20 if half_done else 1):
                 self._live_on(disk.killed(), rows, ledger, boot, depth + 1, "kill")
@@ -168,6 +173,25 @@ class Search:
             (self.new_doubles if depth > 1 else self.new).append(key)
             if depth < self._depth_max and self.chance.random() < self._lived_in:
                 self._live_on(Disk(image), rows, ledger, boot, depth + 1, kind)
+
+    def _lose_metadata(self, image: Image, rows: Rows, ledger: Ledger, kind: str, boot: int) -> None:
+        """The same crash, and the database is gone with it: the directories tell what was there, and nothing more."""
+        told = described(image)
+        back = ledger.deleted.intersection(told)
+        if back:
+            raise Violation(f"without metadata {back} came back, whose deletion was answered\n{_describe(image)}")
+        for queue, state in rows.items():
+            kept = [
+                each
+                for each in ledger.queues.get(queue, [])
+                if each.persistent and (each.confirmed if kind == "cut" else each.written)
+                and not each.settled and not each.gone
+            ]
+            if state == "live" and kept and queue not in told:
+                raise Violation(f"without metadata {queue} is not there, with {kept[0]}\n{_describe(image)}")
+        outcome = self._look(image, told, boot)
+        judge({queue: found for queue, found in outcome.items() if rows.get(queue) == "live"}, ledger, kind)
+        self.judged += 1
 
     def _look(self, image: Image, rows: Rows, boot: int) -> Outcome:
         outcome = look(image, rows, boot, self._segment_size_bytes)

@@ -22,6 +22,7 @@ from states_pace import AHEAD_MAX, Timers
 from states_search import Search
 from states_workloads import WORKLOADS
 
+from amqpd.storage.departures import Departures
 from amqpd.storage.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 
@@ -242,3 +243,24 @@ def test_what_the_judge_refuses() -> None:
     }.items():
         with pytest.raises(Violation, match=words):
             judge({"q": odd}, ledger, "cut")
+
+
+@pytest.mark.parametrize("broken", ["not renamed", "not synced"])
+def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """Without metadata a queue would be back whose deletion was answered."""
+    if broken == "not renamed":
+        monkeypatch.setattr(Departures, "_rename", lambda departures, chains: None)
+    else:
+        monkeypatch.setattr("amqpd.storage.departures.patiently", lambda filesystem, sync, path: None)
+    with pytest.raises(AssertionError, match="whose deletion was answered|which is deleting, is still there"):
+        walk("delete and declare again")
+
+
+def test_a_description_that_is_not_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without metadata nobody would know whose confirmed messages these are."""
+    whole = Disk.fsync_file
+    monkeypatch.setattr(
+        Disk, "fsync_file", lambda disk, path: None if path.endswith("queue.json") else whole(disk, path)
+    )
+    with pytest.raises(AssertionError, match="is not there, with message"):
+        walk("append and confirm")

@@ -147,7 +147,8 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     store.mark_delivered(25)
     storage.close(clean=True)
     directory = tmp_path / "vhosts" / "v" / "queues" / queue_id
-    assert json.loads((directory / "queue.json").read_text()) == {"queue": 'näme "1"', "vhost": "/shop", "id": queue_id}
+    told = json.loads((directory / "queue.json").read_text())
+    assert (told["queue"], told["vhost"], told["id"]) == ('näme "1"', "/shop", queue_id)
     assert (directory / "clean-shutdown").exists()
     storage = Storage(tmp_path, post=loop.post, segment_size_bytes=20_000)
     store = storage.open_queue("v", queue_id, 'näme "1"')
@@ -164,20 +165,45 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     storage.close(clean=False)
 
 
-def test_unknown_directories_are_set_aside(tmp_path: Path, loop: Loop) -> None:
+def test_what_stands_in_the_directory(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post)
     known, store = storage.create_queue("v", "known", "/")
     unknown, other = storage.create_queue("v", "unknown", "/")
-    for each in (store, other):
+    gone, third = storage.create_queue("w", "gone", "/other")
+    for each in (store, other, third):
         each.append_parts(ROUTE, b"", b"x", True)
+    storage.end_of_turn()
+    retired: list[bool] = []
+    storage.retire_queue(third, lambda: retired.append(True))
+    loop.until(lambda: bool(retired))
     storage.close(clean=True)
     storage = Storage(tmp_path, post=loop.post)
-    (moved,) = storage.set_aside_unknown({("v", known)})
+    found = storage.survey()
+    assert (sorted(found.queues["v"]), found.queues["w"]) == (sorted([known, unknown]), [])
+    assert (found.deleted, found.deleted_vhosts) == ({"w": [gone]}, [])
+    moved = storage.set_aside("v", unknown)
     assert Path(moved).parent == tmp_path / "lost+found"
     assert unknown in moved
     assert (Path(moved) / "queue.json").exists()
     assert storage.open_queue("v", known).read_one(0) is not None
     storage.close(clean=False)
+
+
+@pytest.mark.parametrize("there", ["damaged", "of an earlier version"])
+def test_a_description_that_says_something_else_is_written_anew(tmp_path: Path, loop: Loop, there: str) -> None:
+    storage = Storage(tmp_path, post=loop.post)
+    queue_id, store = storage.create_queue("v", "q", "/", None, True, b"table")
+    store.append_parts(ROUTE, b"", b"x", True)
+    storage.close(clean=True)
+    path = tmp_path / "vhosts" / "v" / "queues" / queue_id / "queue.json"
+    right = path.read_bytes()
+    old = b'{"queue": "q", "vhost": "/", "id": "%s"}' % queue_id.encode()
+    path.write_bytes(right[:40] if there == "damaged" else old)
+    storage = Storage(tmp_path, post=loop.post)
+    store = storage.open_queue("v", queue_id, "q", "/", None, True, b"table")
+    store.append_parts(ROUTE, b"", b"y", True)
+    storage.close(clean=True)
+    assert path.read_bytes() == right
 
 
 def test_temporary_queues_are_gone_at_the_next_start(tmp_path: Path, loop: Loop) -> None:

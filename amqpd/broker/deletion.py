@@ -1,0 +1,165 @@
+"""How what is deleted leaves the disk; the order is the promise.
+
+    1  it is out of memory: nothing is delivered, consumers are cancelled (`VHost.delete_queue`)
+    2  its tombstone is committed: a row in state `deleting`, which a start finishes
+    3  its directory is renamed `<id>.deleted` and the directory above synced (storage/departures.py)
+    4  whoever deletes it is answered, and it is counted
+    5  its files go, then its row; the empty `<id>.deleted` when the database itself holds all this
+
+So a deletion that was answered stands twice, and what one of them loses the other one tells: see restore.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker.restore import Findings, in_parts
+from amqpd.storage.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue import Queue
+    from amqpd.broker.vhost import VHost
+    from amqpd.storage.storage import Storage
+
+log = logging.getLogger(__name__)
+
+EMPTY_MAX: Final = 1000
+"""So many empty directories, and the metadata is made to forget them before it is time."""
+
+
+class Deletions:
+    """Steps 3 and 5. Everything on the loop. One per broker.
+
+    forget: removes rows, in its own time. counted: how many queues are gone now, step 4.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        forget: Callable[[Sequence[Change]], None],
+        counted: Callable[[int], None],
+    ) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._forget = forget
+        self._counted = counted
+        self._empty: list[str] = []  # directories renamed and emptied, by their old names
+        self._under_way = False
+
+    def drop(self, queues: Sequence[Queue], done: Callable[[], None]) -> None:
+        """Queues that are out of memory, and whose tombstones are committed; `done()` is step 4. Transient ones are
+        gone at once. Cost: a rename each; their parents are synced together.
+        """
+        left = len(queues)
+
+        def gone(queue: Queue | None) -> None:
+            nonlocal left
+            left -= 1
+            if queue is not None:
+                self._empty_queue(queue.vhost.id, QueueRow(queue.vhost.name, queue.name, queue.id))
+            if left == 0:
+                self._counted(len(queues))
+                done()
+
+        if not queues:
+            done()
+        for queue in queues:
+            store = queue.store
+            queue.store = None
+            if store is not None and queue.id:
+                self._storage.retire_queue(store, partial(gone, queue))
+            else:
+                if store is not None:
+                    self._storage.delete_queue(store)
+                gone(None)
+
+    def drop_vhost(self, vhost: VHost, queues: Sequence[Queue], done: Callable[[], None]) -> None:
+        """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's."""
+        stores = [queue.store for queue in queues if queue.store is not None and queue.id]
+        for queue in queues:
+            if queue.store is not None and not queue.id:
+                self._storage.delete_queue(queue.store)
+            queue.store = None
+
+        def renamed() -> None:
+            self._counted(len(queues))
+            done()
+            self._empty_out(self._storage.vhost_chain(vhost.id)[-1])
+
+        self._storage.retire_vhost(vhost.id, stores, renamed)
+
+    # -- at the start
+
+    def take_over(self, findings: Findings) -> None:
+        """Makes the metadata say what holds, then empties what had been deleted."""
+        parts = in_parts(findings.changes)
+        for part in parts[:-1]:
+            self._metadata.submit(part, _logged)
+        if parts:
+            self._metadata.submit(parts[-1], partial(self._void, findings.void))
+        for path in findings.gone:
+            self._empty_out(path)
+
+    def _void(self, paths: list[str], error: BaseException | None) -> None:
+        if error is not None:  # the next start tries it again
+            _logged(error)
+            return
+        for path in paths:
+            self._empty_out(path)
+
+    def finish(self, vhost_id: str, row: QueueRow) -> None:
+        """A queue's deletion that a crash interrupted behind its tombstone."""
+        chain = self._storage.queue_chain(vhost_id, row.id)
+        self._storage.departures.rename(chain, partial(self._empty_queue, vhost_id, row))
+
+    def finish_vhost(self, row: VhostRow) -> None:
+        """The same for a vhost's. Its row goes at once: another one of its name may be wanted."""
+        chain = self._storage.vhost_chain(row.id)
+        self._forget([Delete(row)])
+        self._storage.departures.rename(chain, partial(self._empty_out, chain[-1]))
+
+    # -- what is left
+
+    def _empty_queue(self, vhost_id: str, row: QueueRow) -> None:
+        path = self._storage.queue_chain(vhost_id, row.id)[-1]
+        self._storage.departures.empty(path, partial(self._emptied, path, row))
+
+    def _empty_out(self, path: str) -> None:
+        self._storage.departures.empty(path, partial(self._emptied, path, None))
+
+    def _emptied(self, path: str, row: QueueRow | None) -> None:
+        if row is not None:
+            self._forget([Delete(row)])
+        self._empty.append(path)
+        if len(self._empty) >= EMPTY_MAX:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Removes the empty directories once the database has all this in its own file. The owner calls it now and
+        then. Cost: nothing where there is nothing to do.
+        """
+        if self._under_way or not self._empty:
+            return
+        paths, self._empty = self._empty, []
+        try:
+            self._metadata.checkpoint(partial(self._kept, paths))
+        except MetadataClosed:  # the next start finds them
+            return
+        self._under_way = True
+
+    def _kept(self, paths: list[str], error: BaseException | None) -> None:
+        self._under_way = False
+        if error is not None:
+            log.warning("deleted queues are tidied up later: %s", error)
+            self._empty += paths
+            return
+        self._storage.departures.forget(paths)
+
+
+def _logged(error: BaseException | None) -> None:
+    if error is not None:
+        log.error("metadata change failed: %s", error)
