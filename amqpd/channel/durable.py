@@ -43,7 +43,7 @@ def _made(channel: Channel, command: Command, reply: bytes, error: BaseException
 
 
 def reply_removed(channel: Channel, changes: Sequence[Change], reply: bytes, queues: Sequence[Queue] = ()) -> None:
-    """Sends `reply` once the rows are gone and the queues' files with them."""
+    """Sends `reply` once neither the rows nor the queues' directories come back: see amqpd/broker/deletion.py."""
     if not changes:
         channel.connection.broker.remove(changes, queues)
         if reply:

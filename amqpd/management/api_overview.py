@@ -223,7 +223,6 @@ async def aliveness(call: Call) -> Reply:
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if isinstance(found, Coming):
         call.broker.remove(vhost.delete_queue(queue)[1], [queue])
-        call.broker.queue_deleted_count += 1
     return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
 
 
