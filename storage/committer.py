@@ -5,7 +5,8 @@ syncs its files and directories, then does what was waiting for that (checkpoint
 posts the job back to the loop. While it works the next job fills, so the size of a group finds itself.
 
 Many dirty files are synced by one `syncfs`. That reports no file, so when it fails each file gets one `fdatasync`; the
-descriptors still remember an error they were not told of. A file whose sync failed is never synced again: after the
+descriptors still remember an error they were not told of. (Of a log with files that were closed for want of descriptors
+nothing remembers: with a `syncfs` that fails it has failed.) A file whose sync failed is never synced again: after the
 failure the kernel calls its pages clean, and a second sync would succeed without the data.
 """
 
@@ -73,6 +74,10 @@ def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) ->
 
 
 def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
+    if part.closed:  # what the disk forgot of it nobody can tell any more
+        part.failed = True
+        logger.error("sync failed: files that were closed before it", extra={"queue": part.name})
+        return
     try:
         for file in part.files:
             filesystem.fdatasync(file.fd)
@@ -121,7 +126,7 @@ def _write_checkpoints(filesystem: FileSystem, part: JobPart) -> None:
 def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
     """Makes the job's files safe; marks the parts that failed. root_fd: a descriptor on the data directory's disk."""
     together = tried = False
-    if job.file_count() >= SYNCFS_FROM:
+    if job.file_count() >= SYNCFS_FROM or job.closed():
         try:
             filesystem.syncfs(root_fd)
             together = True

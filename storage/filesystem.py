@@ -39,7 +39,9 @@ class FileSystem:
     """The operating system's calls, named as there. Every method raises OSError and nothing else."""
 
     def __init__(self) -> None:
-        self.open_file_count = 0  # of OpenFile objects
+        self.open_file_count = 0  # of OpenFile objects, and of mappings, which keep one each
+        self.open_file_count_max = 1 << 30  # above it logs close what they have written to, before it is synced
+        self.make_room: Callable[[], bool] | None = None  # closes what may be closed; whether that was any (loop only)
         self.safe_directories: set[str] = set()  # above the logs: their names were synced in this life
         self._libc: ctypes.CDLL | None = None
         self._nowhere = -1
@@ -53,6 +55,15 @@ class FileSystem:
     def close(self, fd: int) -> None:
         """Closes `fd`."""
         os.close(fd)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more descriptors are open than should be."""
+        return self.open_file_count > self.open_file_count_max
+
+    def room_after(self, error: OSError) -> bool:
+        """Whether to try again what has failed so: there was no descriptor, and some of our own were closed. Loop."""
+        return error.errno in {errno.EMFILE, errno.ENFILE} and self.make_room is not None and self.make_room()
 
     def dispose(self, fd: int) -> None:
         """Closes the last descriptor of a removed file. That frees its blocks and pages, some milliseconds per 64 MiB,

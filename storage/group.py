@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from amqpd.storage.filesystem import OpenFile
+from amqpd.storage.filesystem import FileSystem, OpenFile
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_store import QueueStore
@@ -23,6 +23,7 @@ class JobPart:
         self.store = store
         self.name = name
         self.files: list[OpenFile] = []
+        self.closed = False  # others were written to and closed already: only a sync of the whole disk covers them
         self.paths: list[str] = []  # small files, closed already
         self.directories: list[str] = []
         self.checkpoints: list[tuple[str, bytes]] = []  # written when all of the above is safe
@@ -55,10 +56,20 @@ class SyncJob:
             count += len(part.files)
         return count
 
+    def closed(self) -> bool:
+        """Whether some of what is to be synced has no descriptor any more."""
+        for part in self.parts:  # noqa: SIM110  # a generator would cost a nested function when compiled
+            if part.closed:
+                return True
+        return False
 
-def write(stores: list[QueueStore], gathered: list[QueueStore], turn: i64) -> tuple[i64, bool]:
+
+def write(
+    filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore], turn: i64
+) -> tuple[i64, bool]:
     """Writes what `stores` have of this turn; those with something to sync join `gathered`.
 
+    However many they are, descriptors stay within their bounds: what is beyond is closed at once, unsynced.
     Returns (bytes appended that somebody waits for, whether a commit is wanted).
     """
     size: i64 = 0
@@ -66,6 +77,8 @@ def write(stores: list[QueueStore], gathered: list[QueueStore], turn: i64) -> tu
     for store in stores:
         store.write()
         store.last_turn = turn
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
         # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
         # mid-turn); if that group's sync fails, this one must say so too.
         if not store.gathered and (store.needs_commit or store.write_failed or store.log.dirty):
@@ -79,24 +92,30 @@ def write(stores: list[QueueStore], gathered: list[QueueStore], turn: i64) -> tu
     return size, commit
 
 
-def tick(stores: list[QueueStore], gathered: list[QueueStore], busy: list[QueueStore]) -> None:
+def tick(
+    filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore], busy: list[QueueStore]
+) -> None:
     """Has `stores` write what could wait; those that have more to come join `busy`."""
     for store in stores:
         if store.deleted:
             continue
         if store.tick():
             busy.append(store)
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
         if not store.gathered and store.log.dirty:
             store.gathered = True
             gathered.append(store)
 
 
-def write_late(stores: list[QueueStore], gathered: list[QueueStore]) -> None:
+def write_late(filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore]) -> None:
     """Has `stores` write what could wait for the next tick, which then comes all the same."""
     for store in stores:
         if store.deleted:
             continue
         store.write_late()
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
         if not store.gathered and store.log.dirty:
             store.gathered = True
             gathered.append(store)

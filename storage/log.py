@@ -81,6 +81,7 @@ class Log:
         self._begun = False
         self._dirty: list[OpenFile] = []
         self._settled_dirty: list[OpenFile] = []
+        self._closed_dirty = False  # some were closed before they were synced: see `shed`
         self.settled_files = SettledFiles(filesystem, boot, reserve, self._settled_dirty)
         self._directories: list[str] = []
         self._paths: list[str] = []
@@ -104,11 +105,18 @@ class Log:
         done = 0
         try:
             while done < total:
-                segment = self._writable(batches[done])
+                try:
+                    segment = self._writable(batches[done])
+                    segment.open_log(create=True)
+                except OSError as error:
+                    if not self.filesystem.room_after(error):
+                        raise
+                    segment = self._writable(batches[done])
                 stop = self._run_length(segment, batches, done)
                 written = self._write_run(segment, batches, done, stop)
                 done += written
-                self._raise_error()
+                if self.error is not None:
+                    raise self.error
         except OSError as error:
             self.error = error
             if error.errno not in PASSING:
@@ -117,10 +125,6 @@ class Log:
         if total:
             self.end = max(self.end, batches[total - 1].last_offset + 1)
         return done
-
-    def _raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
 
     def _writable(self, batch: ClosedBatch) -> Segment:
         if not self._begun:
@@ -479,9 +483,7 @@ class Log:
             self._trouble(error)
         if self.settled_files.pending:
             try:
-                if not self._begun:
-                    self.begin()
-                self.settled_files.flush()
+                self._flush_settled()
                 self.removals.full = False
             except OSError as error:
                 self._trouble(error)
@@ -489,6 +491,18 @@ class Log:
             if self.removals.postponed and (self.removals.full or not self.settled_files.pending):
                 self.removals.postponed = False
                 self.removals.wanted = True
+
+    def _flush_settled(self) -> None:
+        try:
+            if not self._begun:
+                self.begin()
+            self.settled_files.flush()
+        except OSError as error:
+            if not self.filesystem.room_after(error):
+                raise
+            if not self._begun:
+                self.begin()
+            self.settled_files.flush()
 
     def _trouble(self, error: OSError) -> None:
         self.error = error
@@ -502,7 +516,8 @@ class Log:
     def dirty(self) -> bool:
         """Whether there is something for a job."""
         removable = self.removals.wanted and not self.cleaning
-        return bool(self._dirty or self._settled_dirty or self._directories or self._paths or removable)
+        files = self._dirty or self._settled_dirty or self._closed_dirty
+        return bool(files or self._directories or self._paths or removable)
 
     def collect(self, part: JobPart, settled_too: bool = True) -> None:
         """Moves everything that needs a sync into `part`.
@@ -517,8 +532,10 @@ class Log:
                     file.dirty = False
                 self._dirty.clear()
                 self._settled_dirty.clear()
+            self._closed_dirty = False
             self._directories = []
             self._paths = []
+        part.closed, self._closed_dirty = self._closed_dirty, False
         files = self._dirty[:]
         self._dirty.clear()
         if settled_too or self._directories or self._checkpoints or self.removals.wanted or self.settled_files.renaming:
@@ -596,11 +613,28 @@ class Log:
         try:
             if self._high_watermark is None:
                 path = f"{self.directory}/{checkpoint.HIGH_WATERMARK}"
-                self._high_watermark = self.filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
+                self._high_watermark = self._map(path)
+                self.filesystem.open_file_count += 1
             data = checkpoint.encode_high_watermark(self.synced_end)
             self._high_watermark[0 : checkpoint.HIGH_WATERMARK_SIZE] = data
+            if self.filesystem.crowded:
+                self._unmap()
         except OSError as error:  # readers outside then see an older end; nothing in here depends on it
             logger.warning("high watermark of %s: %s", self.directory, error)
+
+    def _map(self, path: str) -> MappedBytes:
+        try:
+            return self.filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
+        except OSError as error:
+            if not self.filesystem.room_after(error):
+                raise
+            return self.filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
+
+    def _unmap(self) -> None:
+        if self._high_watermark is not None:
+            self._high_watermark.close()
+            self._high_watermark = None
+            self.filesystem.open_file_count -= 1
 
     def finish_recovery(self) -> None:
         """Writes what recovery has found, if it has not yet: on a full disk the log is read, and given back, without.
@@ -668,7 +702,26 @@ class Log:
 
     def open_file_count(self) -> int:
         """Descriptors open just now."""
-        return sum([len(segment.open_files()) for segment in self.segments])
+        mapped = 1 if self._high_watermark is not None else 0
+        return mapped + sum([len(segment.open_files()) for segment in self.segments])
+
+    def shed(self) -> bool:
+        """Closes all descriptors, also of what is not synced: too many are open, and a job that has such a log in it
+        syncs the whole disk (committer.py). False if that would give none back, as a sync is at work on them.
+        """
+        for segment in self.segments:
+            for file in segment.open_files():
+                if file.pins > 0:
+                    return False
+        for waiting in (self._dirty, self._settled_dirty):
+            for file in waiting:
+                file.dirty = False
+                self._closed_dirty = self.durable
+            waiting.clear()
+        for segment in self.segments:
+            segment.release()
+        self._unmap()
+        return True
 
     def release(self) -> bool:
         """Closes all descriptors if nothing is dirty or at work; False if something is. They are opened again on
@@ -683,9 +736,7 @@ class Log:
         self._sealed = []
         if self.unpublished and not self.failed:
             self.publish()
-        if self._high_watermark is not None:
-            self._high_watermark.close()
-            self._high_watermark = None
+        self._unmap()
         return True
 
     def close_files(self) -> None:
@@ -694,9 +745,8 @@ class Log:
             segment.release()
         self._dirty.clear()
         self._settled_dirty.clear()
-        if self._high_watermark is not None:
-            self._high_watermark.close()
-            self._high_watermark = None
+        self._closed_dirty = False
+        self._unmap()
 
     def abandon(self) -> None:
         """The directory is about to be removed: nothing more is written or synced."""

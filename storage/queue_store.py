@@ -860,6 +860,12 @@ class QueueStore:
         self._cursor = None
         self._reader.release()
 
+    def shed(self) -> None:
+        """Gives up descriptors, also of what is unsynced: the next job syncs the whole disk."""
+        if self.log.shed():
+            self._cursor = None
+            self._reader.release()
+
     def release(self) -> bool:
         """Gives up descriptors and buffers; False if something is unsynced."""
         if self._dirty or not self.log.release():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ SETTLE_DELAY_S = 0.05
 POSTPONE_FROM = 32  # dirty logs
 POSTPONE_S = 0.002
 RESERVE_RETRY_S = 1.0
-OPEN_FILE_COUNT_MAX = 600
+OPEN_FILE_COUNT_MAX = 600  # or half of what the process may open, whichever is less
 
 
 class Storage:
@@ -53,6 +54,7 @@ class Storage:
     later: calls a function on the loop after so many seconds (`loop.call_later`): settlements are then written every
     50 ms; without it with each turn.
     on_commit: set by the broker; called on the loop with a generation and the stores that failed in it.
+    open_file_count_max: descriptors that logs keep open; by default half of what the process may have, at most 600.
     segment_age_ms: `maintain` rolls an active segment whose first message is older; -1: none.
     inline: no thread: each group is synced inside `end_of_turn`, for simulations.
     boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
@@ -69,7 +71,7 @@ class Storage:
         filesystem: FileSystem | None = None,
         segment_size_bytes: int = SEGMENT_SIZE_BYTES,
         segment_age_ms: int = -1,
-        open_file_count_max: int = OPEN_FILE_COUNT_MAX,
+        open_file_count_max: int | None = None,
         strict: bool = False,
         boot_id: str | None = None,
         inline: bool = False,
@@ -82,7 +84,8 @@ class Storage:
         self.unsynced_bytes = 0
         self.on_commit: Callable[[int, list[QueueStore]], None] = _nobody
         self.export_losses = Losses()
-        self._open_file_count_max = open_file_count_max
+        self.filesystem.open_file_count_max = _own_share() if open_file_count_max is None else open_file_count_max
+        self.filesystem.make_room = self._make_room
         self._ahead = ReadAhead(self.filesystem, post)
         self._context = StoreContext(clock if clock is not None else Clock(), None if inline else self._ahead)
         self._context.paced = later is not None
@@ -311,7 +314,12 @@ class Storage:
         )
 
     def _recover(self, store: QueueStore) -> None:
-        recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+        try:
+            recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+        except OSError as error:
+            if not self.filesystem.room_after(error):
+                raise
+            recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
         self._uncut.discard(store)
         if not self._cut_noted and not self._uncut:
             self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
@@ -378,7 +386,7 @@ class Storage:
 
     def _write_dirty(self) -> None:
         self._turn += 1
-        size, commit = group.write(self._dirty, self._gathered, self._turn)
+        size, commit = group.write(self.filesystem, self._dirty, self._gathered, self._turn)
         self._dirty.clear()
         self._gathered_bytes += size
         self.unsynced_bytes += size
@@ -409,7 +417,7 @@ class Storage:
         context = self._context
         stores = context.late
         context.late = []
-        group.tick(stores, self._gathered, context.late)
+        group.tick(self.filesystem, stores, self._gathered, context.late)
         self._settled_wanted = True
 
     def _hand_over(self) -> None:
@@ -475,17 +483,28 @@ class Storage:
                 logger.warning("the settlement reserve: %s", error)
 
     def _close_some_files(self) -> None:
-        """Keeps the number of open files in bounds: those of the stores that were not written to for longest go."""
+        """Keeps the number of open files below its bound, where who writes would have to close at once what it opens:
+        those of the stores that were not written to for longest go.
+        """
         total = self.filesystem.open_file_count
-        if total <= self._open_file_count_max:
+        bound = self.filesystem.open_file_count_max
+        if total <= bound * 7 // 8:
             return
         counts = [(store.last_turn, store.log.open_file_count(), store) for store in self._stores if store.log.segments]
         counts.sort(key=_turn_of)
         for _, count, store in counts:
             if count and store.release():
                 total -= count
-                if total <= self._open_file_count_max * 3 // 4:
+                if total <= bound * 3 // 4:
                     return
+
+    def _make_room(self) -> bool:
+        """Somebody else has taken the descriptors: all goes that no sync is at work on. Whether that was any."""
+        before = self.filesystem.open_file_count
+        for store in self._stores:
+            if store.log.open_file_count():
+                store.shed()
+        return self.filesystem.open_file_count < before
 
     # -- start and stop
 
@@ -496,7 +515,7 @@ class Storage:
         if self._late_wanted:
             self._tick()
         elif self._context.late:
-            group.write_late(self._context.late, self._gathered)
+            group.write_late(self.filesystem, self._context.late, self._gathered)
         if self._context.late and not self._late_armed:
             self._arm_tick()
         if self._gathered:
@@ -564,6 +583,11 @@ class Storage:
 
 def _nobody(generation: int, failed: list[QueueStore]) -> None:
     """Until the broker sets `on_commit`."""
+
+
+def _own_share() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return OPEN_FILE_COUNT_MAX if soft == resource.RLIM_INFINITY else min(OPEN_FILE_COUNT_MAX, soft // 2)
 
 
 def _turn_of(entry: tuple[int, int, QueueStore]) -> int:

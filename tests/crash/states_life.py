@@ -54,6 +54,7 @@ class Life:
         segment_size_bytes: int = 2000,
         prefix: bytes = b"",
         paced: bool = False,
+        open_file_count_max: int | None = None,
     ) -> None:
         self.disk = disk
         self.ledger = ledger
@@ -73,6 +74,7 @@ class Life:
             filesystem=disk,
             segment_size_bytes=segment_size_bytes,
             boot_id=f"{boot:032x}",
+            open_file_count_max=open_file_count_max,
             inline=True,
         )
         self.storage.on_commit = self._committed

@@ -114,7 +114,10 @@ class Search:
     def _life(self, disk: Disk, ledger: Ledger, boot: int, depth: int = 1) -> Life:
         disk.watch = lambda: self._crash_now(disk, ledger, boot, depth)
         paced = self._paced or self.chance.random() < 0.5
-        return Life(disk, ledger, boot, segment_size_bytes=self._segment_size_bytes, paced=paced)
+        files = 2 if self.chance.random() < 0.25 else None  # logs are closed before they are synced
+        return Life(
+            disk, ledger, boot, segment_size_bytes=self._segment_size_bytes, paced=paced, open_file_count_max=files
+        )
 
     def _again(self, disk: Disk, ledger: Ledger, *, safe: bool) -> Life:
         """The next life of a workload that stops or is killed by itself."""

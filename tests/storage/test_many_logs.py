@@ -1,0 +1,111 @@
+"""More logs are written to in one turn than the process may open files: none of it fails."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.record import RecordRoute
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+COUNT = 200
+BOUND = 24
+
+
+def many(house: Any) -> list[QueueStore]:
+    house.begin()
+    return [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(COUNT)]
+
+
+def append_all(stores: list[QueueStore], body: bytes) -> None:
+    for store in stores:
+        store.append_parts(ROUTE, b"\x10\x00\x02", body, True)
+
+
+class Descriptors:
+    """Gives out so many and no more."""
+
+    def __init__(self, house: Any, count: int) -> None:
+        filesystem = house.filesystem
+        self.open = 0
+        self.most = 0
+        open_file, close = filesystem.open, filesystem.close
+
+        def opened(path: str, flags: int) -> int:
+            if self.open >= count:
+                raise OSError(errno.EMFILE, "Too many open files")
+            fd = open_file(path, flags)
+            self.open += 1
+            self.most = max(self.most, self.open)
+            return fd
+
+        def closed(fd: int) -> None:
+            self.open -= 1
+            close(fd)
+
+        filesystem.open, filesystem.close = opened, closed  # type: ignore[method-assign]
+
+
+def test_a_turn_writes_to_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
+    house = make_house(open_file_count_max=BOUND)
+    stores = many(house)
+    descriptors = Descriptors(house, 2 * BOUND)
+    for turn in range(3):
+        append_all(stores, b"%d" % turn)
+        house.turn()
+    assert [failed for _, failed in house.commits] == [[]] * len(house.commits)
+    assert descriptors.most <= BOUND + 8, "a log's own few come on top before it gives them back"
+    left = house.filesystem.crashed(1)  # what was confirmed is on the medium, closed before its sync or not
+    house.filesystem = left
+    house._storage()
+    for store in stores:
+        again = house.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.body for record in again.read(0, 1000)] == [b"0", b"1", b"2"]
+
+
+def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
+    house = make_house(open_file_count_max=BOUND)
+    stores = many(house)
+    descriptors = Descriptors(house, 2 * BOUND)
+    append_all(stores, b"first")
+    append_all(stores, b"second")
+    house.turn()
+    for store in stores:
+        store.mark_delivered(1)
+        store.settle(0, 5)
+    house.turn()
+    assert descriptors.most <= BOUND + 8
+    house.filesystem = house.filesystem.killed()
+    house._storage()
+    for store in stores:
+        again = house.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.offset for record in again.read(0, 1000)] == [1]
+        assert again.redelivered(1)
+
+
+def test_a_log_closed_before_a_sync_that_fails_has_failed(make_house: Callable[..., Any]) -> None:
+    """No descriptor of it is left that could tell whether it was meant."""
+    house = make_house(open_file_count_max=BOUND)
+    stores = many(house)
+    append_all(stores, b"x")
+    house.filesystem.fault = lambda name, path: OSError(errno.EIO, "I/O error") if name == "syncfs" else None
+    house.turn()
+    failed = {store for _, each in house.commits for store in each}
+    assert len(failed) >= COUNT - BOUND
+    assert all(store.failed == (store in failed) for store in stores), "the others' own syncs were good"
+
+
+def test_what_others_took_is_made_up_for(make_house: Callable[..., Any]) -> None:
+    """Sockets have the descriptors: logs close what they can do without, and no append fails."""
+    house = make_house()
+    stores = many(house)
+    Descriptors(house, BOUND)
+    append_all(stores, b"0")
+    house.turn()
+    append_all(stores, b"1")
+    house.turn()
+    assert all(failed == [] for _, failed in house.commits)
+    assert not any(store.take_failed_ranges() for store in stores)
+    assert [record.body for record in stores[100].read(0, 1000)] == [b"0", b"1"]
