@@ -209,6 +209,7 @@ class Committer:
                 continue
             delay_s = None
             self._do(work)
+            del work  # who asked for it is not kept until the next
 
     def _do(self, work: SyncJob | Removal | Task) -> None:
         if isinstance(work, SyncJob):

@@ -306,6 +306,7 @@ class Metadata:
                 closing, self._warm = self._closing, False
             if group:
                 self._report(group, self._write_group(group))
+                del group  # who waited for it is not kept until the next
             elif closing:
                 self._dispose()
                 return

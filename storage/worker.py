@@ -41,3 +41,4 @@ class Worker:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+            del work  # who asked for it is not kept until the next

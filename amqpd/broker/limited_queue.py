@@ -299,8 +299,10 @@ class LimitedQueue(Queue):
         self._look_due = False
         if self.lease is not None:
             self.lease.cancel()
+            self.lease = None
         if self._waker is not None:
             self.vhost.timers.cancel(self._waker)
+            self._waker = None
 
 
 def number_argument(arguments: dict[str, object], name: str) -> i64:

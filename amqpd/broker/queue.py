@@ -632,6 +632,7 @@ class Queue(Destination):
         """The queue is deleted: nothing of it stays in memory. Its log is the broker's to remove."""
         if self.expiry is not None:
             self.expiry.cancel()
+            self.expiry = None  # it knows the queue, which is to go without a collector
         self._call_getters()
         self.returned.clear()
         self.hot.clear()

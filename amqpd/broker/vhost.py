@@ -68,6 +68,9 @@ SYSTEM_EXCHANGES: Final = (
 )
 ARGUMENTS_SIZE_MAX: Final = 64 * 1024
 
+# The owner of an exclusive queue that is deleted.
+_GONE: Final = object()
+
 
 class VHost:
     """One virtual host."""
@@ -408,6 +411,9 @@ class VHost:
             owned.pop(queue, None)
             if not owned:
                 del self._exclusive[owner]
+        if owner is not None:
+            # It stays nobody else's, and keeps its connection no longer, whoever still names the queue.
+            queue.exclusive_owner = _GONE
 
     def check_deletable(self, queue: Queue, if_unused: bool, if_empty: bool) -> None:
         """Raises: PreconditionFailed."""

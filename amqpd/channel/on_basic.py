@@ -105,7 +105,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
 def _new_tag(channel: Channel, tag: str) -> str:
     if not tag:
         return f"amq.ctag-{secrets.token_urlsafe(16)}"
-    if tag in channel.consumers or (channel.reply_consumer is not None and channel.reply_consumer.consumer.tag == tag):
+    if tag in channel.consumers or (channel.reply_consumer is not None and channel.reply_consumer.tag == tag):
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", commands.BASIC_CONSUME)
     return tag
 
@@ -119,7 +119,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
     nowhere = Queue(connection.vhost, REPLY_TO, False, True, connection, {}, None)
-    reply = ReplyConsumer(channel, channel.make_consumer(nowhere, tag, True, False, 0, b""))
+    reply = ReplyConsumer(channel.make_consumer(nowhere, tag, True, False, 0, b""))
     channel.reply_consumer = reply
     connection.broker.reply_consumers[reply.key] = reply
     if not command.no_wait:
@@ -134,13 +134,20 @@ def cancel(channel: Channel, command: BasicCancel) -> None:
             # rabbit: what acks just before have made room for still goes to it
             consumer.queue.pump()
         remove_consumer(channel, consumer)
-    elif channel.reply_consumer is not None and channel.reply_consumer.consumer.tag == command.consumer_tag:
-        connection.broker.reply_consumers.pop(channel.reply_consumer.key, None)
-        channel.reply_consumer.version += 1
-        channel.reply_consumer = None
+    elif channel.reply_consumer is not None and channel.reply_consumer.tag == command.consumer_tag:
+        end_replies(channel)
     # rabbit: an unknown tag is no error
     if not command.no_wait:
         connection.send(channel.number, BasicCancelOk(command.consumer_tag))
+
+
+def end_replies(channel: Channel) -> None:
+    """The channel's direct reply-to consumer goes, if there is one."""
+    reply = channel.reply_consumer
+    if reply is not None:
+        channel.connection.broker.reply_consumers.pop(reply.key, None)
+        channel.reply_consumer = None
+        reply.end()
 
 
 def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
@@ -237,6 +244,7 @@ def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
 def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
     for entry in entries:
         channel.returned_credit(entry)
+        entry.consumer = None  # as a dead letter it may wait for long
         entry.queue.reject(entry)
     channel.connection.turn.want()
 

@@ -57,10 +57,8 @@ def release(channel: Channel) -> None:
     broker.ended_channels.add(channel_counts(channel))
     for consumer in list(channel.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
-    if channel.reply_consumer is not None:
-        broker.reply_consumers.pop(channel.reply_consumer.key, None)
-        channel.reply_consumer.version += 1
-        channel.reply_consumer = None
+    on_basic.end_replies(channel)
+    channel.window_turn = None
     channel.tx_publishes.clear()
     channel.tx_settlements.clear()
     on_basic.requeue_all(channel, channel.take_all())

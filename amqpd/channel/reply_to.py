@@ -17,25 +17,31 @@ from amqpd.broker.message import Message
 from amqpd.channel.properties_check import REPLY_TO
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel, ChannelConsumer
+    from amqpd.channel.channel import ChannelConsumer
 
 
 class ReplyConsumer(Destination):
     """The one direct reply-to consumer of a channel."""
 
-    def __init__(self, channel: Channel, consumer: ChannelConsumer) -> None:
+    def __init__(self, consumer: ChannelConsumer) -> None:
         super().__init__()
-        self.channel = channel
-        self.consumer = consumer
+        self.tag = consumer.tag
+        self._consumer: ChannelConsumer | None = consumer
         # rabbit: where, a dot, and a key of 16 octets with its padding; php-amqp's suite knows the shape
         self.key = f"{REPLY_TO}.{secrets.token_urlsafe(6)}.{secrets.token_urlsafe(16)}=="
 
     def gone(self) -> bool:
-        return self.channel.reply_consumer is not self
+        return self._consumer is None
+
+    def end(self) -> None:
+        """Cancelled, or its channel ends. Other connections' routes may name it for long: it keeps nothing alive."""
+        self.version += 1
+        self._consumer = None
 
     def offer(self, message: Message) -> bool:
         """Delivers at once. A requester that does not read loses replies beyond its output's bound, as the at-most-once
         promise allows; the broker's memory is not its buffer."""
-        if self.consumer.has_room():
-            self.consumer.deliver(message, None, False)
+        consumer = self._consumer
+        if consumer is not None and consumer.has_room():
+            consumer.deliver(message, None, False)
         return True

@@ -183,6 +183,20 @@ class Connection(CommandSink):
         self._vhost = vhost
         self.state = RUNNING
 
+    def let_go(self) -> None:
+        """The socket is gone. Every circle of references through the connection is opened here or by its control's and
+        its transport's `let_go`, so that it goes with the last that still names it (a turn, a commit under way), and
+        needs no collector.
+        """
+        self.state = CLOSED
+        self.assembler.let_go()
+        self.starved.clear()
+        self._stalled.clear()
+        self._input.clear()
+        self._cuts.clear()
+        self.cut_bytes = 0
+        self.out = BytesWriter()
+
     # -- in ----------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:

@@ -80,7 +80,7 @@ CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
 PENALTY_S: Final = 3.0
 CLOSE_WAIT_S: Final = 3.0
 
-WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN = range(6)
+WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN, GONE = range(7)
 
 
 def server_properties(broker: Broker) -> dict[str, object]:
@@ -187,7 +187,7 @@ class Control:
         self.mechanism = command.mechanism
         name, password = self._credentials(command)
         self.step = CHECKING
-        self._task = self.broker.loop.create_task(self._login(name, password))
+        self._task = self.broker.loop.create_task(self._login(connection, name, password))
         raise InputWaits
 
     def _credentials(self, command: ConnectionStartOk) -> tuple[str, bytes]:
@@ -209,20 +209,19 @@ class Control:
             return login, password.encode() if isinstance(password, str) else password
         raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
 
-    async def _login(self, name: str, password: bytes) -> None:
-        connection = self.connection
+    async def _login(self, connection: Connection, name: str, password: bytes) -> None:
         try:
             user = await self.broker.auth.authenticate(
                 name, password, self.transport.peer_is_loopback, self.transport.peer[0]
             )
         except Refused as refused:
             log.warning("connection %s: login refused: %s", connection.name, refused.reason)
-            self._refuse_login()
+            self._refuse_login(connection)
             return
         except Exception:
             # Whatever it was that could not be asked: nobody gets in by it, and nobody waits for an answer.
             log.exception("connection %s: login refused, it could not be checked: a bug of the broker", connection.name)
-            self._refuse_login()
+            self._refuse_login(connection)
             return
         if connection.state != states.HANDSHAKE:
             return
@@ -233,8 +232,7 @@ class Control:
         connection.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
         connection.resume_input()
 
-    def _refuse_login(self) -> None:
-        connection = self.connection
+    def _refuse_login(self, connection: Connection) -> None:
         if connection.state != states.HANDSHAKE:
             return
         if connection.capabilities.get("authentication_failure_close") is True:
@@ -323,6 +321,8 @@ class Control:
 
     def force(self, reason: str) -> None:
         """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
+        if self.step == GONE:
+            return
         if self.connection.state == states.RUNNING:
             self.connection.shut(ConnectionForced(reason))
             self._wait_for_close_ok()
@@ -372,6 +372,9 @@ class Control:
         if was_open:
             self.release()
             self.connections.closed_count += 1
+        connection.let_go()
+        self.step = GONE
+        del self.connection
 
     # -- alarms ------------------------------------------------------------------------------------------------------
 

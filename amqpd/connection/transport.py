@@ -49,6 +49,7 @@ class Transport(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reading_paused = False
         self._finished = False
+        self._linger: asyncio.TimerHandle | None = None
         self.control = Control(broker, connections, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,8 +78,13 @@ class Transport(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
         self.heartbeats.remove(self)
         self.control.lost()
+        # The connection and its control know this transport; see Connection.let_go.
+        del self.connection, self.control
 
     def pause_writing(self) -> None:
         self.connection.pause_writing()
@@ -117,7 +123,7 @@ class Transport(asyncio.Protocol):
             return
         self._finished = True
         transport.write_eof()
-        self.broker.loop.call_later(LINGER_S, transport.close)
+        self._linger = self.broker.loop.call_later(LINGER_S, transport.close)
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -22,6 +22,27 @@ CONNECTIONS_PER_PEER_MAX: Final = 256
 TELL_EVERY_S: Final = 60.0
 
 
+class Handler(web.RequestHandler):
+    """One connection. What is no HTTP ends it, and must not keep it: the error's frames have the connection, the
+    connection's last message has the error, and the collector hardly ever comes.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        try:
+            return super().handle_error(request, status, exc, message)
+        finally:
+            if exc is not None:
+                exc.__traceback__ = None
+
+
 class Door(web.Server):
     """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
 
@@ -38,6 +59,9 @@ class Door(web.Server):
         self._peers: dict[web.RequestHandler, str] = {}
         self._counts: dict[str, int] = {}
         self._told_at = -TELL_EVERY_S
+
+    def __call__(self) -> web.RequestHandler:
+        return Handler(self, loop=asyncio.get_running_loop(), **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

@@ -130,6 +130,8 @@ class AdminServer:
                 log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
                 translated = ApiError("an error of the broker; its log says more")
             reply = _error_reply(translated)
+            # aiohttp keeps what has ended a body; through these frames it would keep its connection, and itself.
+            error.__traceback__ = None
         if isinstance(reply.body, list) and len(reply.body) > 1:
             return await _stream(request, reply, reply.body)
         if reply.file is not None:

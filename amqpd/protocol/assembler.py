@@ -110,6 +110,9 @@ class CommandSink:
         raise NotImplementedError
 
 
+_NOBODY: Final = CommandSink()
+
+
 @final
 class _PartialContent:
     """A content on its way: after the method, before the last body byte."""
@@ -233,6 +236,12 @@ class Assembler:
         self._waiting.clear()
         self._waiting_size = 0
         return rest
+
+    def let_go(self) -> None:
+        """The stream has ended: what is unfinished goes, and the sink, which has this assembler itself, with it."""
+        self.sink = _NOBODY
+        self.take_rest()
+        self._partials.clear()
 
     def run(self) -> None:
         """Hands over every command that is complete.

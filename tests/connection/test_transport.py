@@ -85,7 +85,7 @@ def test_the_end_of_the_socket_is_the_end_of_the_connection(served: Served) -> N
     assert set(vhost.queues) == {"q"}
     assert vhost.queues["q"].consumers == []
     assert served.house.connections.by_name == {}
-    served.transport.control.lost()
+    served.house.connections.release(served.connection)
     served.house.settle()
     assert set(vhost.queues) == {"q"}
 

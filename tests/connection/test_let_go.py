@@ -1,0 +1,406 @@
+"""A connection that is gone is gone by reference counting alone.
+
+After the start's `gc.freeze` the collector practically never comes, so one circle of references keeps a connection's
+buffers for good. Here it does not come at all: whatever ends a connection, and whatever was under way, nothing of the
+rooms that serve it may be left. Counted are the collector's own lists: compiled classes take no weak references.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pamqp.commands as spec
+import pamqp.frame
+import pytest
+import trustme
+import uvloop
+
+from amqpd.server import Server
+from amqpd.settings import Settings
+
+HEADER = b"AMQP\x00\x00\x09\x01"
+PERSISTENT = b"\x10\x00\x02"
+TRANSIENT = b"\x00\x00"
+WITHIN_S = 60.0
+# Where everything belongs to some connection; and of the others what a connection owns alone.
+ROOMS = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.door", "uvloop.loop.SSL")
+OWNED = {"TCPTransport", "Expiry", "Lease", "SSLObject", "RequestHandler"}
+
+
+class Embedded:
+    """A server in a thread of this process."""
+
+    def __init__(self, data: Path, authority: trustme.CA) -> None:
+        paper = authority.issue_cert("localhost", "127.0.0.1")
+        paper.private_key_pem.write_to_path(data / "key.pem")
+        for blob in paper.cert_chain_pems:
+            blob.write_to_path(data / "certificate.pem", append=True)
+        options = {
+            "amqp.host": "127.0.0.1",
+            "amqp.port": 0,
+            "http.port": 0,
+            "amqp.tls.port": 0,
+            "amqp.tls.certificate": data / "certificate.pem",
+            "amqp.tls.key": data / "key.pem",
+            "data_dir": data / "data",
+        }
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        self.settings = Settings.load(arguments, {}).settings
+        self.trust = ssl.create_default_context()
+        authority.configure_trust(self.trust)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(60), "the server did not start"
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.server = Server(self.settings, self.loop)
+        self.server.load()
+        await self.server.listen()
+        self._ready.set()
+        await self.server.stopped.wait()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """On the loop, and waits for it."""
+        done = threading.Event()
+        self.loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(WITHIN_S)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.server.stop)
+        self._thread.join(60)
+
+
+class Client:
+    """A blocking one that speaks bytes."""
+
+    def __init__(self, house: Embedded, tls: bool = False) -> None:
+        self.house = house
+        port = house.server.tls_port if tls else house.server.amqp_ports[0]
+        self.socket = socket.create_connection(("127.0.0.1", port), WITHIN_S)
+        if tls:
+            self.socket = house.trust.wrap_socket(self.socket, server_hostname="localhost")
+        self._data = b""
+
+    def say(self, *methods: Any, channel: int = 1) -> None:
+        self.socket.sendall(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
+
+    def wait(self, name: str) -> None:
+        while True:
+            while len(self._data) < 7 or len(self._data) < 8 + struct.unpack_from(">I", self._data, 3)[0]:
+                data = self.socket.recv(65536)
+                assert data, f"the stream ended before {name}"
+                self._data += data
+            size, _, value = pamqp.frame.unmarshal(self._data)
+            self._data = self._data[size:]
+            if getattr(value, "name", "") == name:
+                return
+
+    def start(self, password: str = "guest") -> Client:
+        capabilities = {"authentication_failure_close": True}
+        self.socket.sendall(HEADER)
+        self.say(
+            spec.Connection.StartOk({"capabilities": capabilities}, "PLAIN", f"\0guest\0{password}"), channel=0
+        )
+        return self
+
+    def open(self) -> Client:
+        self.start()
+        self.wait("Connection.Tune")
+        self.say(spec.Connection.TuneOk(2047, 131072, 0), spec.Connection.Open("/"), channel=0)
+        self.wait("Connection.OpenOk")
+        self.say(spec.Channel.Open())
+        self.wait("Channel.OpenOk")
+        return self
+
+    def publish(self, queue: str, bodies: list[bytes], properties: bytes = TRANSIENT, missing: int = 0) -> None:
+        parts = []
+        for body in bodies:
+            header = b"\x00\x3c\x00\x00" + (len(body) + missing).to_bytes(8, "big") + properties
+            parts.append(pamqp.frame.marshal(spec.Basic.Publish(routing_key=queue), 1))
+            parts.append(b"\x02\x00\x01" + len(header).to_bytes(4, "big") + header + b"\xce")
+            for start in range(0, len(body), 100_000):
+                piece = body[start : start + 100_000]
+                parts.append(b"\x03\x00\x01" + len(piece).to_bytes(4, "big") + piece + b"\xce")
+        self.socket.sendall(b"".join(parts))
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+def closes_politely(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Connection.Close(200, "bye", 0, 0), channel=0)
+    client.wait("Connection.CloseOk")
+    client.close()
+
+
+def ends_the_stream(house: Embedded) -> None:
+    Client(house).open().close()
+
+
+def resets(house: Embedded) -> None:
+    Client(house).open().reset()
+
+
+def says_nothing(house: Embedded) -> None:
+    Client(house).close()
+
+
+def leaves_in_the_handshake(house: Embedded) -> None:
+    client = Client(house)
+    client.socket.sendall(HEADER)
+    client.wait("Connection.Start")
+    client.close()
+
+
+def leaves_while_its_password_is_checked(house: Embedded) -> None:
+    Client(house).start().reset()
+
+
+def knows_no_password(house: Embedded) -> None:
+    client = Client(house).start("wrong")
+    client.wait("Connection.Close")
+    client.close()
+
+
+def over_tls(house: Embedded) -> None:
+    client = Client(house, tls=True).open()
+    client.publish("nowhere", [bytes(100_000)] * 3)
+    client.close()
+
+
+def resets_over_tls(house: Embedded) -> None:
+    Client(house, tls=True).open().reset()
+
+
+def is_closed_from_outside(house: Embedded) -> None:
+    client = Client(house).open()
+    house.call(lambda: [each.control.force("a test") for each in house.server.connections])
+    client.wait("Connection.Close")
+    client.say(spec.Connection.CloseOk(), channel=0)
+    client.close()
+
+
+def is_aborted(house: Embedded) -> None:
+    client = Client(house).open()
+    house.call(house.server.heartbeats.abort_all)
+    with contextlib.suppress(ConnectionResetError):
+        client.socket.recv(1)
+    client.close()
+
+
+def makes_a_hard_error(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Channel.Open())
+    client.wait("Connection.Close")
+    client.reset()
+
+
+# -- what is under way -----------------------------------------------------------------------------------------------
+
+
+def leaves_half_a_body(house: Embedded) -> None:
+    client = Client(house).open()
+    client.publish("nowhere", [bytes(3_000_000)], missing=50_000_000)
+    client.reset()
+
+
+def leaves_a_channel_that_waits_for_close_ok(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="none", passive=True))
+    client.wait("Channel.Close")
+    client.reset()
+
+
+def consumes_with_windows(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="shared"), spec.Queue.Purge(queue="shared"))
+    client.say(spec.Basic.Consume(queue="shared"), spec.Basic.Qos(prefetch_count=2, global_=True))
+    client.say(spec.Basic.Qos(prefetch_count=1), spec.Basic.Consume(queue="shared"))
+    client.publish("shared", [b"unacked"] * 9)
+    client.wait("Basic.Deliver")
+    client.reset()
+
+
+def does_not_read_what_it_consumes(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="full"), spec.Queue.Purge(queue="full"))
+    client.say(spec.Basic.Consume(queue="full"))
+    client.publish("full", [bytes(100_000)] * 60)
+    client.wait("Basic.Deliver")
+    client.reset()
+
+
+def owns_queues_and_replies(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True))
+    for arguments in ({}, {"x-message-ttl": 60_000}, {"x-expires": 60_000}, {"x-max-priority": 3}):
+        client.say(spec.Queue.Declare(exclusive=True, arguments=arguments))
+        client.wait("Queue.DeclareOk")
+        client.publish("", [b"kept"] * 3)
+    client.say(spec.Queue.Declare(queue="mine", exclusive=True), spec.Basic.Consume(queue="mine"))
+    client.publish("mine", [b"unacked"] * 3)
+    client.wait("Basic.Deliver")
+    client.reset()
+
+
+def waits_for_confirms(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="durable", durable=True), spec.Confirm.Select())
+    client.wait("Confirm.SelectOk")
+    client.publish("durable", [b"x"] * 60, PERSISTENT)
+    client.reset()
+
+
+def commits(house: Embedded) -> None:
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="durable", durable=True), spec.Tx.Select())
+    client.wait("Tx.SelectOk")
+    client.publish("durable", [b"x"] * 60, PERSISTENT)
+    client.say(spec.Tx.Commit())
+    client.publish("durable", [b"x"] * 60, PERSISTENT)
+    client.reset()
+
+
+def declares(house: Embedded) -> None:
+    """Channels are busy, commands wait behind them."""
+    client = Client(house).open()
+    for queue in ("one", "two"):
+        client.say(spec.Queue.Delete(queue=queue), spec.Queue.Declare(queue=queue, durable=True))
+    client.publish("one", [b"x"] * 60)
+    client.reset()
+
+
+# -- the admin API ---------------------------------------------------------------------------------------------------
+
+AUTH = b"Host: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
+
+
+def http(house: Embedded, request: bytes, answered: bool = True) -> None:
+    with socket.create_connection(("127.0.0.1", house.server.http_port), WITHIN_S) as door:
+        door.sendall(request)
+        if answered:
+            assert door.recv(65536)
+        else:
+            time.sleep(0.1)  # that it is being worked on when its end comes
+
+
+def asks_the_api(house: Embedded) -> None:
+    http(house, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")
+
+
+def asks_for_nothing_there_is(house: Embedded) -> None:
+    http(house, b"GET /api/none HTTP/1.1\r\n" + AUTH + b"\r\n")
+
+
+def speaks_no_http(house: Embedded) -> None:
+    http(house, b"\x00\x01\x02 hello\r\n\r\n")
+
+
+def says_nothing_to_the_api(house: Embedded) -> None:
+    http(house, b"", answered=False)
+
+
+def leaves_half_a_request(house: Embedded) -> None:
+    half = b"PUT /api/users/x HTTP/1.1\r\n" + AUTH + b"Content-Length: 100\r\n\r\nhalf"
+    http(house, half, answered=False)
+
+
+ENDS = [
+    closes_politely,
+    ends_the_stream,
+    resets,
+    says_nothing,
+    leaves_in_the_handshake,
+    leaves_while_its_password_is_checked,
+    knows_no_password,
+    over_tls,
+    resets_over_tls,
+    is_closed_from_outside,
+    is_aborted,
+    makes_a_hard_error,
+    leaves_half_a_body,
+    leaves_a_channel_that_waits_for_close_ok,
+    consumes_with_windows,
+    does_not_read_what_it_consumes,
+    owns_queues_and_replies,
+    waits_for_confirms,
+    commits,
+    declares,
+    asks_the_api,
+    asks_for_nothing_there_is,
+    speaks_no_http,
+    says_nothing_to_the_api,
+    leaves_half_a_request,
+]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    made = Embedded(tmp_path_factory.mktemp("broker"), trustme.CA())
+    http(made, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")  # what is imported late is there
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def census() -> Counter[str]:
+    """What is alive, by class, of what connections are made of. Asks the collector's lists; collects nothing."""
+    found: Counter[str] = Counter()
+    for each in gc.get_objects():
+        kind = type(each)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name.startswith(ROOMS) or kind.__name__ in OWNED:
+            found[name] += 1
+    return found
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+def test_nothing_is_left(house: Embedded, no_collector: None, end: Callable[[Embedded], None]) -> None:
+    before = census()
+    for _ in range(3):
+        end(house)
+    deadline = time.monotonic() + WITHIN_S
+    while left := +(census() - before):
+        assert time.monotonic() < deadline, f"left when the sockets were gone: {dict(left)}"
+        time.sleep(0.05)
+
+
+def test_the_census_sees_who_is_there(house: Embedded, no_collector: None) -> None:
+    """And so would see who is left, compiled or not."""
+    before = census()
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(exclusive=True, arguments={"x-message-ttl": 60_000}))
+    client.wait("Queue.DeclareOk")
+    client.say(spec.Basic.Consume())
+    client.wait("Basic.ConsumeOk")
+    names = {name.rpartition(".")[2] for name in census() - before}
+    assert names >= {"Transport", "Control", "Connection", "Assembler", "Channel", "ChannelConsumer", "Expiry"}
+    client.close()
