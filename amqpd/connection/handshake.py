@@ -334,7 +334,15 @@ class Control:
         self._set_timer(PENALTY_S, self.finished)
 
     def _wait_for_close_ok(self) -> None:
-        self._set_timer(CLOSE_WAIT_S, self.finished)
+        self._set_timer(CLOSE_WAIT_S, self._unanswered)
+
+    def _unanswered(self) -> None:
+        """What the peer has sent behind our close was not heard, and it is to know that."""
+        self._timer = None
+        connection = self.connection
+        log.warning("connection %s: connection.close was not answered in %d s, reset", connection.name, CLOSE_WAIT_S)
+        self.connection.flush()
+        self.transport.abort()
 
     def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:

@@ -12,6 +12,7 @@ import ipaddress
 import itertools
 import logging
 import socket
+import struct
 from typing import TYPE_CHECKING, Final, cast
 
 from amqpd.connection.connection import Connection
@@ -29,6 +30,8 @@ WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_LOW_BYTES: Final = 64 * 1024
 # How long a connection that is finished is read on for the peer's own end.
 LINGER_S: Final = 1.0
+# SO_LINGER on, for 0 s: a close sends a reset.
+RESET: Final = struct.pack("ii", 1, 0)
 # rabbit: frames before the login are small
 HANDSHAKE_FRAME_MAX: Final = 8192
 
@@ -126,8 +129,18 @@ class Transport(asyncio.Protocol):
         self._linger = self.broker.loop.call_later(LINGER_S, transport.close)
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """Resets the socket: the peer has not answered for too long.
+
+        After a mere end of the stream its kernel would take one more publish and say nothing; a reset is an error for
+        whatever it does next.
+        """
+        transport = self._transport
+        if transport is None:
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        transport.abort()
 
     def pause_reading(self) -> None:
         transport = self._transport
