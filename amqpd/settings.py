@@ -285,7 +285,7 @@ class StorageSettings:
     upkeep_interval_s: float = _setting(
         60.0,
         _seconds(0.05, 86_400.0),
-        "How often logs are looked after: old or drained segments rolled, retention, compaction, files removed late.",
+        "How often logs are looked after: old or drained segments rolled, files removed late.",
     )
     recovery: Literal["salvage", "strict"] = _setting(
         "salvage",

@@ -290,7 +290,7 @@ def unacked_at_once(broker: BrokerProcess, prefetches: list[int]) -> list[int]:
 
 
 def test_py_amqp_qos_is_one_window_for_the_channel(amqpd_broker: BrokerProcess) -> None:
-    """DESIGN section 7: py-amqp reads global=false as the specification does, and raises it under running consumers."""
+    """py-amqp reads global=false as the specification does, and raises it under running consumers."""
     assert unacked_at_once(amqpd_broker, [3, 5, 1, 8]) == [3, 5, 5, 8]
 
 

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.hold import NAME as EXPORT_NAME
 
 log = logging.getLogger(__name__)
 
-# Ten years: what RabbitMQ takes for a time to live, a lease, or a message's expiration.
-TTL_MS_MAX: Final = 315_360_000_000
 IGNORED: Final = "arguments"
 
 Check = Callable[["Row", object, "Context"], None]

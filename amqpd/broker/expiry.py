@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from amqpd.broker.queue import Queue
 
 NEVER: Final = 1 << 61
-# Longer than any broker lives, and safe to add to.
-TTL_MS_MAX: Final = 1 << 60
+# rabbit: ten years; a longer time to live, of a queue or a message, is refused
+TTL_MS_MAX: Final = 315_360_000_000
 # How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
 SLICE_MS: Final = 2
 SLICE_COUNT: Final = 256

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.arguments import TTL_MS_MAX
 from amqpd.broker.consumers import Consumer
+from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.broker.flow import Confirmer
 from amqpd.broker.message import Entry, Message, message_in_parts
 from amqpd.broker.queue import Queue, within

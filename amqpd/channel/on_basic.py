@@ -56,7 +56,7 @@ def qos(channel: Channel, command: BasicQos) -> None:
                 )
         channel.window_size = command.prefetch_count
     elif connection.channel_wide_qos:
-        # DESIGN section 7: py-amqp, told a product other than RabbitMQ, expects the specification's meaning
+        # py-amqp, told a product other than RabbitMQ, expects the specification's meaning
         channel.window_size = command.prefetch_count
     else:
         channel.prefetch_count = command.prefetch_count

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from amqpd.broker.arguments import TTL_MS_MAX, erlang_type
+from amqpd.broker.arguments import erlang_type
+from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.broker.message import Message, make_message
 from amqpd.channel.access import check_topic_keys
 from amqpd.errors import FrameError, PreconditionFailed

@@ -1,7 +1,7 @@
 """A connection: channels on one socket, and the one place where an error becomes a close.
 
-States: handshake (until connection.open-ok; any fault there closes the socket without a word, but for what BEHAVIOURS
-calls for), running, closing (connection.close sent: everything but close-ok is discarded), closed.
+States: handshake (until connection.open-ok; any fault there closes the socket without a word, but for the exceptions
+in handshake.py), running, closing (connection.close sent: everything but close-ok is discarded), closed.
 
 The connection is the assembler's sink. Publishes and acks go straight to their channel; every other method is decoded
 and handed to the `on_*` module of its class. What a handler raises is caught in `run`, and in `work_off` for commands

@@ -1,4 +1,4 @@
-"""Which method asks for which permission: every cell of BEHAVIOURS section 9, over the connection of a limited user.
+"""Which method asks for which permission: every cell of RabbitMQ's table, over the connection of a limited user.
 
 Each row is tried once with exactly what it needs, and once more for each of its needs without that one. The permissions
 change while the connection is open, so that each cell also shows that nothing older is remembered.

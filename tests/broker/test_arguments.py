@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from amqpd.broker import arguments
-from amqpd.broker.arguments import IGNORED, ROWS, TTL_MS_MAX, compare, compared_names, validate
+from amqpd.broker.arguments import IGNORED, ROWS, compare, compared_names, validate
+from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.broker.queue_kinds import LIMITS
 from amqpd.errors import PreconditionFailed
 

@@ -80,7 +80,7 @@ End = ConnectionClose | ChannelClose | Answers
 
 @dataclass(frozen=True)
 class Case:
-    """id: of RELIABILITY's list where it has one. ours: what RabbitMQ does instead, empty when it does the same."""
+    """id: letter and number where it has one. ours: what RabbitMQ does instead, empty when it does the same."""
 
     id: str
     say: Say

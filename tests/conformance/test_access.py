@@ -1,4 +1,4 @@
-"""BEHAVIOURS 2 and 9: users who may not do everything. Needs the admin API, so it runs against our own broker only."""
+"""Users who may not do everything. Needs the admin API, so it runs against our own broker only."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_an_impersonator_may_use_any_user_id(broker: Broker, new_user: NewUser) 
 
 
 def test_a_revoked_permission_holds_on_a_live_connection(broker: Broker, new_user: NewUser) -> None:
-    """BEHAVIOURS 9: within about a second; the fast road's cached routes must notice."""
+    """Within about a second; the fast road's cached routes must notice."""
     user = new_user(**ALL)
     assert broker.process is not None
     with as_user(broker, user) as other:

@@ -1,4 +1,4 @@
-"""E2 to E9, E48 to E52 and BEHAVIOURS 4: the arguments of declare, bind and consume, and when two of them are equal."""
+"""The arguments of declare, bind and consume, and when two of them are equal."""
 
 from __future__ import annotations
 

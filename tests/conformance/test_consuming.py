@@ -1,4 +1,4 @@
-"""BEHAVIOURS 7: consumers, windows, order, requeue, and what goes when its last user went."""
+"""Consumers, windows, order, requeue, and what goes when its last user went."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_tx_acks_open_the_window_at_commit(speaker: Peer) -> None:
 
 
 def test_py_amqp_gets_the_specifications_qos(broker: Broker, broker_is_ours: bool) -> None:
-    """DESIGN 7: told another product than RabbitMQ, py-amqp expects global=false to be one window for the channel,
+    """Told another product than RabbitMQ, py-amqp expects global=false to be one window for the channel,
     running consumers included."""
     if not broker_is_ours:
         pytest.skip("RabbitMQ 3.10.8: is RabbitMQ")

@@ -181,7 +181,7 @@ def test_a_body_in_frames_of_every_size(peer: Peer) -> None:
 
 
 def test_a_header_frame_of_50_kb(peer: Peer) -> None:
-    """BEHAVIOURS 1: with a body of 500,000 bytes behind it."""
+    """With a body of 500,000 bytes behind it."""
     peer.queue()
     props = properties(headers={f"key-{n}": "v" * 100 for n in range(450)})
     there_and_back(peer, props, bytes(500_000))
@@ -263,7 +263,7 @@ def test_wherever_two_segments_meet(peer: Peer) -> None:
 
 
 def test_no_wait_is_never_answered(speaker: Peer) -> None:
-    """BEHAVIOURS 6 [S]: every method that has the bit, in an order in which each has something to do."""
+    """Every method that has the bit, in an order in which each has something to do."""
     q, x = speaker.q, speaker.x
     steps = [
         method("exchange.declare", exchange=x, type="fanout", nowait=True),

@@ -1,4 +1,4 @@
-"""Groups C and D of the attack list: frames, state, content, properties. Texts as RabbitMQ 3.10.8 words them."""
+"""Frames, state, content, properties. Texts as RabbitMQ 3.10.8 words them."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_a_wrong_frame_is_told_however_much_was_announced(peer: Peer, wrong: byt
 
 
 def test_pipelined_frames_after_a_hard_error_are_discarded(peer: Peer) -> None:
-    """BEHAVIOURS 3: the broker goes on reading for close-ok, and obeys nothing else."""
+    """The broker goes on reading for close-ok, and obeys nothing else."""
     filled_queue(peer)
     peer.send(method("channel.open") + method("queue.purge", queue=peer.q) * 3 + publish(peer.q))
     peer.expect_connection_close(504, 20, 10, "second 'channel.open' seen")

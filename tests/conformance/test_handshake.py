@@ -1,4 +1,4 @@
-"""Groups A and B of the attack list and BEHAVIOURS 1 and 2: from the first byte to open-ok. What has to wait for a
+"""From the first byte to open-ok. What has to wait for a
 deadline or a penalty is in test_timeouts."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("hello", FOREIGN.values(), ids=FOREIGN.keys())
 def test_a_foreign_header_is_answered_with_ours_and_a_close(fresh: Peer, hello: bytes) -> None:
-    """BEHAVIOURS 1 [S]: exactly eight bytes, then the end of the stream within 500 ms."""
+    """Exactly eight bytes, then the end of the stream within 500 ms."""
     fresh.send(hello)
     assert read_all(fresh, 1.0) == PROTOCOL
 
@@ -74,7 +74,7 @@ def read_all(peer: Peer, within: float) -> bytes:
 
 @pytest.mark.parametrize("hello", [b"AMQP\x01\x01\x08\x00", b"AMQP\x01\x01\x00\x09"], ids=["A3b", "A6"])
 def test_headers_of_0_8_and_0_9_are_accepted(fresh: Peer, hello: bytes) -> None:
-    """BEHAVIOURS 1 [S]; RELIABILITY would be stricter about A3b."""
+    """As RabbitMQ has it; the clients that send them speak 0-9-1 all the same."""
     fresh.send(hello)
     fresh.expect("connection.start", 0)
 
@@ -134,7 +134,7 @@ def test_every_field_type_may_stand_in_the_client_properties(fresh: Peer) -> Non
 
 @pytest.mark.parametrize("limits", [(0, 131072), (2047, 0), (0, 0)], ids=["B18b", "B18", "B18-both"])
 def test_no_limit_takes_the_servers(broker: Broker, fresh: Peer, limits: tuple[int, int]) -> None:
-    """BEHAVIOURS 1 [S]: tune-ok with 0 takes the server's value (the Java client sends what it was asked for)."""
+    """Tune-ok with 0 takes the server's value (the Java client sends what it was asked for)."""
     ours_only(broker, "drops the socket after 3 s")
     fresh.handshake(channel_max=limits[0], frame_max=limits[1])
     fresh.channel()
@@ -186,7 +186,7 @@ def test_b19_open_before_tune_ok(broker: Broker, fresh: Peer) -> None:
 
 @pytest.mark.parametrize("vhost", ["nosuch", "../../etc", "/../", "a\r\nb"], ids=["B20", "B20b", "B20b-root", "lines"])
 def test_unknown_vhost(fresh: Peer, vhost: str) -> None:
-    """BEHAVIOURS 2 [S]. RabbitMQ prints the name as it came."""
+    """RabbitMQ prints the name as it came."""
     fresh.start()
     fresh.send(fresh.start_ok())
     fresh.expect("connection.tune", 0)
@@ -254,7 +254,7 @@ def test_close_is_answered_and_then_the_socket_ends(fresh: Peer) -> None:
 
 
 def test_update_secret(fresh: Peer) -> None:
-    """BEHAVIOURS 2 [S]: always answered."""
+    """Always answered."""
     fresh.handshake()
     fresh.send(method("connection.update-secret", 0, new_secret="fresh", reason="expired"))
     fresh.expect("connection.update-secret-ok", 0)

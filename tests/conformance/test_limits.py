@@ -1,4 +1,4 @@
-"""Group F of the attack list and BEHAVIOURS 3's channel limit: many channels, broken sockets, peers that read late."""
+"""The channel limit; many channels, broken sockets, peers that read late."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_f1_2047_channels(peer: Peer) -> None:
 
 
 def test_the_negotiated_channel_max_counts(broker: Broker) -> None:
-    """BEHAVIOURS 3 [S]: measured with channel_max 3."""
+    """Measured with channel_max 3."""
     with broker.peer() as peer:
         peer.handshake(channel_max=3)
         for number in (1, 2, 3):
@@ -49,7 +49,7 @@ def test_a_closed_channel_no_longer_counts(broker: Broker) -> None:
 
 
 def test_f2_the_count_is_limited_not_the_number(peer: Peer) -> None:
-    """BEHAVIOURS 3 [P]."""
+    """rabbit: any number up to 65535 may be opened, whatever channel_max is, as long as there are few."""
     peer.channel(65535)
     peer.fence(65535)
 
@@ -94,7 +94,7 @@ def test_f4_half_a_frame_and_silence(broker: Broker, witness: Witness) -> None:
 @pytest.mark.on_demand
 @pytest.mark.timeout(120)
 def test_f4_half_a_frame_is_not_kept_for_ever(broker: Broker, broker_is_ours: bool) -> None:
-    """RELIABILITY F4: a mid-frame timer of 60 s where heartbeats are off."""
+    """A mid-frame timer of 60 s where heartbeats are off."""
     if not broker_is_ours:
         pytest.skip("RabbitMQ 3.10.8: keeps it")
     with broker.peer() as peer:
@@ -182,7 +182,7 @@ def test_a_socket_closed_in_a_frame(broker: Broker, size: int) -> None:
         peer.send(frame(1, 1, method_payload("channel.open"))[:size])
 
 
-# -- memory: RELIABILITY 3, rule e, allows 16 MiB ----------------------------------------------------------------------
+# -- memory: 16 MiB are allowed ----------------------------------------------------------------------
 
 MIB = 1 << 20
 GROWTH_MAX_BYTES = 16 * MIB

@@ -1,4 +1,4 @@
-"""Group E of the attack list and the tables of BEHAVIOURS 3 and 4: every method's errors, and what is no error."""
+"""Every method's errors, and what is no error."""
 
 from __future__ import annotations
 
@@ -428,7 +428,7 @@ def test_e1_durable(peer: Peer) -> None:
 
 
 def test_f3_exclusive_queue_of_another_connection(broker: Broker, peer: Peer) -> None:
-    """BEHAVIOURS 4 [S]: every operation says the same 405; the queue itself feels nothing."""
+    """Every operation says the same 405; the queue itself feels nothing."""
     peer.queue()
     peer.call("queue.bind", queue=peer.q, exchange="amq.direct")
     peer.publish()

@@ -1,4 +1,4 @@
-"""BEHAVIOURS 5 and 6: returns, confirms, transactions, sender-selected keys, direct reply-to."""
+"""Returns, confirms, transactions, sender-selected keys, direct reply-to."""
 
 from __future__ import annotations
 

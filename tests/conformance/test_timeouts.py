@@ -1,7 +1,7 @@
 """What takes its time: the deadline of 10 s, the penalty of 3 s, heartbeats. All rows run at once, one thread each.
 
-A row says something to a fresh socket and returns how it must end; RabbitMQ 3.10.8's times are in the table of
-RELIABILITY 3.1. Sums of a machine under load get a second of grace.
+A row says something to a fresh socket and returns how it must end; RabbitMQ 3.10.8's times are in the table.
+Sums of a machine under load get a second of grace.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def hangs_up_after_501(peer: Peer) -> None:
 
 
 def hangs_up_without_close_ok(peer: Peer) -> None:
-    """RELIABILITY 3, rule c: close-ok is awaited for 3 s."""
+    """Close-ok is awaited for 3 s."""
     peer.handshake()
     peer.send(peer.open())
     peer.expect("connection.close", 0)

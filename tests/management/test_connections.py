@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from urllib.parse import quote
@@ -140,6 +141,32 @@ class TestBroker:
         assert found["node"] == api.get("/api/nodes")[0]["name"]
         assert api.get(f"/api/nodes/{quote(found['node'], safe='')}")["running"] is True
         assert api.get("/api/cluster-name") == {"name": found["cluster_name"]}
+
+    def test_every_queue_that_goes_is_counted_as_deleted(self, api, amqpd_broker, amqpd_vhost):
+        """By its own client, with its connection, with its vhost."""
+
+        def deleted() -> int:
+            text = api("GET", "/metrics").body.decode()
+            return int(re.search(r"^rabbitmq_queues_deleted_total (\d+)$", text, re.MULTILINE)[1])
+
+        before = deleted()
+        connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
+        channel = connection.channel()
+        for _ in range(3):
+            channel.queue_declare("", exclusive=True)
+        channel.queue_declare("by-client")
+        channel.queue_delete("by-client")
+        assert deleted() == before + 1
+        connection.close()
+        assert deleted() == before + 4
+        other = amqpd_broker.add_vhost()
+        connection = pika.BlockingConnection(pika.URLParameters(other.url))
+        for name in ("a", "b"):
+            connection.channel().queue_declare(name, durable=name == "a")
+        amqpd_broker.delete_vhost(other.name)
+        assert deleted() == before + 6
+        with pytest.raises(ConnectionClosedByBroker):
+            connection.process_data_events(10)
 
     def test_totals_do_not_fall_when_things_end(self, api, amqpd_vhost):
         before = api.get("/api/overview")["message_stats"]
