@@ -122,12 +122,13 @@ test-long: $(VENV)/.installed $(VENV)/.dev
 	wait $$states || status=$$?; cat $(VENV)/states.log; \
 	eval "$$run tests/export" || status=$$?; exit $$status
 
-# Crashes and faults at length: 1,000 kills, 500 power cuts, 10 million crash states, 100,000 flips, every call of a script.
+# Crashes and faults at length: 1,000 kills, 500 power cuts, histories over 500 and 100 more, 10 million crash states, 100,000
+# flips, every call of a script.
 # TEST_CRASH_STATES, _LANES, _FLIPS, _CUTS, _CYCLES, _SEED set others; TORTURE_ARGS="-k millions" takes one of them.
 TORTURE_ARGS ?=
 .PHONY: torture
 torture: $(VENV)/.installed $(VENV)/.dev
-	TEST_CRASH_STATES=$${TEST_CRASH_STATES:-10000000} TEST_CRASH_CYCLES=$${TEST_CRASH_CYCLES:-1000} \
+	TEST_CRASH_STATES=$${TEST_CRASH_STATES:-10000000} \
 		$(VENV)/bin/python -P -m pytest tests/crash -m "on_demand or ci_long" --timeout 0 -s $(TORTURE_ARGS)
 
 clean:

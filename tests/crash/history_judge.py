@@ -1,0 +1,419 @@
+"""The judge over a history: what became of each copy of each message in each queue.
+
+A copy is a message in the queue it was published to, or its letter in the queue for dead letters. Events are taken in
+order (`take`), and `account` closes an epoch: the queues have been drained and the broker stopped, so every copy must
+be accounted for, and none of them may be seen again.
+
+Of a copy that was promised (confirmed, committed, or plain, read and followed by a clean stop) there must be one of:
+a delivery whose ack was written; a letter; a purge or a deletion of its queue. And:
+
+- Settled is settled: an ack, a reject, a purge, a deletion that the broker has done for certain (below) is not
+  undone.
+- A repeat says `redelivered`. None comes while a consumer holds the message or after it was settled, in one life.
+- First deliveries of a lane come in its order; of a queue with priorities in that of each level.
+- A rejected message arrives as a letter, unless it came back and ended otherwise. A letter says why and from where,
+  has a reason its queue can have, does not come before its time, and is settled by an ack as well.
+- Of a transaction a queue shows all or nothing; of one that was rolled back, or never committed, nothing; its acks
+  count when commit-ok came, and not at all after a rollback.
+
+What is uncertain is judged as such: a settlement counts at a kill when what was asked behind it had been answered,
+and the broker had answered the next question as well, AGE_S before (at a power cut twice the slowest confirm more: it
+must be synced); after a clean stop always. A dead-lettered message is settled at its source after its targets are
+synced: LETTER_AGE_S and twice the slowest confirm. Until then a kill may repeat a letter, once per kill. A purge or a
+deletion without an answer has or has not been done; of a deletion all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from history import DELIVERY_LIMIT, LETTERS, REASONS, TTL_S, Event, Given, Sent
+
+AGE_S: Final = 0.1
+LETTER_AGE_S: Final = 1.0
+DROPPING: Final = {"full", "aged"}
+CLOCK_S: Final = 0.002
+"""The broker counts time to live in whole milliseconds of the wall clock."""
+SOURCES: Final = {letters: queue for queue, letters in LETTERS.items()}
+
+
+@dataclass
+class Copy:
+    """One message in one queue. A letter has `source`, and may be there as often as `possible` says."""
+
+    message: int
+    queue: str
+    sent: Sent
+    sent_at: float
+    life: int
+    promised_at: float = 0.0  # 0.0: not promised
+    heard: bool = False  # a plain publish
+    source: Copy | None = None
+    letter: Copy | None = None
+    given: int = 0  # number of the last delivery, 0 for none
+    given_at: float = 0.0
+    given_in: int = -1  # life
+    by: str = ""
+    returns: int = 0
+    times: int = 0
+    unmarked: int = 0
+    verdict: str = ""  # on the last delivery; "left": its consumer went with the broker
+    settled_at: float = 0.0
+    transaction: int = 0  # of the settlement
+    rejected: bool = False  # ever
+    gone: str = ""  # how it ended for certain
+    gone_by: tuple[int, float] = (0, 0.0)  # the purge, and when it was answered
+    perhaps: set[int] = field(default_factory=set)  # commands without an answer that may have ended it
+    possible: int = 1  # letters
+    sealed: bool = False  # its message is settled for certain: no more letters
+
+    @property
+    def held(self) -> bool:
+        return bool(self.given) and not self.verdict
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.message}"
+
+
+@dataclass
+class Consumer:
+    """Settlements written and not known to be read; questions asked and answered in this life."""
+
+    unread: list[tuple[float, Copy, int]] = field(default_factory=list)
+    heard: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Judge:
+    """See the module. Histories of epochs go to `take`, then `account`; `violations` says what was broken."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.life = 0
+        self.stories: dict[int, list[tuple[int, Event]]] = {}
+        self.totals: dict[str, int] = defaultdict(int)
+        self._slowest_ever_s = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.copies: dict[tuple[str, int], Copy] = {}
+        self._stories: dict[int, list[tuple[int, Event]]] = defaultdict(list)
+        self._queues: dict[str, list[Copy]] = defaultdict(list)
+        self._transactions: dict[int, str] = {}
+        self._members: dict[tuple[int, str], list[Copy]] = defaultdict(list)
+        self._settlements: dict[int, list[Copy]] = defaultdict(list)
+        self._commands: dict[int, Event] = {}  # of this life, without an answer as yet
+        self._kinds: dict[int, str] = {}  # "purge" or "delete"
+        self._consumers: dict[str, Consumer] = defaultdict(Consumer)
+        self._first: dict[tuple[str, int], int] = {}
+        self._slowest_s = 0.0
+
+    def violate(self, text: str, message: int = -1) -> None:
+        """message: the first few are told with all that happened to it."""
+        if len(self.violations) < 50:
+            self.violations.append(f"life {self.life}: {text}")
+        if len(self.stories) < 5 and message in self._stories:
+            self.stories[message] = self._stories[message]
+
+    def tell(self) -> str:
+        """What happened to the messages of the first violations, line by line."""
+        return "\n".join(
+            f"{message}: life {life} {event.at:.3f} {event.what} {event.queue} {event.more}"
+            for message, story in self.stories.items()
+            for life, event in story
+        )
+
+    # -- one event after the other
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.totals[event.what] += 1
+            if event.message >= 0:
+                self._stories[event.message].append((self.life, event))
+            getattr(self, "_" + event.what.replace(" ", "_").replace("-", "_"))(event)
+
+    def _publish(self, event: Event) -> None:
+        copy = Copy(event.message, event.queue, event.more, event.at, self.life)
+        self.copies[event.queue, event.message] = copy
+        self._queues[event.queue].append(copy)
+        if copy.sent.transaction:
+            self._members[copy.sent.transaction, copy.queue].append(copy)
+
+    def _confirmed(self, event: Event) -> None:
+        copy = self.copies[event.queue, event.message]
+        copy.promised_at = event.at
+        self._slowest_s = max(self._slowest_s, event.at - copy.sent_at)
+
+    def _nacked(self, event: Event) -> None:
+        self.violate(f"{event.queue} {event.message} was nacked")
+
+    def _heard_publish(self, event: Event) -> None:
+        self.copies[event.queue, event.message].heard = True
+
+    def _given(self, event: Event) -> None:
+        copy = self._copy_of(event)
+        if copy is None:
+            return
+        given: Given = event.more
+        text = f"{copy}"
+        if copy.source is None:
+            self._judge_source(copy, text)
+        else:
+            self._judge_letter(copy, given, text)
+        if not given.redelivered:
+            copy.unmarked += 1
+            if copy.unmarked > copy.possible or (copy.times and copy.possible == 1):
+                self.violate(f"{text} came again without redelivered, seen in life {copy.given_in}", copy.message)
+        if copy.given_in == self.life and copy.possible == 1:
+            if copy.held:
+                self.violate(f"{text} came although {copy.by} holds it", copy.message)
+            elif copy.verdict in ("ack", "reject") and not copy.transaction:
+                self.violate(f"{text} came again in the life in which it was settled ({copy.verdict})", copy.message)
+        if given.returns > DELIVERY_LIMIT and copy.queue == "limit":
+            self.violate(f"{text} came back {given.returns} times, more often than its queue allows", copy.message)
+        if (
+            copy.queue == "limit"
+            and copy.given_in == self.life
+            and copy.verdict == "requeue"
+            and given.returns <= copy.returns
+        ):
+            self.violate(f"{text} was returned, and still says x-delivery-count {given.returns}", copy.message)
+        copy.given, copy.given_at, copy.given_in, copy.by = given.number, event.at, self.life, given.by
+        copy.returns = given.returns
+        copy.times += 1
+        copy.verdict, copy.transaction = "", 0
+        if self.life > copy.life and copy.source is None:  # what has survived one end survives the others
+            copy.promised_at = copy.promised_at or event.at
+
+    def _copy_of(self, event: Event) -> Copy | None:
+        """The copy that was given; a letter is made when it first comes."""
+        found = self.copies.get((event.queue, event.message))
+        if found is None and event.queue in SOURCES:
+            source = self.copies.get((SOURCES[event.queue], event.message))
+            if source is not None:
+                found = Copy(event.message, event.queue, source.sent, source.sent_at, self.life, source=source)
+                found.possible = 1 + self.life - source.life  # a letter may have been repeated at each end since
+                source.letter = found
+                self.copies[event.queue, event.message] = found
+                self._judge_first_letter(found, event)
+        if found is None:
+            self.violate(f"{event.queue} {event.message} was never published, or was accounted for in an earlier epoch")
+        return found
+
+    def _judge_source(self, copy: Copy, text: str) -> None:
+        sent = copy.sent
+        if copy.gone:
+            self.violate(f"{text} came back although it was settled: {copy.gone}", copy.message)
+        if copy.letter is not None:
+            if copy.letter.sealed:
+                self.violate(f"{text} came back long after its letter had come", copy.message)
+            elif copy.life == self.life:
+                self.violate(f"{text} came although its letter had come in this life", copy.message)
+        if sent.transaction:
+            state = self._transactions.get(sent.transaction, "never committed")
+            if state in ("never committed", "rolled back", "rollback"):
+                self.violate(f"{text} came although its transaction {sent.transaction} was {state}", copy.message)
+        if not copy.times:
+            # What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile.
+            late = copy.life < self.life and (copy.queue in DROPPING or copy.perhaps)
+            place = (copy.queue, sent.priority)
+            if copy.message < self._first.get(place, -1) and not late:
+                self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
+            self._first[place] = max(self._first.get(place, -1), copy.message)
+        for number in copy.perhaps:  # a deletion is all or nothing: this one was nothing
+            if self._kinds[number] == "delete":
+                for other in self._queues[copy.queue]:
+                    if other is not copy:
+                        other.perhaps.discard(number)
+        copy.perhaps.clear()
+
+    def _judge_letter(self, copy: Copy, given: Given, text: str) -> None:
+        assert copy.source is not None
+        if copy.gone and copy.possible == 1:
+            self.violate(f"{text} came back although it was settled: {copy.gone}", copy.message)
+        if len(given.deaths) != 1:
+            self.violate(f"{text} tells {len(given.deaths)} deaths: {given.deaths}", copy.message)
+            return
+        reason, *where = given.deaths[0]
+        home = copy.source.queue
+        if where != [home, "", (home,), 1] or reason not in REASONS[home]:
+            self.violate(f"{text} tells a death that {home} cannot have: {given.deaths[0]}", copy.message)
+        elif reason == "rejected" and not copy.source.rejected:
+            self.violate(f"{text} tells of a reject, and nobody rejected it", copy.message)
+
+    def _judge_first_letter(self, letter: Copy, event: Event) -> None:
+        source = letter.source
+        assert source is not None
+        for reason, *_ in event.more.deaths:
+            if reason == "expired" and source.queue == "aged" and event.at - source.sent_at < TTL_S - CLOCK_S:
+                self.violate(f"{letter} expired {event.at - source.sent_at:.3f} s after it was sent", letter.message)
+            if reason == "delivery_limit" and source.times + self.life - source.life <= DELIVERY_LIMIT:
+                self.violate(f"{letter} came too often, it says, after {source.times} deliveries", letter.message)
+        if source.verdict == "ack" and not source.rejected and source.life == self.life:
+            self.violate(f"{letter} came although its message was acked", letter.message)
+
+    def _settle(self, event: Event) -> None:
+        number, verdict, transaction = event.more
+        copy = self.copies.get((event.queue, event.message))
+        if copy is None or copy.given != number:
+            return  # was told when it was given
+        copy.verdict, copy.transaction, copy.settled_at = verdict, transaction, event.at
+        copy.rejected = copy.rejected or verdict == "reject"
+        if transaction:
+            self._settlements[transaction].append(copy)
+        else:
+            self._consumers[copy.by].unread.append((event.at, copy, number))
+
+    def _heard(self, event: Event) -> None:
+        by, asked_at = event.more
+        self._consumers[by].heard.append((asked_at, event.at))
+
+    def _commit(self, event: Event) -> None:
+        self._transactions[event.more] = "commit"
+
+    def _committed(self, event: Event) -> None:
+        self._transactions[event.more] = "committed"
+        for queue in ("tx.a", "tx.b"):
+            for copy in self._members.get((event.more, queue), ()):
+                copy.promised_at = event.at
+        for copy in self._settlements.pop(event.more, ()):
+            if copy.transaction == event.more:
+                copy.transaction = 0
+                if copy.verdict == "ack":
+                    copy.gone = "ack"
+
+    def _rollback(self, event: Event) -> None:
+        self._transactions[event.more] = "rollback"
+
+    def _rolled_back(self, event: Event) -> None:
+        """Its acks are void: the channel holds these messages as before."""
+        self._transactions[event.more] = "rolled back"
+        for copy in self._settlements.pop(event.more, ()):
+            if copy.transaction == event.more:
+                copy.verdict, copy.transaction = "", 0
+
+    def _purge(self, event: Event) -> None:
+        self._commands[event.more] = event
+        self._kinds[event.more] = event.what
+
+    _delete = _purge
+
+    def _purged(self, event: Event) -> None:
+        """What was promised and lay there ready when the purge was written has gone, what is held stays; the rest may
+        have gone."""
+        command = self._commands.pop(event.more)
+        for copy in self._queues[event.queue]:
+            if copy.gone or copy.held or copy.verdict == "ack" or copy.sent_at > event.at:
+                continue
+            if copy.promised_at and copy.promised_at < command.at and copy.settled_at < command.at:
+                copy.gone, copy.gone_by = "purge", (event.more, event.at)
+            else:
+                copy.perhaps.add(event.more)
+
+    def _deleted(self, event: Event) -> None:
+        command = self._commands.pop(event.more)
+        for copy in self._queues[event.queue]:
+            if copy.sent_at < command.at:
+                copy.gone = copy.gone or "delete"
+
+    # -- the end of a life, and of an epoch
+
+    def _ended(self, event: Event) -> None:
+        """Which settlements count from now on."""
+        how = event.more
+        slowest_s = max(self._slowest_s, *(event.at - copy.sent_at for copy in self._unanswered()), 0.0)
+        self._slowest_ever_s = max(self._slowest_ever_s, slowest_s)
+        margin_s = 2 * (slowest_s or self._slowest_ever_s)
+        self._slowest_s = 0.0
+        for consumer in self._consumers.values():
+            heard = consumer.heard
+            for at, copy, number in consumer.unread:
+                if copy.given != number or copy.verdict not in ("ack", "reject"):
+                    continue
+                if copy.verdict == "ack" and how == "stop":
+                    counts = any(at <= asked for asked, _ in heard)
+                else:
+                    age_s = AGE_S + margin_s * (how == "cut") if copy.verdict == "ack" else LETTER_AGE_S + margin_s
+                    until = max((asked for asked, answered in heard[:-1] if answered < event.at - age_s), default=0.0)
+                    counts = at <= until and at < event.at - age_s
+                if counts:
+                    copy.gone = copy.verdict
+                    self.totals[f"settled for certain, {copy.verdict}"] += 1
+        self._consumers.clear()
+        for number, command in self._commands.items():
+            for copy in self._queues[command.queue]:
+                if copy.sent_at < command.at and not copy.gone:
+                    copy.perhaps.add(number)
+        self._commands.clear()
+        for copy in self.copies.values():
+            if how == "stop" and copy.heard and copy.life == self.life:
+                copy.promised_at = copy.promised_at or event.at
+            if how == "cut" and copy.gone == "purge" and copy.gone_by[1] > event.at - AGE_S - margin_s:
+                copy.gone = ""  # not for certain: it need not have been synced
+                copy.perhaps.add(copy.gone_by[0])
+            if copy.source is not None and not copy.sealed:
+                old = copy.given_at < event.at - LETTER_AGE_S - margin_s
+                copy.sealed = copy.source.gone == "reject" or (old and copy.life == copy.source.life == self.life)
+                copy.possible += not copy.sealed
+            if copy.transaction and self._transactions.get(copy.transaction) == "commit":
+                continue  # may or may not have been done
+            if copy.held or copy.transaction:
+                copy.verdict, copy.transaction = "left", 0
+        self.totals[f"ends, {how}"] += 1
+        self.life += 1
+
+    def _unanswered(self) -> list[Copy]:
+        """Publishes of this life on confirm channels that nobody has answered."""
+        return [
+            copy
+            for copies in self._queues.values()
+            for copy in copies
+            if copy.life == self.life and copy.sent.how == "confirm" and not copy.promised_at
+        ]
+
+    def account(self) -> None:
+        """The queues are drained and the broker has stopped: where is each copy? Then begins the next epoch."""
+        for copy in self.copies.values():
+            if copy.source is None:
+                self._account_source(copy)
+            else:
+                self._account_letter(copy)
+        for (number, queue), members in self._members.items():
+            self._account_transaction(number, queue, members)
+        self.totals["copies accounted for"] += len(self.copies)
+        self._begin()
+
+    def _account_source(self, copy: Copy) -> None:
+        if copy.letter is not None or copy.perhaps or copy.verdict == "ack" or copy.gone not in ("", "reject"):
+            return
+        if not copy.promised_at and not copy.gone:
+            return
+        if copy.verdict == "reject":
+            self.violate(f"{copy} was rejected and never came as a letter", copy.message)
+        elif copy.times:
+            self.violate(
+                f"{copy} is lost: given {copy.times} times, last in life {copy.given_in} ({copy.verdict})", copy.message
+            )
+        else:
+            self.violate(
+                f"{copy} is lost: promised ({copy.sent.how}) in life {copy.life}, and never seen", copy.message
+            )
+
+    def _account_letter(self, copy: Copy) -> None:
+        source = copy.source
+        assert source is not None
+        if copy.verdict != "ack" and source.promised_at and not source.given_at > copy.given_at:
+            self.violate(
+                f"{copy} is lost: a letter, given last in life {copy.given_in} ({copy.verdict or 'held'})", copy.message
+            )
+
+    def _account_transaction(self, number: int, queue: str, members: list[Copy]) -> None:
+        """Of one that nobody answered: of what had not been settled in its life, all came in later ones, or none."""
+        if self._transactions.get(number) != "commit":
+            return
+        open_ones = [copy for copy in members if not (copy.verdict == "ack" and copy.given_in == copy.life)]
+        later = [copy for copy in open_ones if copy.given_in > copy.life]
+        if later and len(later) != len(open_ones):
+            self.violate(f"{queue}: {len(later)} of {len(open_ones)} messages of transaction {number}")

@@ -1,0 +1,338 @@
+"""The load whose history is judged: publishers, consumers, transactions, purges, deletions, all in one event loop.
+
+`Crowd` is everybody of one life of the broker. Each lane of `history.LANES` has a publisher (confirms, priorities,
+plain, transactions) and somebody who settles: `work` acks, rejects and requeues; `rank` has five priorities; `aged`
+is read too slowly for its time to live, `full` for its length; `limit` is requeued until it has had enough; `tx.a` is
+read and written in transactions; `purge` is got from, held, requeued and purged; `again` is deleted and declared
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import pamqp.encode
+from history import DELIVERY_LIMIT, LANES, LENGTH_MAX, LETTERS, TTL_S, Held, History, Sent
+from quickclient import Gone, Link, connect, content, method, publish_prefix, shortstr
+
+ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "rank": {"x-max-priority": 5},
+    "aged": {"x-message-ttl": int(TTL_S * 1000)},
+    "full": {"x-max-length": LENGTH_MAX},
+    "limit": {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT},
+}
+VERDICTS: Final = {
+    "work": ("ack", "ack", "ack", "reject", "requeue"),
+    "rank": ("ack", "ack", "requeue"),
+    "aged": ("ack", "ack", "reject", "requeue"),
+    "full": ("ack", "reject", "requeue"),
+    "limit": ("ack", "requeue", "requeue", "reject"),
+}
+PREFETCH: Final = {"work": 20, "rank": 10, "aged": 2, "full": 2, "limit": 10}
+SLOW: Final = {"aged", "full"}
+UNCONFIRMED_MAX: Final = 60
+BACKLOG_MAX: Final = 300
+"""Messages a lane has published beyond what its consumer was given: more would only lengthen the drain."""
+PATIENCE_S: Final = 300.0
+
+
+def settlement(tag: int, verdict: str) -> bytes:
+    if verdict == "ack":
+        return method(0x003C0050, struct.pack(">QB", tag, 0))
+    return method(0x003C005A, struct.pack(">QB", tag, verdict == "requeue"))
+
+
+async def prepare(port: int) -> None:
+    """All queues; there already after the first start."""
+    link = await connect(port)
+    for queue in (*LETTERS.values(), *LANES):
+        arguments = dict(ARGUMENTS.get(queue, {}))
+        if queue in LETTERS:
+            arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS[queue]}
+        await link.declare_queue(queue, table=pamqp.encode.field_table(arguments))
+    link.close()
+    await link.gone.wait()
+
+
+class Crowd:
+    """See the module. draining: nobody publishes, and everything is acked."""
+
+    def __init__(self, port: int, history: History, seed: int, *, draining: bool = False) -> None:
+        self.port = port
+        self.history = history
+        self.ended = False
+        self._draining = draining
+        self._seed = seed
+        self._links: list[Link] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ahead = dict.fromkeys(LANES, 0)
+        self._unheard: dict[str, bool] = {}
+
+    def start(self) -> None:
+        if self._draining:
+            for queue in (*LANES, *LETTERS.values()):
+                self._run(self._work(queue, ("ack",), 200))
+            return
+        for queue in LETTERS.values():
+            self._run(self._work(queue, ("ack",), 50))
+        for queue, verdicts in VERDICTS.items():
+            self._run(self._work(queue, verdicts, PREFETCH[queue]))
+            self._run(self._publish(queue))
+        self._run(self._work("plain", ("ack",), 20))
+        self._run(self._publish_plain())
+        self._run(self._work("tx.b", ("ack",), 20))
+        self._run(self._transactions())
+        self._run(self._publish("purge"))
+        self._run(self._purges())
+        self._run(self._deletions())
+
+    async def gone(self) -> None:
+        """After the broker has ended: everybody has noticed."""
+        self.ended = True
+        for link in self._links:
+            link.close()
+        await asyncio.gather(*self._tasks)
+        for link in self._links:
+            await link.gone.wait()
+
+    def failed(self) -> None:
+        """Raises what has ended a client too early."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    def silent(self) -> bool:
+        """Whether all that was given has been settled, and the broker has read that."""
+        return not any(self._unheard.values())
+
+    def _run(self, client: Coroutine[Any, Any, None]) -> None:
+        async def until_gone() -> None:
+            try:
+                await client
+            except (Gone, OSError):
+                if not self.ended:
+                    raise
+
+        self._tasks.append(asyncio.create_task(until_gone()))
+        self._seed += 1
+
+    async def _connect(self) -> Link:
+        link = await connect(self.port)
+        self._links.append(link)
+        return link
+
+    # -- publishers
+
+    async def _publish(self, queue: str) -> None:
+        """With confirms; some bursts, some single messages."""
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        window = await self._confirms(link, queue)
+        prefix = publish_prefix("", queue)
+        tag = 0
+        while not self.ended:
+            for _ in range(choose.choice((1, 1, 5, 20))):
+                priority = choose.randrange(6) if queue == "rank" else 0
+                message, properties, body = history.publish(queue, Sent("confirm", priority))
+                tag += 1
+                self._ahead[queue] += 1
+                window.append((tag, message))
+                link.write(prefix + content(properties, body))
+            await link.writable()
+            await asyncio.sleep(choose.uniform(0.002, 0.02))
+            while not self.ended and (len(window) > UNCONFIRMED_MAX or self._waits_for_readers(queue)):
+                await link.writable()
+                await asyncio.sleep(0.005)
+
+    async def _confirms(self, link: Link, queue: str) -> deque[tuple[int, int]]:
+        """What waits for its confirm on that link: (publish sequence, message)."""
+        history = self.history
+        window: deque[tuple[int, int]] = deque()
+
+        def confirmed(tag: int, multiple: bool, acked: bool) -> None:
+            meant = [each for each in window if each[0] == tag or (multiple and each[0] < tag)]
+            if not meant:
+                history.violations.append(f"{queue}: a confirm of {tag}, which was not waiting")
+            for each in meant:
+                window.remove(each)
+                history.answered(queue, each[1], acked)
+
+        link.on_confirm = confirmed
+        await link.confirm_select()
+        return window
+
+    def _waits_for_readers(self, queue: str) -> bool:
+        return queue not in SLOW and queue != "purge" and self._ahead[queue] > BACKLOG_MAX
+
+    async def _publish_plain(self) -> None:
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        prefix = publish_prefix("", "plain")
+        while not self.ended:
+            sent = []
+            for _ in range(choose.randrange(1, 20)):
+                message, properties, body = history.publish("plain", Sent("plain"))
+                self._ahead["plain"] += 1
+                sent.append(message)
+                link.write(prefix + content(properties, body))
+            await link.qos(1, PATIENCE_S)
+            for message in sent:
+                history.note("heard-publish", "plain", message)
+            await asyncio.sleep(choose.uniform(0.005, 0.03))
+            while self._waits_for_readers("plain") and not self.ended:
+                await link.writable()
+                await asyncio.sleep(0.005)
+
+    # -- consumers
+
+    async def _work(self, queue: str, verdicts: tuple[str, ...], window: int) -> None:
+        """Settles what it is given after a while, in any order; now and then it asks whether that was read."""
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        held: list[Held] = []
+        unheard = 0
+
+        def delivered(message: Any) -> None:
+            held.append(history.deliver(queue, queue, message))
+            self._unheard[queue] = True
+            if queue in self._ahead and not message.redelivered:
+                self._ahead[queue] -= 1
+
+        link.on_deliver = delivered
+        await link.qos(window)
+        await link.consume(queue)
+        while not link.gone.is_set():
+            kept, out = [], []
+            for each in held:
+                if not self._draining and choose.random() < 0.3:
+                    kept.append(each)
+                    continue
+                verdict = choose.choice(verdicts)
+                history.settle(each, verdict)
+                out.append(settlement(each.tag, verdict))
+                unheard += 1
+            held[:] = kept
+            link.write(b"".join(out))
+            if choose.random() < 0.3 or self._draining:
+                asked_at, asked = time.monotonic(), unheard
+                await link.qos(window, PATIENCE_S)
+                history.note("heard", queue, more=(queue, asked_at))
+                unheard -= asked
+                self._unheard[queue] = bool(unheard or held)
+            await asyncio.sleep(choose.uniform(0.03, 0.08) if queue in SLOW else choose.uniform(0.002, 0.03))
+        raise Gone(link.why)
+
+    # -- transactions, purges, deletions
+
+    async def _transactions(self) -> None:
+        """Gets and acks from tx.a, publishes to tx.a and tx.b; a fifth is rolled back."""
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        await link.tx_select()
+        held: list[Held] = []
+        while not self.ended:
+            number = history.next_number()
+            for _ in range(choose.randrange(8)):
+                message = await link.get("tx.a")
+                if message is not None:
+                    held.append(history.deliver("tx.a", "tx", message))
+            settled = [each for each in held if choose.random() < 0.6]
+            for each in settled:
+                history.settle(each, "ack", number)
+                link.write(settlement(each.tag, "ack"))
+            for queue in ("tx.a", "tx.b"):
+                for _ in range(choose.choice((0, 1, 2, 5)) if queue == "tx.a" else choose.choice((1, 2, 10, 70))):
+                    _, properties, body = history.publish(queue, Sent("tx", transaction=number))
+                    link.write(publish_prefix("", queue) + content(properties, body))
+            if choose.random() < 0.2:
+                history.note("rollback", more=number)
+                await link.ask(method(0x005A001E), 0x005A001F, timeout_s=PATIENCE_S)
+                history.note("rolled back", more=number)
+            else:
+                history.note("commit", more=number)
+                await link.ask(method(0x005A0014), 0x005A0015, timeout_s=PATIENCE_S)
+                history.note("committed", more=number)
+                held = [each for each in held if each not in settled]
+            await asyncio.sleep(choose.uniform(0.0, 0.05))
+
+    async def _purges(self) -> None:
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        held: list[Held] = []
+        while not self.ended:
+            await self._get_some(link, "purge", held, choose)
+            if choose.random() < 0.5:
+                number = history.next_number()
+                history.note("purge", "purge", more=number)
+                await link.ask(
+                    method(0x0032001E, b"\x00\x00" + shortstr("purge") + b"\x00"), 0x0032001F, timeout_s=PATIENCE_S
+                )
+                history.note("purged", "purge", more=number)
+            await asyncio.sleep(choose.uniform(0.0, 0.1))
+
+    async def _deletions(self) -> None:
+        """Sequential: declares, publishes, gets, deletes. What is found after a kill is as old as the queue."""
+        history, choose = self.history, random.Random(self._seed)
+        link = await self._connect()
+        window = await self._confirms(link, "again")
+        tag = 0
+        while not self.ended:
+            await link.declare_queue("again")
+            held: list[Held] = []
+            for _ in range(choose.randrange(1, 5)):
+                await self._get_some(link, "again", held, choose)
+                for _ in range(choose.randrange(10)):
+                    message, properties, body = history.publish("again", Sent("confirm"))
+                    tag += 1
+                    window.append((tag, message))
+                    link.write(publish_prefix("", "again") + content(properties, body))
+                await asyncio.sleep(choose.uniform(0.0, 0.1))
+            number = history.next_number()
+            history.note("delete", "again", more=number)
+            await link.delete_queue("again")
+            history.note("deleted", "again", more=number)
+
+    async def _get_some(self, link: Link, queue: str, held: list[Held], choose: random.Random) -> None:
+        """A few basic.get; some of what is held is acked or returned, and the broker asked whether it has read that."""
+        history = self.history
+        for _ in range(choose.randrange(10)):
+            message = await link.get(queue)
+            if message is None:
+                break
+            held.append(history.deliver(queue, queue, message))
+        for each in [each for each in held if choose.random() < 0.5]:
+            verdict = choose.choice(("ack", "ack", "requeue"))
+            held.remove(each)
+            history.settle(each, verdict)
+            link.write(settlement(each.tag, verdict))
+        asked_at = time.monotonic()
+        await link.qos(1, PATIENCE_S)
+        history.note("heard", queue, more=(queue, asked_at))
+
+
+async def drain(port: int, history: History, *, timeout_s: float = 600.0) -> None:
+    """Takes everything that is left, until all queues are empty, all is settled, and the broker has read that."""
+    await prepare(port)  # one of them may have been deleted
+    crowd = Crowd(port, history, 0, draining=True)
+    crowd.start()
+    watcher = await connect(port)
+    deadline = time.monotonic() + timeout_s
+    quiet = 0
+    while quiet < 3:
+        assert time.monotonic() < deadline, f"the drain takes longer than {timeout_s} s"
+        before = history.given
+        await asyncio.sleep(0.15)
+        crowd.failed()
+        left = [(await watcher.declare_queue(queue, passive=True))[1] for queue in (*LANES, *LETTERS.values())]
+        quiet = quiet + 1 if not any(left) and history.given == before and crowd.silent() else 0
+    watcher.close()
+    await watcher.gone.wait()
+    with contextlib.suppress(Gone):
+        await crowd.gone()
