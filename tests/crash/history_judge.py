@@ -16,11 +16,13 @@ a delivery whose ack was written; a letter; a purge or a deletion of its queue. 
 - Of a transaction a queue shows all or nothing; of one that was rolled back, or never committed, nothing; its acks
   count when commit-ok came, and not at all after a rollback.
 
-What is uncertain is judged as such: a settlement counts at a kill when what was asked behind it had been answered,
-and the broker had answered the next question as well, AGE_S before (at a power cut twice the slowest confirm more: it
-must be synced); after a clean stop always. A dead-lettered message is settled at its source after its targets are
-synced: LETTER_AGE_S and twice the slowest confirm. Until then a kill may repeat a letter, once per kill. A purge or a
-deletion without an answer has or has not been done; of a deletion all or nothing.
+What is uncertain is judged as such. A settlement counts at a kill when what was asked behind it had been answered, and
+something asked AGE_S after that answer, too (at a power cut twice the slowest confirm more: it must be synced): so the
+broker has had the time, however busy the machine is. After a clean stop it counts when it was read.
+A dead-lettered message is settled at its source after its targets are
+synced: twice the slowest confirm and AGE_S twice after the letter was given (at a power cut four times the slowest), or
+LETTER_AGE_S and twice the slowest after the reject was read. Until then a kill may repeat a letter, once per kill. A
+purge or a deletion without an answer has or has not been done; of a deletion all or nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Copy:
     transaction: int = 0  # of the settlement
     rejected: bool = False  # ever
     gone: str = ""  # how it ended for certain
-    gone_by: tuple[int, float] = (0, 0.0)  # the purge, and when it was answered
+    gone_at: float = 0.0  # when that was certain: the answer, or the end of a life
+    gone_by: int = 0  # the purge
     perhaps: set[int] = field(default_factory=set)  # commands without an answer that may have ended it
     possible: int = 1  # letters
     sealed: bool = False  # its message is settled for certain: no more letters
@@ -73,6 +76,11 @@ class Copy:
     @property
     def held(self) -> bool:
         return bool(self.given) and not self.verdict
+
+    def told_gone(self) -> str:
+        return (
+            f"{self.gone}, {self.gone_at - self.settled_at:.3f} s before it counted" if self.settled_at else self.gone
+        )
 
     def __str__(self) -> str:
         return f"{self.queue} {self.message}"
@@ -205,7 +213,7 @@ class Judge:
     def _judge_source(self, copy: Copy, text: str) -> None:
         sent = copy.sent
         if copy.gone:
-            self.violate(f"{text} came back although it was settled: {copy.gone}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
         if copy.letter is not None:
             if copy.letter.sealed:
                 self.violate(f"{text} came back long after its letter had come", copy.message)
@@ -232,7 +240,7 @@ class Judge:
     def _judge_letter(self, copy: Copy, given: Given, text: str) -> None:
         assert copy.source is not None
         if copy.gone and copy.possible == 1:
-            self.violate(f"{text} came back although it was settled: {copy.gone}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
         if len(given.deaths) != 1:
             self.violate(f"{text} tells {len(given.deaths)} deaths: {given.deaths}", copy.message)
             return
@@ -282,7 +290,7 @@ class Judge:
             if copy.transaction == event.more:
                 copy.transaction = 0
                 if copy.verdict == "ack":
-                    copy.gone = "ack"
+                    copy.gone, copy.gone_at = "ack", event.at
 
     def _rollback(self, event: Event) -> None:
         self._transactions[event.more] = "rollback"
@@ -308,7 +316,7 @@ class Judge:
             if copy.gone or copy.held or copy.verdict == "ack" or copy.sent_at > event.at:
                 continue
             if copy.promised_at and copy.promised_at < command.at and copy.settled_at < command.at:
-                copy.gone, copy.gone_by = "purge", (event.more, event.at)
+                copy.gone, copy.gone_at, copy.gone_by = "purge", event.at, event.more
             else:
                 copy.perhaps.add(event.more)
 
@@ -316,7 +324,7 @@ class Judge:
         command = self._commands.pop(event.more)
         for copy in self._queues[event.queue]:
             if copy.sent_at < command.at:
-                copy.gone = copy.gone or "delete"
+                copy.gone, copy.gone_at = copy.gone or "delete", copy.gone_at or event.at
 
     # -- the end of a life, and of an epoch
 
@@ -336,10 +344,10 @@ class Judge:
                     counts = any(at <= asked for asked, _ in heard)
                 else:
                     age_s = AGE_S + margin_s * (how == "cut") if copy.verdict == "ack" else LETTER_AGE_S + margin_s
-                    until = max((asked for asked, answered in heard[:-1] if answered < event.at - age_s), default=0.0)
-                    counts = at <= until and at < event.at - age_s
+                    last_asked = max((asked for asked, answered in heard if answered <= event.at), default=0.0)
+                    counts = any(at <= asked and answered + age_s <= last_asked for asked, answered in heard)
                 if counts:
-                    copy.gone = copy.verdict
+                    copy.gone, copy.gone_at = copy.verdict, event.at
                     self.totals[f"settled for certain, {copy.verdict}"] += 1
         self._consumers.clear()
         for number, command in self._commands.items():
@@ -350,11 +358,11 @@ class Judge:
         for copy in self.copies.values():
             if how == "stop" and copy.heard and copy.life == self.life:
                 copy.promised_at = copy.promised_at or event.at
-            if how == "cut" and copy.gone == "purge" and copy.gone_by[1] > event.at - AGE_S - margin_s:
+            if how == "cut" and copy.gone == "purge" and copy.gone_at > event.at - AGE_S - margin_s:
                 copy.gone = ""  # not for certain: it need not have been synced
-                copy.perhaps.add(copy.gone_by[0])
+                copy.perhaps.add(copy.gone_by)
             if copy.source is not None and not copy.sealed:
-                old = copy.given_at < event.at - LETTER_AGE_S - margin_s
+                old = copy.given_at < event.at - 2 * AGE_S - margin_s * (2 if how == "cut" else 1)
                 copy.sealed = copy.source.gone == "reject" or (old and copy.life == copy.source.life == self.life)
                 copy.possible += not copy.sealed
             if copy.transaction and self._transactions.get(copy.transaction) == "commit":

@@ -25,6 +25,8 @@ from amqpd.testing import BrokerProcess
 
 EPOCH_LIVES = 10
 SETTINGS = {"storage.segment_size_bytes": 1 << 20, "log.level": "warning"}
+CLEANLY = 0.1
+"""How many lives end by SIGTERM, under load as well."""
 AT_STAKE = {"purged", "deleted", "committed", "rolled back"}
 """A run without these has proved nothing about them."""
 AT_ONCE = 0.2
@@ -42,7 +44,9 @@ async def until_the_load_runs(crowd: Crowd, history: History, what: set[str]) ->
 
 
 async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int], Awaitable[str]]) -> None:
-    """Load until `end` (which says how the life ended), start again; drained and accounted for every EPOCH_LIVES."""
+    """Load until `end` (which says how the life ended), so many times; some more lives end by SIGTERM. Drained and
+    accounted for every EPOCH_LIVES.
+    """
     choose = random.Random(seed)
     history, judge = History(), Judge()
 
@@ -62,19 +66,23 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         await asyncio.to_thread(broker.stop, 120.0)
         return "stop"
 
-    for life in range(count):
+    ended = life = 0
+    while ended < count:
         await asyncio.to_thread(broker.start)
         await prepare(broker.amqp_port)
         crowd = Crowd(broker.amqp_port, history, seed * 1_000_003 + life * 100)
         crowd.start()
-        last = life == count - 1
+        cleanly = choose.random() < CLEANLY
+        last = ended == count - 1 and not cleanly
         if choose.random() < AT_ONCE and not last:
             await asyncio.sleep(choose.uniform(0.0, 0.2))
         else:
             await until_the_load_runs(crowd, history, AT_STAKE if last else set())
-            await asyncio.sleep(choose.uniform(0.2, 1.2))
-        await over(crowd, stop() if choose.random() < 0.1 else end(life))
-        if life % EPOCH_LIVES == EPOCH_LIVES - 1 or last:
+            await asyncio.sleep(choose.uniform(0.2, 2.0))
+        await over(crowd, stop() if cleanly else end(life))
+        ended += not cleanly
+        life += 1
+        if life % EPOCH_LIVES == 0 or last:
             await asyncio.to_thread(broker.start)
             await drain(broker.amqp_port, history)
             await over(None, stop())
