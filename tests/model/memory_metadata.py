@@ -1,0 +1,169 @@
+"""Metadata that keep their rows in memory and commit, or fail, when they are told to; a broker in memory over them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pamqp.body
+import pamqp.commands
+import pamqp.frame
+import pamqp.header
+from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
+
+from amqpd.broker.broker import Broker
+from amqpd.connection.connection import CLOSED
+from amqpd.connection.connections import Connections
+from amqpd.settings import Settings
+from amqpd.storage.metadata import (
+    BindingRow,
+    Change,
+    DeleteBindings,
+    MetadataState,
+    Put,
+    Row,
+    VhostRow,
+    WriteFailed,
+    _state,
+)
+from amqpd.storage.metadata_schema import TABLE_OF, TABLES
+from amqpd.storage.simulation import SimulatedClock
+from amqpd.storage.storage import Storage
+
+Done = Callable[[BaseException | None], None]
+
+
+class Rows:
+    """The database: what is committed. Outlives the broker."""
+
+    def __init__(self, *rows: Row) -> None:
+        self.tables: dict[type[Row], dict[tuple[object, ...], Row]] = {table.row: {} for table in TABLES}
+        self.apply([Put(row) for row in rows])
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if isinstance(change, DeleteBindings):
+                bindings = self.tables[BindingRow]
+                for key, row in list(bindings.items()):
+                    assert isinstance(row, BindingRow)
+                    ends_there = (row.destination_type, row.destination) == (change.kind, change.name)
+                    if ends_there or (change.kind == "exchange" and row.source == change.name):
+                        del bindings[key]
+            elif isinstance(change, Put):
+                self.tables[type(change.row)][_key(change.row)] = change.row
+            else:
+                self.tables[type(change.row)].pop(_key(change.row), None)
+
+    def state(self) -> MetadataState:
+        return _state("0" * 32, False, {kind: list(rows.values()) for kind, rows in self.tables.items()})
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    table = TABLE_OF[type(row)]
+    values = table.encode(row)
+    return tuple(values[name] for name in table.key)
+
+
+class ToldMetadata:
+    """Commits the oldest submission when told to."""
+
+    def __init__(self, rows: Rows, loop: StillLoop) -> None:
+        self.rows = rows
+        self.loop = loop
+        self.waiting: deque[tuple[tuple[Change, ...], Done]] = deque()
+
+    def submit(self, changes: Sequence[Change], done: Done) -> None:
+        self.waiting.append((tuple(changes), done))
+
+    def commit(self, *, fails: bool = False) -> None:
+        changes, done = self.waiting.popleft()
+        if fails:
+            self.loop.call_soon(done, WriteFailed("cannot write the metadata: database or disk is full"))
+        else:
+            self.rows.apply(changes)
+            self.loop.call_soon(done, None)
+
+
+class RetryLoop(StillLoop):
+    """Keeps the timers of what is tried again, and of nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retries: list[Callable[[], None]] = []
+
+    def call_later(self, delay_s: float, function: Callable[..., object], *arguments: Any) -> Any:
+        if "Declared." in function.__qualname__:
+            self.retries.append(function)
+        return super().call_later(delay_s, function, *arguments)
+
+
+class Noted(NoControl):
+    """A hard error ends the connection, as a socket would."""
+
+    def __init__(self, client: FailingClient) -> None:
+        super().__init__(client.house.loop)
+        self.client = client
+
+    def fail(self, error: Any) -> None:
+        self.client.failed = error.code
+        self.client.vanish()
+
+
+class FailingClient(Client):
+    """One whose connection may be closed with an error."""
+
+    def __init__(self, house: Any, name: str) -> None:
+        super().__init__(house, name)
+        self.failed = 0
+        self.connection.control = Noted(self)
+
+    def publish_mandatory(self, queue: str, body: bytes) -> None:
+        """Persistent, to the default exchange, in one piece."""
+        method = pamqp.commands.Basic.Publish(routing_key=queue, mandatory=True)
+        header = pamqp.header.ContentHeader(0, len(body), pamqp.commands.Basic.Properties(delivery_mode=2))
+        frames = (method, header, pamqp.body.ContentBody(body))
+        self.connection.receive(b"".join([pamqp.frame.marshal(frame, 1) for frame in frames]))
+
+    @property
+    def open(self) -> bool:
+        return bool(self.connection.state != CLOSED)
+
+
+class DeclaredHouse(MemoryBroker):
+    """The broker of the models, started from its rows."""
+
+    def __init__(self) -> None:
+        self.rows = Rows(VhostRow("/", "v"))
+        super().__init__()
+
+    def begin(self) -> None:
+        self.loop = self.retry_loop = RetryLoop()
+        self.storage = Storage(
+            "/data",
+            post=self.loop.call_soon_threadsafe,
+            clock=SimulatedClock(),
+            filesystem=self.filesystem,
+            segment_size_bytes=200_000,
+            boot_id="0" * 31 + "1",
+            inline=True,
+        )
+        self.metadata = ToldMetadata(self.rows, self.loop)
+        loop: Any = self.loop
+        metadata: Any = self.metadata
+        auth: Any = AllowAll()
+        self.broker = Broker(Settings(), self.storage, metadata, loop)
+        self.connections = Connections(self.broker)
+        self.broker.load(self.rows.state())
+        self.broker.auth.close()
+        self.broker.auth = auth
+        self.vhost = self.broker.vhosts["/"]
+
+    def again(self, *, clean: bool) -> None:
+        """The next life, after a stop or a kill: what waits to be committed is lost, as nobody was answered."""
+        self.storage.close(clean=clean)
+        self.filesystem = self.filesystem.killed()
+        self.begin()
+        while self.metadata.waiting:
+            self.metadata.commit()
+            self.settle()
