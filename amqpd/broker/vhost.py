@@ -432,7 +432,6 @@ class VHost:
         queue.can_open()
         count = queue.ready_count
         queue.deleted = True
-        self.broker.queue_deleted_count += 1
         self.broker.ended_queues.add(queue_counts(queue))
         queue.version += 1
         del self.queues[queue.name]
