@@ -357,6 +357,12 @@ class Connection(CommandSink):
         if number == 0 or self.channel(number) is None:
             raise _not_open(BASIC_PUBLISH)
 
+    def refusal(self, number: i64, method: bytes) -> AmqpError | None:
+        channel = self.channel(number)
+        if channel is None or channel.busy or channel.closing:
+            return None  # what a busy channel waits for may be the exchange itself
+        return channel.refusal(method)
+
     def resume_input(self) -> None:
         """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
         if not self._input_waits:

@@ -25,7 +25,7 @@ from typing import Final, final
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.errors import FrameError, PreconditionFailed, UnexpectedFrame
+from amqpd.errors import AmqpError, FrameError, PreconditionFailed, UnexpectedFrame
 from amqpd.protocol.codec import read_u16, read_u32
 
 FRAME_METHOD: Final = 1
@@ -109,6 +109,13 @@ class CommandSink:
         """A basic.publish whose content is still on the way. Raises if the channel is not open."""
         raise NotImplementedError
 
+    def refusal(self, channel: i64, method: bytes) -> AmqpError | None:
+        """Why the publish of that method is refused, as far as the method tells; its content is not kept then.
+
+        Asked where the content comes in more than one body frame. The error is raised when the content is complete.
+        """
+        return None
+
 
 _NOBODY: Final = CommandSink()
 
@@ -117,8 +124,12 @@ _NOBODY: Final = CommandSink()
 class _PartialContent:
     """A content on its way: after the method, before the last body byte."""
 
-    def __init__(self, method: bytes) -> None:
+    def __init__(self, method: bytes, serial: i64, refusal: AmqpError | None) -> None:
         self.method = method
+        self.serial = serial
+        # It is read over: nothing of it is kept.
+        self.refusal = refusal
+        self.kept_bytes: i64 = 0
         self.parts: list[bytes] = []
         self.header_size: i64 = 0
         self.body_size: i64 = 0
@@ -198,6 +209,9 @@ class Assembler:
         self._alike_size: i64 = 0
         self._alike_whole: i64 = 0
         self._alike_body: i64 = 0
+        # Bytes kept of bodies that are not complete, and contents begun so far.
+        self.kept_bytes: i64 = 0
+        self._begun: i64 = 0
         self._partials: dict[int, _PartialContent] = {}
         self._dropped: set[int] = set()
 
@@ -218,18 +232,41 @@ class Assembler:
         """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
         return self._waiting_size > 0 or len(self._partials) > 0
 
+    def oldest(self) -> i64:
+        """The serial of the content that has been on its way longest; 0: none is. Serials go up with each content."""
+        for partial in self._partials.values():
+            return partial.serial
+        return 0
+
+    def newest_channel(self) -> i64:
+        """The channel of the content that began last; 0: none is on its way, or just one."""
+        if len(self._partials) < 2:
+            return 0
+        return list(self._partials)[-1]
+
+    def progress(self) -> tuple[i64, i64, i64]:
+        """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
+        for partial in self._partials.values():
+            return partial.serial, partial.missing, self._waiting_size
+        return 0, 0, self._waiting_size
+
     def drop_channel(self, number: i64) -> None:
         """Ignores content frames of a channel from here on: the broker has closed it and the peer may not know yet."""
-        self._partials.pop(number, None)
+        self._forget(number)
         self._dropped.add(number)
 
     def take_channel(self, number: i64) -> None:
         """The channel is closed on both sides: its number may be used again."""
-        self._partials.pop(number, None)
+        self._forget(number)
         self._dropped.discard(number)
 
+    def _forget(self, number: i64) -> None:
+        partial = self._partials.pop(number, None)
+        if partial is not None:
+            self.kept_bytes -= partial.kept_bytes
+
     def take_rest(self) -> bytes:
-        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
+        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames for a while."""
         rest = self._data[self._position :] + b"".join(self._waiting)
         self._data = b""
         self._position = 0
@@ -512,7 +549,8 @@ class Assembler:
             method = read_u32(payload, 0)
             if method == BASIC_PUBLISH:
                 self.sink.on_publish_started(channel)
-                self._partials[channel] = _PartialContent(payload)
+                self._begun += 1
+                self._partials[channel] = _PartialContent(payload, self._begun, self.sink.refusal(channel, payload))
             else:
                 self.sink.on_method(channel, payload)
         elif kind == FRAME_HEADER:
@@ -568,7 +606,8 @@ class Assembler:
                 f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
             )
         partial.large = body_size > LARGE_BODY_BYTES
-        partial.parts.append(_frame(FRAME_HEADER, channel, payload))
+        if partial.refusal is None:
+            partial.parts.append(_frame(FRAME_HEADER, channel, payload))
         if body_size == 0:
             self._finish(channel, partial)
 
@@ -578,7 +617,9 @@ class Assembler:
             # rabbit: a body longer than its header announced reads as a body frame too many
             raise self._unexpected(partial)
         partial.missing -= size
-        if partial.large:
+        if partial.refusal is not None:
+            pass  # read over
+        elif partial.large:
             if size > 0:
                 partial.add_payload(payload)
         elif size > 0:
@@ -587,9 +628,14 @@ class Assembler:
                 partial.frame_payload_max = size
         if partial.missing == 0:
             self._finish(channel, partial)
+        elif partial.refusal is None:
+            partial.kept_bytes += size
+            self.kept_bytes += size
 
     def _finish(self, channel: i64, partial: _PartialContent) -> None:
-        del self._partials[channel]
+        self._forget(channel)
+        if partial.refusal is not None:
+            raise partial.refusal
         if partial.large:
             partial.join_small()
             parts = partial.parts
