@@ -296,13 +296,19 @@ class StorageSettings:
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """When publishers are held (connection.blocked) until there is room again."""
+    """When publishers are held until there is room again, by connection.blocked where an alarm is the reason."""
 
     memory_high_watermark: float = _setting(
         0.4, _share, "Share of the machine's (or cgroup's) memory; with more in use publishers are held."
     )
     disk_free_bytes: int = _setting(
         50_000_000, _bytes(0, 1 << 60), "With less free space in data_dir's file system publishers are held."
+    )
+    unfinished_bodies_bytes: int = _setting(
+        1 << 28,
+        _bytes(0, 1 << 40),
+        "Message bodies on their way, of all connections; with more, all but the oldest are not read. At most a "
+        "quarter of the memory alarm's limit, never less than amqp.message_size_max_bytes.",
     )
 
 

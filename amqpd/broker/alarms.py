@@ -2,8 +2,8 @@
 
 A look each second: resident memory against a share of what the machine (or the cgroup) has, free space of the data
 directory's file system against a limit. While an alarm lasts, a connection that publishes is paused at its next
-publish and told by connection.blocked, if it can take that; consumers go on. With both alarms raised, both have to
-end.
+publish, which waits with all behind it unless it has no body, and is told by connection.blocked, if it can take that;
+consumers go on. With both alarms raised, both have to end.
 
 rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocked at the first publish.
 """

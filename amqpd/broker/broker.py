@@ -30,6 +30,7 @@ from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.broker.restore import Report
 from amqpd.broker.timers import Timers
+from amqpd.broker.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.vhost import VHost
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import exchange_type
@@ -82,6 +83,13 @@ class Broker:
             settings.limits.memory_high_watermark,
             settings.limits.disk_free_bytes,
             self._alarm_changed,
+        )
+        # Of bodies alone the memory alarm must not come, for it would hold those that end them.
+        self.unfinished_bodies = UnfinishedBodies(
+            max(
+                self.message_size_max_bytes,
+                min(settings.limits.unfinished_bodies_bytes, self.alarms.memory_limit_bytes // 4),
+            )
         )
         self.cluster_name = f"amqpd@{os.uname().nodename}"
         self.started_at = time.time()

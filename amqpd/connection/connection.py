@@ -25,11 +25,12 @@ from amqpd.broker.message import Message
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
-from amqpd.connection.read_gate import BACKLOG, OUTPUT, PACED, SHARING, SYNC, ReadGate
+from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
 from amqpd.errors import (
     NO_ROUTE,
     AmqpError,
     ChannelError,
+    ContentTooLarge,
     FrameError,
     HardError,
     InternalError,
@@ -76,7 +77,8 @@ _NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
 class InputWaits(Exception):
     """Nothing more is worked off for now; what comes is kept as bytes. `Connection.resume_input` goes on.
 
-    Behind start-ok until the password is checked, and while the peer does not read what it has asked for.
+    Behind start-ok until the password is checked, while the peer does not read what it has asked for, behind a publish
+    that met an alarm, and while other connections have their turn.
     """
 
 
@@ -151,6 +153,8 @@ class Connection(CommandSink):
         self.sent_bytes: i64 = 0
         self.delivered_count: i64 = 0
         self.published_count: i64 = 0
+        # Of unfinished bodies, as the broker knows it.
+        self.kept_bytes: i64 = 0
         self._input_waits = False
         self._input: list[bytes] = []
         # Channels whose waiting commands wait for the same reason.
@@ -244,6 +248,37 @@ class Connection(CommandSink):
         if self.publishes and turn.storage.unsynced_bytes > turn.unsynced_bytes_max and not self.gate.holds(SYNC):
             self.gate.hold(SYNC)
             turn.hold(self)
+        if assembler.kept_bytes != self.kept_bytes:
+            self._keep_account()
+
+    def _keep_account(self) -> None:
+        """What is kept of unfinished bodies has become more or less."""
+        assembler = self.assembler
+        bodies = self.broker.unfinished_bodies
+        while assembler.kept_bytes > bodies.limit_bytes and assembler.newest_channel() > 0:
+            # One connection alone, by bodies on several channels: their frames are mixed, so none can wait for another.
+            text = f"more than {bodies.limit_bytes} bytes of messages that are not complete"
+            number = assembler.newest_channel()
+            self.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
+            assembler.drop_channel(number)  # whatever state it was in
+        kept = assembler.kept_bytes
+        self.kept_bytes = kept
+        bodies.changed(self, kept, assembler.oldest() if kept > 0 else 0)
+        if kept > 0 and self.turn.alarmed:
+            self.control.hold_for_alarm()
+
+    def read_bodies(self, on: bool) -> None:
+        """Whether there is room for more of an unfinished body."""
+        if not on:
+            self.gate.hold(BODIES)
+        elif self.gate.holds(BODIES):
+            self.release_in_turn(BODIES)
+
+    def drop_bodies(self) -> None:
+        """The connection ends: nothing that was begun will be complete."""
+        self.assembler.drop_contents()
+        if self.kept_bytes > 0:
+            self._keep_account()
 
     def _receive_closing(self, data: bytes) -> None:
         """connection.close is out: only its answer is of interest, wherever it stands among pipelined frames."""
@@ -251,9 +286,13 @@ class Connection(CommandSink):
             self.control.finished()
 
     def release(self) -> None:
-        """What was unsynced is on disk. With all the others that were held: each in its turn."""
+        """What was unsynced is on disk."""
+        self.release_in_turn(SYNC)
+
+    def release_in_turn(self, reason: i64) -> None:
+        """With all the others that were held for this reason: each in its turn."""
         self._pace()
-        self.gate.release(SYNC)
+        self.gate.release(reason)
 
     def _pace(self) -> None:
         if self.state == RUNNING and not self.gate.holds(PACED):
@@ -262,6 +301,8 @@ class Connection(CommandSink):
 
     def read_on(self) -> None:
         self.gate.release(PACED)
+        if self._input_waits and not self.gate.holds(SHARING):
+            self.resume_input()
 
     def channel(self, number: i64) -> Channel | None:
         if number == self._last_number:
@@ -312,9 +353,15 @@ class Connection(CommandSink):
             self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max, self.parts))
             return
         self.publishes = True
-        self.published_count += 1
         if self.turn.alarmed:
             self.control.hold_for_alarm()
+            if body_size > 0:  # rabbit: a message without a body needs no memory to speak of
+                # First of what waits on its channel; all that came behind it waits as bytes.
+                self._defer(number, Deferred(1, method, content, header_size, body_size, frame_payload_max, self.parts))
+                channel.busy = True
+                self._stalled.append(channel)
+                raise InputWaits
+        self.published_count += 1
         channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
         if self.returned:
             self.returned = False
@@ -367,6 +414,8 @@ class Connection(CommandSink):
         """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
         if not self._input_waits:
             return
+        if self.gate.holds(ALARM):
+            return  # `release_from_alarm` comes here again
         if self.gate.holds(OUTPUT) and (self.write_paused or self.output_bytes() >= OUTPUT_BYTES_MAX):
             return  # `flush` comes here again
         self.gate.release(OUTPUT | SHARING)
@@ -377,7 +426,7 @@ class Connection(CommandSink):
             for channel in stalled:
                 channel.busy = False
                 self.work_off(channel)
-            if self._stalled:
+            if self._input_waits:
                 return
         rest = self.assembler.take_rest() + b"".join(self._input)
         self._input.clear()
@@ -416,8 +465,7 @@ class Connection(CommandSink):
 
     def _shorten_backlog(self) -> None:
         if self.deferred_bytes <= DEFERRED_BYTES_MAX and self.gate.holds(BACKLOG):
-            self._pace()
-            self.gate.release(BACKLOG)
+            self.release_in_turn(BACKLOG)
 
     def finish_busy(self, channel: Channel, reply: bytes) -> None:
         """What the channel waited for is done: answers, then works off what came meanwhile."""
@@ -480,8 +528,8 @@ class Connection(CommandSink):
             except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
                 self._close_for(error, number)
         if index < len(waiting):
-            # Of a connection that is closing nothing more is asked.
-            self.deferred[number] = waiting[index:]
+            # Behind one that an alarm has sent back. Of a connection that is closing nothing more is asked.
+            self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
         self._shorten_backlog()
 
     def fail_commit(self, channel: Channel) -> None:
@@ -536,6 +584,7 @@ class Connection(CommandSink):
         # The answer has to be heard, whatever the publisher was held for.
         self.gate.open_for_good()
         rest = self.assembler.take_rest()
+        self._input.clear()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
             self.control.finished()
 

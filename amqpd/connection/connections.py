@@ -38,6 +38,7 @@ class Connections(Clients):
     def release(self, connection: Connection) -> None:
         """Everything a connection held, when it ends: by close, by error, by a lost socket. May be called twice."""
         self.by_name.pop(connection.name, None)
+        connection.drop_bodies()
         for channel in list(connection.channels.values()):
             if not channel.closing:
                 channel.closing = True

@@ -401,7 +401,7 @@ class Control:
             return
         if connection.capabilities.get("connection.blocked") is True:
             connection.send(0, ConnectionUnblocked())
-        connection.gate.release(ALARM)
+        connection.release_in_turn(ALARM)
 
     def soon(self, callback: Callable[[], None]) -> None:
         self.broker.loop.call_soon(callback)

@@ -1,7 +1,8 @@
 """Heartbeats, and everything else that asks how long a peer has been silent: one ticking timer for all connections.
 
 A connection that sent nothing for half its interval gets a heartbeat; one that received nothing for two intervals is
-dropped. A frame that is begun and goes no further for a minute ends the connection too, heartbeats or not. While the
+dropped. A frame that is begun and goes no further for a minute ends the connection too, heartbeats or not; a message of
+which nothing comes for a minute closes it with 320, for others may be waiting until its body is complete. While the
 read gate is closed, for whatever reason, no time counts against it.
 
 rabbit: interval/2 to send, two intervals to drop.
@@ -27,12 +28,13 @@ MID_FRAME_S: Final = 60.0
 class _Clock:
     """When a connection was last heard and last spoke, in loop time."""
 
-    __slots__ = ("began_frame", "received", "sent")
+    __slots__ = ("began_frame", "progress", "received", "sent")
 
     def __init__(self, now: float) -> None:
         self.received = now
         self.sent = now
         self.began_frame = 0.0
+        self.progress = (0, 0, 0)
 
 
 class Heartbeats:
@@ -80,7 +82,8 @@ class Heartbeats:
         if connection.received:
             connection.received = False
             clock.received = now
-            clock.began_frame = 0.0
+            if not connection.assembler.unfinished():
+                clock.began_frame = 0.0
         if connection.sent:
             connection.sent = False
             clock.sent = now
@@ -91,8 +94,13 @@ class Heartbeats:
             clock.received = now
             clock.began_frame = 0.0
         elif connection.assembler.mid_frame():
-            if not clock.began_frame:
+            progress = connection.assembler.progress()
+            if not clock.began_frame or progress != clock.progress:
                 clock.began_frame = now
+                clock.progress = progress
+            elif now - clock.began_frame > MID_FRAME_S and connection.assembler.unfinished():
+                transport.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
+                return
             elif now - clock.began_frame > MID_FRAME_S:
                 log.warning("connection %s: unfinished frame for %d s, dropped", connection.name, MID_FRAME_S)
                 transport.abort()

@@ -9,6 +9,7 @@ the peer's own, as heartbeats do, asks here: while there is a reason, it is we w
     OUTPUT   the peer does not read its answers; until it does
     SHARING  a read of publishes to a thousand queues each goes in slices; until the others had their turn
     PACED    it sent its share of the turn; until one of the next turns
+    BODIES   others' unfinished message bodies are older, and as much of them is kept as may be; until there is room
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ALARM: Final = 4
 OUTPUT: Final = 8
 SHARING: Final = 16
 PACED: Final = 32
+BODIES: Final = 64
 
 
 @final

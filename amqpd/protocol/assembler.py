@@ -244,7 +244,7 @@ class Assembler:
             return 0
         return list(self._partials)[-1]
 
-    def progress(self) -> tuple[i64, i64, i64]:
+    def progress(self) -> tuple[int, int, int]:
         """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
         for partial in self._partials.values():
             return partial.serial, partial.missing, self._waiting_size
@@ -260,13 +260,22 @@ class Assembler:
         self._forget(number)
         self._dropped.discard(number)
 
+    def drop_contents(self) -> None:
+        """Forgets every content that is on its way."""
+        self._partials.clear()
+        self.kept_bytes = 0
+
+    def unfinished(self) -> bool:
+        """Whether a content is on its way."""
+        return len(self._partials) > 0
+
     def _forget(self, number: i64) -> None:
         partial = self._partials.pop(number, None)
         if partial is not None:
             self.kept_bytes -= partial.kept_bytes
 
     def take_rest(self) -> bytes:
-        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames for a while."""
+        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
         rest = self._data[self._position :] + b"".join(self._waiting)
         self._data = b""
         self._position = 0
@@ -278,7 +287,7 @@ class Assembler:
         """The stream has ended: what is unfinished goes, and the sink, which has this assembler itself, with it."""
         self.sink = _NOBODY
         self.take_rest()
-        self._partials.clear()
+        self.drop_contents()
 
     def run(self) -> None:
         """Hands over every command that is complete.

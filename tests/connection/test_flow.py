@@ -494,7 +494,7 @@ def publisher_of(house: MemoryBroker, **capabilities: bool) -> Served:
 
 
 def test_an_alarm_blocks_at_the_next_publish(house: MemoryBroker) -> None:
-    """The publish that meets it is taken; who does not publish is left alone; connection.blocked says why."""
+    """It waits, with all that comes behind it; who does not publish is left alone; connection.blocked says why."""
     publisher, consumer = publisher_of(house, connection_blocked=True), publisher_of(house, connection_blocked=True)
     house.broker.alarms.set("disk", True)
     assert publisher.names() == []
@@ -505,12 +505,52 @@ def test_an_alarm_blocks_at_the_next_publish(house: MemoryBroker) -> None:
         (0, "Connection.Blocked", "low on disk")
     ]
     assert not publisher.socket.reading
-    assert consumer.names() == ["Basic.ConsumeOk", "Basic.Deliver", "Basic.Deliver"]
+    assert consumer.names() == ["Basic.ConsumeOk"]
     assert consumer.socket.reading
     house.broker.alarms.set("disk", False)
     assert publisher.names() == ["Connection.Unblocked"]
     assert publisher.socket.reading
-    assert consumer.names() == []
+    assert consumer.names() == ["Basic.Deliver", "Basic.Deliver"]
+
+
+def test_a_message_without_a_body_passes_an_alarm(house: MemoryBroker) -> None:
+    """As RabbitMQ takes it; the connection is blocked by it all the same."""
+    publisher = publisher_of(house, connection_blocked=True)
+    house.broker.alarms.set("memory", True)
+    empty = publishes("q", [b""])[:-8]
+    publisher.transport.data_received(empty + publishes("q", [b"one"]) + empty)
+    assert publisher.names() == ["Connection.Blocked"]
+    assert house.vhost.queues["q"].ready_count == 1
+    house.broker.alarms.set("memory", False)
+    assert publisher.names() == ["Connection.Unblocked"]
+    assert house.vhost.queues["q"].ready_count == 3
+
+
+def test_an_alarm_while_a_channel_is_busy(house: MemoryBroker) -> None:
+    """What waited behind its declaration meets the alarm when it is worked off, and keeps its place."""
+    client = publisher_of(house)
+    client.say(1, spec.Queue.Declare(queue="d", durable=True))
+    client.transport.data_received(publishes("d", [b"one", b"two"]))
+    client.say(1, spec.Queue.Declare(queue="d", passive=True), spec.Basic.Get(queue="d"), spec.Queue.Purge(queue="d"))
+    house.broker.alarms.set("disk", True)
+    assert client.names() == ["Queue.DeclareOk"]
+    house.broker.alarms.set("disk", False)
+    answers = client.heard()
+    assert [event.method.name for event in answers] == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk"]
+    assert answers[0].method.message_count == 2
+    assert client.connection.deferred_bytes == 0
+
+
+def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
+    """They are what ends it."""
+    client = publisher_of(house)
+    client.transport.data_received(publishes("q", [b"one"]))
+    client.say(1, spec.Basic.Get(queue="q"))
+    house.settle()
+    house.broker.alarms.set("memory", True)
+    client.say(1, spec.Basic.Ack(delivery_tag=1), spec.Basic.Get(queue="q"))
+    assert client.names() == ["Basic.GetOk", "Basic.GetEmpty"]
+    assert client.connection.channels[1].unacked.count() == 0
 
 
 def test_both_alarms_have_to_end(house: MemoryBroker) -> None:

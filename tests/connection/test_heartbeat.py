@@ -12,7 +12,7 @@ from served import Served, Socket
 
 from amqpd.connection.connection import CLOSING, HANDSHAKE, HEARTBEAT_FRAME, RUNNING
 from amqpd.connection.heartbeat import MID_FRAME_S, Heartbeats
-from amqpd.connection.read_gate import ALARM, BACKLOG, OUTPUT, PACED, SHARING, SYNC, ReadGate
+from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
 
 
 class Timer:
@@ -56,10 +56,18 @@ class Loop:
 
 class Assembler:
     def __init__(self) -> None:
-        self.unfinished = False
+        self.half_a_frame = False
+        self.contents = 0
+        self.missing = 1000
 
     def mid_frame(self) -> bool:
-        return self.unfinished
+        return self.half_a_frame or self.contents > 0
+
+    def unfinished(self) -> bool:
+        return self.contents > 0
+
+    def progress(self) -> tuple[int, int, int]:
+        return self.contents, self.missing, 0
 
 
 class Connection:
@@ -81,7 +89,12 @@ class Connection:
 class Transport:
     def __init__(self, heartbeat_s: int) -> None:
         self.connection = Connection(heartbeat_s)
+        self.control = self
         self.aborted = False
+        self.forced = ""
+
+    def force(self, reason: str) -> None:
+        self.forced = reason
 
     def abort(self) -> None:
         self.aborted = True
@@ -150,11 +163,11 @@ def test_no_interval_no_heartbeats() -> None:
     assert room.connection.written == []
 
 
-@pytest.mark.parametrize("reason", [SYNC, BACKLOG, ALARM, OUTPUT, SHARING, PACED])
+@pytest.mark.parametrize("reason", [SYNC, BACKLOG, ALARM, OUTPUT, SHARING, PACED, BODIES])
 def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
     room = Room(10)
-    room.connection.assembler.unfinished = True
+    room.connection.assembler.half_a_frame = True
     room.connection.gate.hold(reason)
     room.pass_by(500, speaks=False)
     assert not room.transport.aborted
@@ -168,7 +181,7 @@ def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
 
 def test_half_a_frame_is_given_up() -> None:
     room = Room(0)
-    room.connection.assembler.unfinished = True
+    room.connection.assembler.half_a_frame = True
     room.pass_by(MID_FRAME_S - 2, speaks=False)
     assert not room.transport.aborted
     room.pass_by(4, speaks=False)
@@ -178,9 +191,27 @@ def test_half_a_frame_is_given_up() -> None:
 def test_a_frame_that_arrives_slowly_is_not() -> None:
     room = Room(0)
     for _ in range(20):
-        room.connection.assembler.unfinished = True
+        room.connection.assembler.half_a_frame = True
         room.pass_by(1)
         room.pass_by(20, speaks=False)
+    assert not room.transport.aborted
+
+
+def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
+    """Although its client speaks: heartbeats, or another message. The clock stands while we do not read."""
+    room = Room(10)
+    room.connection.assembler.contents = 1
+    for _ in range(3):
+        room.connection.assembler.missing -= 1
+        room.pass_by(MID_FRAME_S - 2)
+        assert not room.transport.forced
+    room.connection.gate.hold(BODIES)
+    room.pass_by(500)
+    room.connection.gate.release(BODIES)
+    room.pass_by(MID_FRAME_S - 2)
+    assert not room.transport.forced
+    room.pass_by(4)
+    assert room.transport.forced == "nothing came of an unfinished message for 60 s"
     assert not room.transport.aborted
 
 
@@ -188,7 +219,7 @@ def test_a_frame_that_arrives_slowly_is_not() -> None:
 def test_other_states_have_deadlines_of_their_own(state: int) -> None:
     room = Room(1)
     room.connection.state = state
-    room.connection.assembler.unfinished = True
+    room.connection.assembler.half_a_frame = True
     room.pass_by(500, speaks=False)
     assert not room.transport.aborted
     assert room.connection.written == []

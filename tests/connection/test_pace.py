@@ -133,6 +133,7 @@ def test_what_else_holds_a_connection_goes_on_holding_it(house: MemoryBroker) ->
     house.settle()
     assert not client.connection.gate.holds(PACED) and not client.socket.reading
     house.broker.alarms.set("disk", False)
+    house.settle()
     assert client.socket.reading and other.socket.reading
 
 
