@@ -107,7 +107,7 @@ QUEUES: Final = Listing(
 EXCHANGES: Final = Listing(
     "/api/exchanges/{vhost}",
     ("name", "type"),
-    plain("arguments", "auto_delete", "durable", "internal", "name", "policy", "type"),
+    plain("arguments", "auto_delete", "durable", "internal", "name", "policy", "state", "type"),
 )
 BINDINGS: Final = Listing(
     "/api/bindings/{vhost}",

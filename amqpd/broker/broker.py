@@ -30,14 +30,16 @@ from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.broker.restore import Report
 from amqpd.broker.timers import Timers
+from amqpd.broker.unavailable import Unavailable
 from amqpd.broker.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.vhost import VHost
 from amqpd.protocol.codec import decode_table
-from amqpd.routing.exchange import exchange_type
+from amqpd.routing.exchange import ExchangeType, exchange_type
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata import (
     Change,
     Delete,
+    ExchangeRow,
     Metadata,
     MetadataState,
     Put,
@@ -119,7 +121,7 @@ class Broker:
             exchange = Exchange(
                 exchange_row.name,
                 exchange_row.type,
-                exchange_type(exchange_row.type)(),
+                _matcher(exchange_row),
                 True,
                 exchange_row.auto_delete,
                 exchange_row.internal,
@@ -288,6 +290,16 @@ class Broker:
     def wall_time(self) -> float:
         """Seconds since 1970, for people's eyes only."""
         return time.time()
+
+
+def _matcher(row: ExchangeRow) -> ExchangeType:
+    """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
+    try:
+        return exchange_type(row.type)()
+    except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
+        matcher = Unavailable(row.type)
+        log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
+        return matcher
 
 
 def _table(encoded: bytes) -> dict[str, object]:

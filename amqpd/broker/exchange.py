@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from amqpd.broker.destination import Versioned
 from amqpd.broker.queue import Queue
+from amqpd.broker.unavailable import Unavailable
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
 
@@ -83,6 +84,11 @@ class Exchange:
         self.headers_version = -1
         self.published_in_count = 0
         self.published_out_count = 0
+
+    @property
+    def unavailable(self) -> str:
+        """Why nothing may be published to it; empty when it is as it should be."""
+        return self.matcher.reason if isinstance(self.matcher, Unavailable) else ""
 
     @property
     def needs_headers(self) -> bool:

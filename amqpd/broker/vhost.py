@@ -90,6 +90,8 @@ class VHost:
         self._alternates: dict[str, dict[Exchange, None]] = {}
         # Exclusive queues by the connection that they end with.
         self._exclusive: dict[object, dict[Queue, None]] = {}
+        # Exchanges whose type is not installed: none, as a rule.
+        self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
         self.deleted = False
         self.default_exchange = Exchange("", "direct", None, True, False, False, {})
@@ -191,6 +193,30 @@ class VHost:
                     seen.add(alternate)
                     stack.append(alternate)
         return list(found)
+
+    def check_available(self, exchange: Exchange, keys: list[str], headers_wanted: bool) -> None:
+        """Refuses a publish that comes to an exchange whose type is not installed. For vhosts that have one.
+
+        headers_wanted: whatever its keys, as the message's headers have a say. Raises: PreconditionFailed.
+        """
+        seen = {exchange}
+        stack = [exchange]
+        while stack:
+            at = stack.pop()
+            if at.unavailable:
+                where = f"exchange '{at.name}' in vhost '{self.name}'"
+                raise PreconditionFailed(f"{where} is unavailable: {at.unavailable}")
+            reached: list[object] = []
+            if headers_wanted:
+                reached += [binding.destination for binding in at.bindings.values()]
+            elif at.matcher is not None:
+                reached += [destination for key in keys for destination in at.matcher.match(key, None)]
+            if at.alternate and (headers_wanted or not reached):
+                reached.append(self.exchanges.get(at.alternate))
+            for destination in reached:
+                if isinstance(destination, Exchange) and destination not in seen:
+                    seen.add(destination)
+                    stack.append(destination)
 
     def by_name(self, key: str) -> Destination | None:
         """The default exchange: a queue by its name, or a direct reply-to consumer by its key."""
@@ -472,12 +498,13 @@ class VHost:
         Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed, OnItsWay.
         """
         self.check_not_default(name)
-        try:
-            make = exchange_type(kind)
-        except UnknownExchangeType:
-            # rabbit: 3.x closes the connection for this
-            raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
         exchange = self.exchanges.get(name)
+        if exchange is None or exchange.kind != kind:  # else its package may be gone
+            try:
+                make = exchange_type(kind)
+            except UnknownExchangeType:
+                # rabbit: 3.x closes the connection for this
+                raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
         if exchange is not None:
             self._check_exchange(exchange, kind, durable, auto_delete, internal, arguments)
             return exchange
@@ -501,6 +528,8 @@ class VHost:
 
     def add_exchange(self, exchange: Exchange) -> Exchange:
         self.exchanges[exchange.name] = exchange
+        if exchange.unavailable:
+            self.unavailable[exchange] = None
         if exchange.alternate:
             self._alternates.setdefault(exchange.alternate, {})[exchange] = None
         self._alternate_changed(exchange.name)
@@ -555,6 +584,7 @@ class VHost:
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         exchange.touch()
         del self.exchanges[exchange.name]
+        self.unavailable.pop(exchange, None)
         named = self._alternates.get(exchange.alternate)
         if named is not None:
             named.pop(exchange, None)

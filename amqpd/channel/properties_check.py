@@ -151,6 +151,8 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
     vhost = connection.vhost
     exchange = vhost.exchange(envelope.exchange)
     check_topic_keys(connection, exchange, keys)
+    if vhost.unavailable:
+        vhost.check_available(exchange, keys, route.needs_headers)
     destinations = vhost.route(exchange, keys, headers)
     if selected and "BCC" in headers():
         message = _remade(message, without_headers(message.properties(), ("BCC",)))

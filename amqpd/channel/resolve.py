@@ -46,7 +46,10 @@ def _resolve(connection: Connection, command: commands.BasicPublish) -> tuple[Ro
         if target is None:
             return Route(envelope, [], command.mandatory, exchange.routes, False), False
         return Route(envelope, [target], command.mandatory, target, False), True
-    if vhost.needs_headers(exchange):
+    needs_headers = vhost.needs_headers(exchange)
+    if vhost.unavailable:
+        vhost.check_available(exchange, [key], needs_headers)
+    if needs_headers:
         return Route(envelope, [], command.mandatory, exchange.routes, True), True
     destinations = vhost.route(exchange, [key], dict)
     route = Route(envelope, destinations, command.mandatory, exchange.routes, False)

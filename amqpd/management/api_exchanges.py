@@ -44,6 +44,7 @@ def exchange_item(vhost: str, exchange: Exchange) -> dict[str, Any]:
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
         "policy": None,
+        "state": "unavailable" if exchange.unavailable else "running",
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
     }
@@ -120,6 +121,8 @@ async def publish(call: Call) -> Reply:
         encoded = without_headers(encoded, ("BCC",))
     persistent = properties.delivery_mode == 2
     message = make_message(Envelope(exchange.name, key), encoded, body, persistent, scan(encoded, 0, len(encoded)))
+    if vhost.unavailable:
+        vhost.check_available(exchange, keys, vhost.needs_headers(exchange))
     destinations = vhost.route(exchange, keys, lambda: headers)
     await _offer(call, vhost, destinations, message)
     return reply({"routed": bool(destinations)})
