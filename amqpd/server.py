@@ -32,6 +32,7 @@ from amqpd.broker.restore import reconcile
 from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
+from amqpd.listening import BACKLOG, Listener, bound_socket, bound_sockets
 from amqpd.management.unix_socket import NAME, unix_socket
 from amqpd.settings import Settings
 from amqpd.storage.checkpoint import UnknownFormat
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE: Final = 69
-BACKLOG: Final = 1024
 STOP_WAIT_S: Final = 3.0
 # How often, and how many times, it is looked whether the broker has a moment for what it may need later.
 REST_LOOK_S: Final = 0.25
@@ -59,12 +59,14 @@ class Server:
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
-        self.amqp_ports: list[int] = []
+        # What AMQP clients can connect to now; the ports stay the same through `stop_app` and `start_app`.
+        self.listeners: list[Listener] = []
+        self.amqp_port = 0
         self.tls_port = 0
         self.http_port = 0
         self.stopped = asyncio.Event()
         self._stopping = False
-        self._listeners: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.AbstractServer] = []
         self._admin: AdminServer | None = None
         self._admin_task: asyncio.Task[None] | None = None
         self._upkeep: asyncio.TimerHandle | None = None
@@ -99,7 +101,7 @@ class Server:
     async def listen(self) -> None:
         """Opens the AMQP ports and the HTTP socket. Raises: OSError when one is taken."""
         await self.listen_amqp()
-        http_socket = _bound_socket(self.settings.http.host, self.settings.http.port)
+        http_socket = bound_socket(self.settings.http.host, self.settings.http.port)
         self.http_port = http_socket.getsockname()[1]
         amqpctl_socket = unix_socket(self.settings.data_dir / NAME)
         self._admin_task = self.loop.create_task(self._serve_admin(http_socket, amqpctl_socket))
@@ -108,24 +110,25 @@ class Server:
     async def listen_amqp(self) -> None:
         """Opens the AMQP ports; also what `start_app` does after `stop_app`."""
         amqp = self.settings.amqp
-        port = self.amqp_ports[0] if self.amqp_ports else amqp.port
-        plain = await self.loop.create_server(
-            lambda: Transport(self.broker, self.connections, self.heartbeats, False),
-            sock=_bound_socket(amqp.host, port),
-            backlog=BACKLOG,
-        )
-        self._listeners.append(plain)
-        self.amqp_ports = [plain.sockets[0].getsockname()[1]]
+        self.amqp_port = await self._listen("amqp", self.amqp_port or amqp.port, None)
         if amqp.tls.port is not None:
-            tls = await self.loop.create_server(
-                lambda: Transport(self.broker, self.connections, self.heartbeats, True),
-                sock=_bound_socket(amqp.host, self.tls_port or amqp.tls.port),
+            self.tls_port = await self._listen("amqps", self.tls_port or amqp.tls.port, tls_context(self.settings))
+
+    async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """The port, which every socket of it has. Raises: OSError."""
+        host = self.settings.amqp.host
+        for sock in bound_sockets(host, port):
+            port = sock.getsockname()[1]
+            self.listeners.append(Listener(protocol, host or sock.getsockname()[0], port))
+            server = await self.loop.create_server(
+                lambda: Transport(self.broker, self.connections, self.heartbeats, tls is not None),
+                sock=sock,
                 backlog=BACKLOG,
-                ssl=tls_context(self.settings),
-                ssl_handshake_timeout=5.0,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else 5.0,
             )
-            self._listeners.append(tls)
-            self.tls_port = tls.sockets[0].getsockname()[1]
+            self._servers.append(server)
+        return port
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
@@ -158,11 +161,8 @@ class Server:
 
     def ready_line(self, started: float) -> str:
         took_ms = (time.monotonic() - started) * 1000
-        amqp = self.settings.amqp
-        parts = [f"amqp {amqp.host}:{self.amqp_ports[0]}"]
-        if self.tls_port:
-            parts.append(f"amqps {amqp.host}:{self.tls_port}")
-        parts.append(f"http {self.settings.http.host}:{self.http_port}")
+        parts = [str(each) for each in self.listeners]
+        parts.append(str(Listener("http", self.settings.http.host, self.http_port)))
         parts.append(f"data {self.settings.data_dir}")
         build = "compiled" if is_compiled() else "interpreted"
         return f"amqpd {__version__} ({build}) ready in {took_ms:.0f} ms: {', '.join(parts)}"
@@ -183,13 +183,14 @@ class Server:
     @property
     def amqp_running(self) -> bool:
         """Whether AMQP clients can connect: False between `stop_app` and `start_app`."""
-        return bool(self._listeners)
+        return bool(self._servers)
 
     async def stop_amqp(self) -> None:
         """`stop_app`: AMQP goes, the admin API stays."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        self.listeners.clear()
         await self.close_connections("broker forced connection closure with reason 'shutdown'")
 
     def stop(self) -> None:
@@ -229,23 +230,6 @@ def _report(task: asyncio.Task[None]) -> None:
 
 def _private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket's address taken, so that port 0 is known before anything is served. Raises: OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind((socket.gethostbyname(host) if family == socket.AF_INET else host, port))
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return sock
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:

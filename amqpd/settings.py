@@ -226,9 +226,9 @@ class AmqpSettings:
     """The AMQP listener, and what connections may ask for."""
 
     host: str = _setting(
-        "0.0.0.0",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
-        SOME_TEXT,
-        "Address to listen on: 0.0.0.0 is every IPv4 interface, :: every interface, IPv6 and IPv4.",
+        "",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
+        TEXT,
+        "Address to listen on: empty is every interface, IPv4 and where there is one IPv6; 0.0.0.0 is IPv4 alone.",
     )
     port: int = _setting(5672, PORT, "Port for AMQP; 0 takes any free one and the ready line names it.")
     frame_max: int = _setting(131072, _bytes(4096, 1 << 27), "Largest frame, offered in connection.tune.")

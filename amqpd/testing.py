@@ -82,7 +82,10 @@ def parse_ready_line(line: str) -> Ready | None:
     found = READY.match(line.strip())
     if found is None:
         return None
-    listeners = {m["name"]: (m["host"].strip("[]"), int(m["port"])) for m in LISTENER.finditer(found["listeners"])}
+    listeners: dict[str, tuple[str, int]] = {}
+    for each in LISTENER.finditer(found["listeners"]):
+        # Of a protocol with an address per family the first, which is IPv4's; the port is the same.
+        listeners.setdefault(each["name"], (each["host"].strip("[]"), int(each["port"])))
     return Ready(found["version"], found["build"], int(found["took_ms"]), listeners, found["data"])
 
 

@@ -41,11 +41,8 @@ PAGE_POLICY: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none
 def listeners(call: Call) -> list[dict[str, Any]]:
     """What listens now."""
     server, settings = call.server, call.broker.settings
-    found: list[tuple[str, str, int]] = []
-    if server.amqp_running:
-        found += [("amqp", settings.amqp.host, port) for port in server.amqp_ports]
-        if server.tls_port:
-            found.append(("amqp/ssl", settings.amqp.host, server.tls_port))
+    # rabbit: its name for AMQP over TLS
+    found = [(one.protocol.replace("amqps", "amqp/ssl"), one.host, one.port) for one in server.listeners]
     found.append(("http", settings.http.host, server.http_port))
     return [
         {"node": call.node, "protocol": protocol, "ip_address": host, "port": port} for protocol, host, port in found

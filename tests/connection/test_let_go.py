@@ -88,7 +88,7 @@ class Client:
 
     def __init__(self, house: Embedded, tls: bool = False) -> None:
         self.house = house
-        port = house.server.tls_port if tls else house.server.amqp_ports[0]
+        port = house.server.tls_port if tls else house.server.amqp_port
         self.socket = socket.create_connection(("127.0.0.1", port), WITHIN_S)
         if tls:
             self.socket = house.trust.wrap_socket(self.socket, server_hostname="localhost")
