@@ -18,8 +18,9 @@ from amqpd.settings import EXIT_USAGE, Settings, SettingsError  # noqa: E402
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code. argv: without the program's name; None takes the process's own."""
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        loaded = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
+        loaded = Settings.load(arguments, os.environ)
     except SettingsError as error:
         for problem in error.problems:
             print(f"amqpd: {problem}", file=sys.stderr)
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _show(settings_text(loaded))
     from amqpd.server import run
 
-    return run(loaded.settings, _started)
+    return run(loaded.settings, _started, lambda: Settings.load(arguments, os.environ).settings)
 
 
 def _show(text: str) -> int:

@@ -14,17 +14,17 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from amqpd import __version__
+from amqpd import __version__, logs, signals
 from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
@@ -42,6 +42,7 @@ from amqpd.storage.recovery import DamagedLog
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from amqpd.logs import LogOutput
     from amqpd.management.http import AdminServer
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Server:
         self.http_port = 0
         self.stopped = asyncio.Event()
         self._stopping = False
+        self._tls: ssl.SSLContext | None = None
         self._servers: list[asyncio.AbstractServer] = []
         self._admin: AdminServer | None = None
         self._admin_task: asyncio.Task[None] | None = None
@@ -112,7 +114,8 @@ class Server:
         amqp = self.settings.amqp
         self.amqp_port = await self._listen("amqp", self.amqp_port or amqp.port, None)
         if amqp.tls.port is not None:
-            self.tls_port = await self._listen("amqps", self.tls_port or amqp.tls.port, tls_context(self.settings))
+            self._tls = tls_context(self.settings)
+            self.tls_port = await self._listen("amqps", self.tls_port or amqp.tls.port, self._tls)
 
     async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> int:
         """The port, which every socket of it has. Raises: OSError."""
@@ -129,6 +132,14 @@ class Server:
             )
             self._servers.append(server)
         return port
+
+    def renew_certificate(self, settings: Settings) -> None:
+        """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
+        if self._tls is not None:
+            tls_context(settings)  # they fit, or nothing is changed
+            tls = settings.amqp.tls
+            assert tls.certificate is not None  # tls_context has looked
+            self._tls.load_cert_chain(tls.certificate, tls.key)
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
@@ -249,17 +260,30 @@ def tls_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-async def serve(settings: Settings, started: float) -> int:
+def _print(line: str) -> None:
+    """To a reader who may be gone: a terminal that is closed, a pipe. That is no reason not to serve."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("standard output cannot be written: %s", error.strerror)
+        # What is left in the buffer must not fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def serve(
+    settings: Settings, started: float, output: LogOutput, read_settings: Callable[[], Settings]
+) -> int:
     """Runs until stopped. Returns the exit code."""
     loop = asyncio.get_running_loop()
     server = Server(settings, loop)
     server.load()
     await server.listen()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+    signals.watch(server, output, read_settings)
     if interpreted := warning():
         log.warning(interpreted)
-    print(server.ready_line(started), flush=True)
+    ready = server.ready_line(started)
+    _print(ready)
+    log.info("%s", ready)
     server.broker.alarms.start()
     server.start_upkeep()
     # What is there now stays: the collector need not look at it again.
@@ -270,17 +294,16 @@ async def serve(settings: Settings, started: float) -> int:
     return 0
 
 
-def run(settings: Settings, started: float) -> int:
-    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...)."""
-    logging.basicConfig(
-        level=settings.log.level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def run(settings: Settings, started: float, read_settings: Callable[[], Settings]) -> int:
+    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...).
+
+    read_settings: reads them once more, for a reload; raises SettingsError.
+    """
     os.umask(0o077)
+    signals.ignore()
     sys.setswitchinterval(0.001)
     try:
-        return uvloop.run(serve(settings, started))
+        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
     except (OSError, MetadataError, DamagedLog, UnknownFormat, ssl.SSLError) as error:

@@ -256,10 +256,16 @@ class HttpSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The log of the server, on standard error."""
+    """The log of the server."""
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", _choice("debug", "info", "warning", "error"), "Least grave messages that are logged."
+    )
+    format: Literal["text", "json"] = _setting(
+        "text", _choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
+    )
+    file: Path | None = _setting(
+        None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 opens it anew."
     )
 
 

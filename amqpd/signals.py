@@ -1,0 +1,110 @@
+"""Signals: what each means to a running broker. None of them ends it uncleanly but SIGKILL and SIGQUIT.
+
+TERM, INT   a clean stop
+HUP         with a controlling terminal at the start (that terminal was closed): a clean stop; without one (a service):
+            the settings are read again, and obeyed as far as RELOADED goes
+USR1        the log file is opened anew, for logrotate
+USR2        where every thread and task is, into the log
+PIPE, XFSZ  ignored: what is written fails with EPIPE or EFBIG, and is answered there
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from amqpd.settings import Settings, SettingsError, rows, value_of
+
+if TYPE_CHECKING:
+    from amqpd.logs import LogOutput
+    from amqpd.server import Server
+
+log = logging.getLogger(__name__)
+
+RELOADED: Final = ("log.level", "amqp.tls.certificate", "amqp.tls.key")
+
+
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal, which sends HUP when it is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def ignore() -> None:
+    """Before anything is written. Python ignores PIPE and XFSZ by itself; an embedder may have changed that."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def watch(server: Server, output: LogOutput, read_settings: Callable[[], Settings]) -> None:
+    """From now on, in the process's main thread. read_settings: raises SettingsError."""
+    loop = server.loop
+    terminal = has_terminal()
+
+    def hang_up() -> None:
+        if terminal:
+            log.info("SIGHUP: the terminal is gone, stopping")
+            server.stop()
+        else:
+            reload(server, read_settings)
+
+    def new_file() -> None:
+        if output.path is None:
+            log.info("SIGUSR1: the log goes to standard error, there is no file to open anew (log.file)")
+            return
+        try:
+            output.reopen()
+        except OSError as error:
+            log.error("SIGUSR1: %s; the log goes on where it was", error)
+            return
+        log.info("SIGUSR1: the log file is opened anew")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    loop.add_signal_handler(signal.SIGUSR1, new_file)
+    loop.add_signal_handler(signal.SIGUSR2, write_stacks)
+
+
+def reload(server: Server, read_settings: Callable[[], Settings]) -> None:
+    """Takes over log.level, and the TLS certificate and key for connections to come; says what has to wait."""
+    try:
+        fresh = read_settings()
+        server.renew_certificate(fresh)
+    except SettingsError as error:
+        log.error("SIGHUP: the settings stay as they are: %s", "; ".join(error.problems))
+        return
+    except OSError as error:  # ssl.SSLError is one
+        log.error("SIGHUP: the settings stay as they are: the TLS certificate cannot be loaded: %s", error)
+        return
+    logging.getLogger().setLevel(fresh.log.level.upper())
+    waiting = [
+        row.name
+        for row in rows()
+        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(server.settings, row.name)
+    ]
+    rest = f"; changed and waiting for a restart: {', '.join(waiting)}" if waiting else ""
+    log.info("SIGHUP: the settings are read again, log.level is %s%s", fresh.log.level, rest)
+
+
+def write_stacks() -> None:
+    """Where every thread and every task of the loop is, one record each."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        stack = "".join(traceback.format_stack(frame)).rstrip()
+        log.warning("SIGUSR2: thread %s", names.get(ident, ident), extra={"stack": stack})
+    for task in asyncio.all_tasks():
+        text = io.StringIO()
+        task.print_stack(file=text)
+        log.warning("SIGUSR2: task %s", task.get_name(), extra={"stack": text.getvalue().rstrip()})
