@@ -275,6 +275,7 @@ async def serve(
 ) -> int:
     """Runs until stopped. Returns the exit code."""
     loop = asyncio.get_running_loop()
+    gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop)
     server.load()
     await server.listen()
@@ -290,6 +291,7 @@ async def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    gc.enable()
     await server.stopped.wait()
     return 0
 

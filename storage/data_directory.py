@@ -44,6 +44,7 @@ class DataDirectory:
     def __init__(self, filesystem: FileSystem, path: str, boot_id: str | None) -> None:
         self.path = path
         self._filesystem = filesystem
+        self._chains: dict[str, list[str]] = {}
         new = not checkpoint.check_format(filesystem, f"{path}/{checkpoint.FORMAT}")
         made = filesystem.mkdir(path)
         if made or not filesystem.exists(f"{path}/{BOOT_ID}"):
@@ -123,14 +124,12 @@ class DataDirectory:
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
         """The directories to make on the way to a queue's, outermost first, it being the last."""
-        vhosts = f"{self.path}/vhosts"
-        return [
-            self.path,
-            vhosts,
-            f"{vhosts}/{vhost_id}",
-            f"{vhosts}/{vhost_id}/queues",
-            f"{vhosts}/{vhost_id}/queues/{queue_id}",
-        ]
+        above = self._chains.get(vhost_id)
+        if above is None:  # kept: a hundred thousand queues share these strings
+            vhosts = f"{self.path}/vhosts"
+            above = [self.path, vhosts, f"{vhosts}/{vhost_id}", f"{vhosts}/{vhost_id}/queues"]
+            self._chains[vhost_id] = above
+        return [*above, f"{above[3]}/{queue_id}"]
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
         """See `Storage.set_aside`."""

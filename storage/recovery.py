@@ -307,6 +307,7 @@ def _settle_scan(state: _Recovery, segment: Segment, scan: Scan) -> None:
             continue
         # What `.settled` tells of was done with, or told as a gap or as lost by the start before.
         for lost in untold_ranges(state.entries[segment.base], first, last + 1):
+            logger.error("%s.log is damaged: offsets %d to %d are lost", segment.prefix, lost[0], lost[1])
             state.lost.append(lost)
             segment.lost.append(lost)
             segment.settled_size = -1

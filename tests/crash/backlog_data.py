@@ -62,7 +62,7 @@ def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes
     stores = []
     rows = []
     for number in range(queue_count):
-        queue_id, store = storage.create_queue(vhost.id, f"q{number}", vhost.name)
+        queue_id, store = storage.create_queue(vhost.id, f"q{number}", vhost.name, arguments=arguments)
         stores.append(store)
         rows.append(Put(QueueRow(vhost.name, f"q{number}", queue_id, arguments=arguments)))
     metadata.submit(rows, lambda error: None)

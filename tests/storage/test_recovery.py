@@ -107,6 +107,27 @@ def test_bad_batch_in_the_middle(make_house: Callable[..., Any], clean: bool) ->
     assert house.again().lost == [(9, 11)]  # it is still known at the next start
 
 
+def test_lost_offsets_are_logged_wherever_they_are(
+    make_house: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a sealed segment as in the last one; once, not with every start."""
+    house = make_house(segment_size_bytes=30_000)
+    ends = filled(house, size=3000)
+    logs = [path for path in house.filesystem.listdir(house.directory) if path.endswith(".log")]
+    assert len(logs) > 1, "the damaged segment is to be a sealed one"
+    house.filesystem._get(f"{house.directory}/{min(logs)}").data[ends[0] + 200] ^= 4
+    house.filesystem.unlink(f"{house.directory}/recovery-point-checkpoint")
+    for name in house.filesystem.listdir(house.directory):
+        if name.endswith(".settled"):  # its totals: else a sealed segment is not read at the start
+            house.filesystem.unlink(f"{house.directory}/{name}")
+    assert house.again().lost == [(3, 5)]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"{house.directory}/{0:020d}.log is damaged: offsets 3 to 5 are lost" in told
+    caplog.clear()
+    assert house.again().lost == [(3, 5)]
+    assert not any("are lost" in record.getMessage() for record in caplog.records)
+
+
 def test_damage_to_what_was_settled_loses_nothing(make_house: Callable[..., Any]) -> None:
     """`.settled` tells that its messages were done with (or that there never were any): nobody misses them."""
     house = make_house(segment_size_bytes=1 << 20)

@@ -192,7 +192,7 @@ def test_what_stands_in_the_directory(tmp_path: Path, loop: Loop) -> None:
 @pytest.mark.parametrize("there", ["damaged", "of an earlier version"])
 def test_a_description_that_says_something_else_is_written_anew(tmp_path: Path, loop: Loop, there: str) -> None:
     storage = Storage(tmp_path, post=loop.post)
-    queue_id, store = storage.create_queue("v", "q", "/", None, True, b"table")
+    queue_id, store = storage.create_queue("v", "q", "/", auto_delete=True, arguments=b"table")
     store.append_parts(ROUTE, b"", b"x", True)
     storage.close(clean=True)
     path = tmp_path / "vhosts" / "v" / "queues" / queue_id / "queue.json"
