@@ -11,7 +11,8 @@ import errno
 import socket
 from typing import Final, NamedTuple
 
-BACKLOG: Final = 1024
+from amqpd import descriptors
+
 ANY: Final = "0.0.0.0"
 ANY_IPV6: Final = "::"
 # The kernel says where a free port is for one family; somebody may have it for the other.
@@ -66,7 +67,7 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         sock.bind((socket.gethostbyname(host) if family == socket.AF_INET else host, port))
-        sock.listen(BACKLOG)
+        sock.listen(descriptors.backlog())
         sock.setblocking(False)
     except OSError as error:
         if sock is not None:

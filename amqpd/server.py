@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from amqpd import __version__, logs, signals
+from amqpd import __version__, descriptors, logs, signals
 from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
@@ -32,7 +32,7 @@ from amqpd.broker.restore import reconcile
 from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
-from amqpd.listening import BACKLOG, Listener, bound_socket, bound_sockets
+from amqpd.listening import Listener, bound_socket, bound_sockets
 from amqpd.management.unix_socket import NAME, unix_socket
 from amqpd.settings import Settings
 from amqpd.storage.checkpoint import UnknownFormat
@@ -126,7 +126,7 @@ class Server:
             server = await self.loop.create_server(
                 lambda: Transport(self.broker, self.connections, self.heartbeats, tls is not None),
                 sock=sock,
-                backlog=BACKLOG,
+                backlog=descriptors.backlog(),
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else 5.0,
             )
@@ -274,6 +274,7 @@ async def serve(
     settings: Settings, started: float, output: LogOutput, read_settings: Callable[[], Settings]
 ) -> int:
     """Runs until stopped. Returns the exit code."""
+    descriptors.raise_limit()
     loop = asyncio.get_running_loop()
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop)

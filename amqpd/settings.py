@@ -310,6 +310,17 @@ class LimitSettings:
     disk_free_bytes: int = _setting(
         50_000_000, _bytes(0, 1 << 60), "With less free space in data_dir's file system publishers are held."
     )
+    unopened_share: float = _setting(
+        0.5,
+        _share,
+        "Share of the process's descriptors; with more AMQP sockets, those that have not logged in are closed, the "
+        "oldest of the address that has most of them first.",
+    )
+    reserved_descriptors: int = _setting(
+        256,
+        _integer(0, 1 << 20),
+        "Descriptors that no AMQP socket gets: for files and the admin API. At most a quarter of them all.",
+    )
     unfinished_bodies_bytes: int = _setting(
         1 << 28,
         _bytes(0, 1 << 40),

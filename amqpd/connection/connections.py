@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.clients import Clients
 from amqpd.channel import on_channel
+from amqpd.connection.unopened import Unopened
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
@@ -24,6 +25,8 @@ class Connections(Clients):
         self.by_name: dict[str, Connection] = {}
         self.opened_count = 0
         self.closed_count = 0
+        limits = broker.settings.limits
+        self.unopened = Unopened(limits.unopened_share, limits.reserved_descriptors)
         self._broker = broker
         broker.clients = self
 

@@ -290,6 +290,7 @@ class Control:
         client = connection.client_properties.get("product")
         connection.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
         self.connections.add(connection)
+        self.connections.unopened.opened(self.transport)
         connection.send(0, ConnectionOpenOk())
         log.info("connection %s: user %r in vhost %r", connection.name, user.name, vhost.name)
 

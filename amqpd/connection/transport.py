@@ -69,6 +69,7 @@ class Transport(asyncio.Protocol):
         self.connection.control = self.control
         self.control.begin(self.connection)
         self.heartbeats.add(self)
+        self.control.connections.unopened.entered(self)
 
     def data_received(self, data: bytes) -> None:
         if self._finished:
@@ -85,6 +86,7 @@ class Transport(asyncio.Protocol):
             self._linger.cancel()
             self._linger = None
         self.heartbeats.remove(self)
+        self.control.connections.unopened.left(self)
         self.control.lost()
         # The connection and its control know this transport; see Connection.let_go.
         del self.connection, self.control
