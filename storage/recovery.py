@@ -15,16 +15,20 @@ as well.)
     a hole in a transaction     none of it counts, and `.settled` says so from now on
     settlements, marks          those at or beyond the end are dropped and the file written anew, since the offsets may
                                 be used again. Cut, files and directory are synced before anything else is written:
-                                before this returns, or when a full disk has room again
+                                before the log is given to anybody, or when a full disk has room again
     `.index`, `.timeindex`      of scanned segments: built anew
 
 Then a new leader epoch begins (with the first append).
+
+An `Opening` is this in three parts: `begin` reads and decides, on the loop; `write`, in any thread, since it waits for
+the disk; `finish`, on the loop again. Between them nobody else touches the log.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +41,8 @@ from amqpd.storage.settled_files import FULL
 from amqpd.storage.swap import finish_swaps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from amqpd.storage.log import Log
     from amqpd.storage.queue_store import QueueStore
 
@@ -64,12 +70,130 @@ class _Recovery:
         self.torn_bytes = 0
         self.rewrite: list[Segment] = []
         self.cut = False
+        self.cut_paths: list[str] = []
         self.entries: dict[int, list[Entry]] = {}
         self.doubtful: set[int] = set()  # segments of whose `.settled` something could not be read
 
 
+class Rest:
+    """What recovery has to write and sync: paths of logs to sync, `.settled` files to write anew, the directory, what
+    goes then, the recovery point. Made on the loop; `write` may be called in any thread.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.syncs: list[str] = []
+        self.segments: list[Segment] = []
+        self.settled: list[tuple[str, bytes]] = []
+        self.names = False
+        self.unlinks: list[str] = []
+        self.point = b""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of it waits for the disk."""
+        return not (self.syncs or self.settled or self.names)
+
+    def write(self, filesystem: FileSystem) -> None:
+        """Raises: OSError. What was done before it stands, and is done again by the next try."""
+        for path in self.syncs:
+            filesystem.fsync_file(path)
+        for path, data in self.settled:
+            _replace_settled(filesystem, path, data)
+        if self.names:
+            filesystem.fsync_dir(self.directory)
+        for path in self.unlinks:
+            filesystem.unlink(path)
+        if self.point:
+            try:
+                filesystem.replace_file(f"{self.directory}/{checkpoint.RECOVERY_POINT}", self.point, sync=False)
+            except OSError as error:  # the next start then checks the same again
+                logger.warning("recovery point of %s: %s", self.directory, error)
+
+    def written(self) -> None:
+        """On the loop, when `write` has returned."""
+        for index, segment in enumerate(self.segments):
+            segment.settled_size = len(self.settled[index][1])
+
+
+class Opening:
+    """See the module. Made by `begin`."""
+
+    def __init__(self, store: QueueStore, state: _Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
+        self.store = store
+        self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
+        self._state = state  # None: there is no log yet
+        self._boot = boot
+        self._power_cut = power_cut
+        self._rest = _rest(state) if state is not None else Rest("")
+        self._writing = threading.Lock()
+        self._over = self._rest.empty and not self._rest.point
+        self._error: OSError | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether `write` waits for the disk."""
+        return not self._rest.empty
+
+    def write(self) -> None:
+        """Writes what recovery has found, once, whoever calls it first; returns when it is done. Raises nothing."""
+        with self._writing:
+            if self._over:
+                return
+            self._over = True
+            try:
+                self._rest.write(self.store.log.filesystem)
+            except OSError as error:  # `finish` raises it
+                self._error = error
+
+    def drop(self) -> bool:
+        """The queue is deleted: nothing is written any more. False: it is being written just now."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        self._over = True
+        self._writing.release()
+        return True
+
+    def finish(self) -> None:
+        """On the loop, behind `write`: the store may be used. Raises: OSError; it may be tried again from the start."""
+        store = self.store
+        log = store.log
+        state = self._state
+        if state is None:
+            store.recovered(-1, 0, {}, [])
+            return
+        error = self._error
+        if error is None:
+            self._rest.written()
+        elif error.errno not in FULL:
+            raise error
+        else:
+            log.recovery_rest = partial(_make_whole, state)
+            try:
+                log.finish_recovery()
+            except OSError as again:
+                if again.errno not in FULL:
+                    raise
+                logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
+        log.after_recovery(clean=state.clean is not None)
+        seen_end = state.mark + 1
+        if state.clean is None:
+            logger.info("queue %s: recovered to offset %d, %d bytes cut off", store.name, log.end, state.torn_bytes)
+        if self._power_cut or (state.clean is None and state.last_boot != self._boot):
+            seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
+        store.torn_bytes = state.torn_bytes
+        store.recovered(_told_mark(state), seen_end, state.returned, state.lost)
+
+
 def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict: bool) -> None:
-    """Fills `store` and its log from the directory. A missing directory is an empty log.
+    """`begin`, `write` and `finish` at once. Raises: as they do."""
+    opening = begin(store, boot, power_cut=power_cut, strict=strict)
+    opening.write()
+    opening.finish()
+
+
+def begin(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict: bool) -> Opening:
+    """Reads the log from the directory. A missing directory is an empty log.
 
     power_cut: the whole process before this one ended with the machine, so clean marks are not to be trusted with what
     was delivered. strict: bad bytes in the middle of a log are an error, and every segment is read to find them.
@@ -82,13 +206,12 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
     if finish_swaps(log.filesystem, log.directory, names):
         names = log.filesystem.listdir(log.directory)
     if not names:
-        store.recovered(-1, 0, {}, [])
-        return
+        return Opening(store, None, boot, power_cut)
     names = set_aside_foreign(log.filesystem, log.directory, names)
     _read_checkpoints(state, names)
     if power_cut and state.clean is not None:
         state.filesystem.unlink(f"{log.directory}/{checkpoint.CLEAN_SHUTDOWN}")
-        state.filesystem.fsync_dir(log.directory)
+        state.cut = True
         log.clean = False
         state.clean = None
     _load_segments(state, names)
@@ -118,21 +241,7 @@ def recover(store: QueueStore, boot: tuple[int, int], *, power_cut: bool, strict
                 segment.rewrite_index()
             except OSError as error:  # can be made again
                 logger.warning("%s.index: %s", segment.prefix, error)
-    log.recovery_rest = partial(_make_whole, state)
-    try:
-        log.finish_recovery()
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
-    log.after_recovery(clean=state.clean is not None)
-    seen_end = state.mark + 1
-    if state.clean is None:
-        logger.info("queue %s: recovered to offset %d, %d bytes cut off", store.name, log.end, state.torn_bytes)
-    if power_cut or (state.clean is None and state.last_boot != boot):
-        seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
-    store.torn_bytes = state.torn_bytes
-    store.recovered(_told_mark(state), seen_end, state.returned, state.lost)
+    return Opening(store, state, boot, power_cut)
 
 
 def _read_checkpoints(state: _Recovery, names: list[str]) -> None:
@@ -343,7 +452,8 @@ def _cut_log(state: _Recovery, segment: Segment, size: int) -> None:
     state.cut = True
     file = segment.open_log(create=True)
     state.filesystem.truncate(file.fd, size)
-    state.filesystem.fdatasync(file.fd)
+    if file.path not in state.cut_paths:
+        state.cut_paths.append(file.path)
 
 
 def _apply_entries(state: _Recovery) -> None:
@@ -413,32 +523,37 @@ def _replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
     filesystem.rename(temporary, path)
 
 
-def _make_whole(state: _Recovery) -> None:
-    """Writes what recovery changed, synced, before anything is appended. Where the disk is full that may be later, and
-    some segments may have gone meanwhile.
+def _rest(state: _Recovery) -> Rest:
+    """What recovery changed, as it has to be written and synced before anything is appended. Where the disk is full
+    that may be later, and some segments may have gone meanwhile.
     """
     log = state.log
-    filesystem = state.filesystem
+    rest = Rest(log.directory)
     checked = [segment for segment in state.scanned if segment in log.segments and not segment.gone]
     state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.gone and each.removing)]
+    rest.syncs += state.cut_paths
     for segment in checked:
         if segment.sealed:
-            filesystem.fdatasync(segment.open_log().fd)
+            path = segment.prefix + segment.log_suffix
+            if path not in rest.syncs:
+                rest.syncs.append(path)
             if segment not in state.rewrite:
                 state.rewrite.append(segment)  # for its totals
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     for segment in state.rewrite:
         log.settled_files.forget(segment)
         data = segment.compacted(boot, state.mark, state.returned)
-        _replace_settled(filesystem, segment.prefix + ".settled", data)
-        segment.settled_size = len(data)
-    if state.cut or state.rewrite:
-        filesystem.fsync_dir(log.directory)
-    for segment in state.rewrite:
-        filesystem.unlink(segment.prefix + ".settled.swap")
-    if any(segment.sealed for segment in checked):
-        point = checkpoint.encode_lines([(log.segments[-1].base,)])
-        try:
-            filesystem.replace_file(f"{log.directory}/{checkpoint.RECOVERY_POINT}", point, sync=False)
-        except OSError as error:  # the next start then checks the same again
-            logger.warning("recovery point of %s: %s", log.directory, error)
+        rest.segments.append(segment)
+        rest.settled.append((segment.prefix + ".settled", data))
+        rest.unlinks.append(segment.prefix + ".settled.swap")
+    rest.names = state.cut or len(state.rewrite) > 0
+    if True in [segment.sealed for segment in checked]:
+        rest.point = checkpoint.encode_lines([(log.segments[-1].base,)])
+    return rest
+
+
+def _make_whole(state: _Recovery) -> None:
+    """Writes it now. Raises: OSError."""
+    rest = _rest(state)
+    rest.write(state.filesystem)
+    rest.written()

@@ -87,6 +87,9 @@ class Storage:
         self.filesystem.open_file_count_max = _own_share() if open_file_count_max is None else open_file_count_max
         self.filesystem.make_room = self._make_room
         self._ahead = ReadAhead(self.filesystem, post)
+        self._post = post
+        self._opener = None if inline else Worker("amqpd-recovery")
+        self._openings: dict[QueueStore, recovery.Opening] = {}  # read, and not in use yet
         self._context = StoreContext(clock if clock is not None else Clock(), None if inline else self._ahead)
         self._context.paced = later is not None
         self._later = later
@@ -279,6 +282,9 @@ class Storage:
         store.failed = True
         self._stores.pop(store, None)
         self._uncut.discard(store)
+        opening = self._openings.pop(store, None)
+        if opening is not None:
+            opening.drop()  # or it goes on, and finds its files or not: nobody will look
         if store in self._dirty:
             self._dirty.remove(store)
         if store in self._gathered:
@@ -314,12 +320,11 @@ class Storage:
         )
 
     def _recover(self, store: QueueStore) -> None:
-        try:
-            recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
-        except OSError as error:
-            if not self.filesystem.room_after(error):
-                raise
-            recovery.recover(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+        opening = self._openings.pop(store, None)
+        if opening is None:
+            opening = self._begin_opening(store)
+        opening.write()  # waits for the thread that is at it
+        opening.finish()
         self._uncut.discard(store)
         if not self._cut_noted and not self._uncut:
             self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
@@ -328,6 +333,42 @@ class Storage:
             self.hold(store).load()
         if store.log.dirty:  # what was found is synced, and what was settled removed, soon
             self._gather(store)
+
+    def open_soon(self, store: QueueStore, done: Callable[[], None]) -> bool:
+        """Whether the store can be used now. Else its log has been read, and what recovery has to write and sync is
+        with another thread: `done` is called on the loop when `store.recover()` no longer waits for the disk. Who
+        cannot wait calls that at once. Raises: as `recover`.
+        """
+        if store.ready:
+            return True
+        opening = self._openings.get(store)
+        if opening is None:
+            opening = self._begin_opening(store)
+            self._openings[store] = opening
+            if self._opener is None or not opening.waits:
+                store.recover()
+                return True
+            self._opener.call(partial(self._write_opening, opening))
+        opening.waiting.append(done)
+        return False
+
+    def _begin_opening(self, store: QueueStore) -> recovery.Opening:
+        try:
+            return recovery.begin(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+        except OSError as error:
+            if not self.filesystem.room_after(error):
+                raise
+            return recovery.begin(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+
+    def _write_opening(self, opening: recovery.Opening) -> None:
+        """In the thread."""
+        opening.write()
+        self._post(self._opening_written, opening)
+
+    def _opening_written(self, opening: recovery.Opening) -> None:
+        waiting, opening.waiting = opening.waiting, []
+        for done in waiting:
+            done()
 
     def _close_later(self, fd: int) -> None:
         self._chores.call(partial(self.filesystem.close, fd))
@@ -535,6 +576,10 @@ class Storage:
         self._upkeep.stop()
         self._committer.close()
         self.filesystem.closer = None
+        for opening in self._openings.values():
+            opening.drop()
+        if self._opener is not None:
+            self._opener.close()
         self._chores.close()
         self._ahead.worker.close()
         if self._job is not None:

@@ -25,6 +25,7 @@ from amqpd.broker.deletion import Deletions
 from amqpd.broker.destination import Destination
 from amqpd.broker.exchange import Binding, Exchange
 from amqpd.broker.flow import Turn
+from amqpd.broker.opening import Opener
 from amqpd.broker.pump_retries import PumpRetries
 from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
@@ -68,6 +69,7 @@ class Broker:
         self.turn = Turn(storage, loop.call_soon, self.timers)
         self.deletions = Deletions(storage, metadata, self._forget, self._deleted)
         self.start_report = Report()
+        self.opener = Opener(loop.call_soon)
         self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon)
         self.pump_retries = PumpRetries(loop.call_later)
         self.turn.log_failed = self._log_failed

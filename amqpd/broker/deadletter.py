@@ -26,10 +26,12 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.deaths import Stories, Story
+from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.flow import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.limited_queue import LimitedQueue
 from amqpd.broker.message import Entry, Message, make_message, with_properties
 from amqpd.broker.timers import Timer, Timers
+from amqpd.errors import ResourceError
 from amqpd.storage.queue_store import QueueStore
 
 log = logging.getLogger(__name__)
@@ -320,10 +322,13 @@ def _offer(story: Story, dead: Message, targets: list[QueueStore]) -> bool:
     """Publishes it. targets: gets the logs that have to be synced. False: a target takes nothing now."""
     taken = True
     for destination in story.destinations:
+        try:
+            destination.prepare()
+        except (NotOpenYet, ResourceError):  # none gets it before all can: it will be offered to each again
+            return False
+    for destination in story.destinations:
         store = destination.log() if dead.persistent else None
-        if not destination.can_open():
-            taken = False
-        elif not destination.offer(dead):
+        if not destination.offer(dead):
             # A target that is full refuses it: rabbit drops it then. One whose disk is full gets it later.
             if store is not None and store.failed:
                 taken = False

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from amqpd.storage.queue_store import QueueStore
 
 
+class NotOpenYet(Exception):
+    """These queues' logs are being opened: what needs them is tried again when they are (opening.when_open)."""
+
+    def __init__(self, destinations: list[Destination]) -> None:
+        super().__init__()
+        self.destinations = destinations
+
+
 class Versioned:
     """Something routes depend on. A route made under another version is made anew."""
 
@@ -30,11 +38,13 @@ class Destination(Versioned):
     def prepare(self) -> None:
         """Called before the first use: a queue that was there before the start reads its log now.
 
-        Raises: ResourceError where that cannot be read; the next call tries again.
+        Raises: NotOpenYet while that takes the disk; ResourceError where it cannot be read; the next call tries again.
         """
 
     def can_open(self) -> bool:
-        """As `prepare`, for those who can do without: False where the log cannot be read now."""
+        """As `prepare`, for those who can do without: False where the log cannot be read now. It may wait for the disk,
+        and the loop with it.
+        """
         return True
 
     def log(self) -> QueueStore | None:

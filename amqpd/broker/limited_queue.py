@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from amqpd.broker.consumers import Consumer
+from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.expiry import Expiry, Lease
 from amqpd.broker.message import Entry, Message, make_message
 from amqpd.broker.queue import Queue
 from amqpd.broker.timers import Timer
+from amqpd.errors import ResourceError
 from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers
 from amqpd.storage.queue_store import QueueStore
@@ -53,7 +55,13 @@ class Waker(Timer):
 
     def fire(self) -> None:
         queue = self.queue
-        if not queue.deleted and not queue.can_open():
+        if queue.deleted:
+            return
+        try:
+            queue.prepare()
+        except NotOpenYet:
+            queue.openers.append(self.fire)
+        except ResourceError:  # `prepare` has told
             timers = queue.vhost.timers
             timers.arm(self, timers.now_ms() + RETRY_MS)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import i64
 
 from amqpd.broker.consumers import Consumer, RoundRobin
-from amqpd.broker.destination import Destination
+from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
@@ -113,12 +113,51 @@ class Queue(Destination):
         self.expiry: Expiry | None = None
         self._from_log = FromLog()
         self._prepared = store is None
+        # Its log is being opened; it could not be, which the next `prepare` tells; who is called then, once each.
+        self._opening = False
+        self._open_failed = False
+        self.openers: list[Callable[[], object]] = []
 
     def prepare(self) -> None:
-        if not self._prepared and not self.can_open():
+        if not self._prepared:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        if not self._open_failed:
+            if not self._opening:
+                self._opening = not self.vhost.open_soon(self)
+            if self._opening:
+                raise NotOpenYet([self])
+        self._open_failed = False
+        if not self.can_open():
             raise ResourceError(
                 f"queue '{self.name}' in vhost '{self.vhost.name}' cannot be opened now; the broker's log says why"
             )
+
+    @property
+    def ready(self) -> bool:
+        """Whether its log has been opened."""
+        return self._prepared
+
+    def begin_to_open(self) -> bool:
+        """Reads the log. Whether that was all, or failed; else `opened` is called when the disk has answered."""
+        store = self.store
+        if store is None or self._prepared or self.deleted:
+            return True
+        try:
+            return self.vhost.broker.storage.open_soon(store, self.opened)
+        except (OSError, UnknownFormat, DamagedLog):
+            return True  # `can_open` meets it too, and tells
+
+    def opened(self) -> None:
+        """The disk has answered."""
+        self._opening = False
+        if not self.deleted:
+            self._open_failed = not self.can_open()
+        openers = self.openers
+        self.openers = []
+        for opener in openers:
+            opener()
 
     def can_open(self) -> bool:
         if self._prepared:

@@ -118,6 +118,10 @@ class VHost:
         """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
         self.broker.pump_retries.failed(queue, error)
 
+    def open_soon(self, queue: Queue) -> bool:
+        """Whether its log is open, or cannot be; else `queue.openers` are called when it is."""
+        return self.broker.opener.open(queue)
+
     def temporary_store(self, start_offset: int) -> QueueStore:
         return self.broker.storage.temporary_queue(first_offset=start_offset)
 
@@ -449,13 +453,13 @@ class VHost:
             raise PreconditionFailed(f"queue '{queue.name}' in vhost '{self.name}' not empty")
 
     def delete_queue(self, queue: Queue) -> tuple[int, list[Change]]:
-        """Removes it with its bindings; its consumers are told. Returns the ready count and what to commit.
+        """Removes it with its bindings; its consumers are told. Returns the ready count, which is not known (0) where
+        nobody has prepared it since the start, and what to commit.
 
         Its log goes after the commit: `Broker.remove`.
         """
         if queue.deleted:
             return 0, []
-        queue.can_open()
         count = queue.ready_count
         queue.deleted = True
         self.broker.ended_queues.add(queue_counts(queue))

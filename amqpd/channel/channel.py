@@ -230,7 +230,8 @@ class Channel(Confirmer):
     ) -> None:
         """A whole basic.publish. Of a large body `content` is the header frame, and the connection has its `parts`.
 
-        alike: as CommandSink.on_publish has it. Raises: what the checks raise (403, 404, 406, 501, 540).
+        alike: as CommandSink.on_publish has it. Raises: what the checks raise (403, 404, 406, 501, 540); NotOpenYet:
+        nothing of it is done, and it is given again.
         """
         route = self._same_route
         known = method is self._same_method and route is not None and route.version == route.source.version
@@ -264,9 +265,9 @@ class Channel(Confirmer):
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
-        self.published_count += 1
         if route.needs_headers or (info is not None and (info.direct_reply or info.sender_selected)):
             message, route = properties_check.reroute(self, route, message)
+        self.published_count += 1
         if self.transactional:
             self._keep_for_commit(route, message)
             return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amqpd.broker.declared import OnItsWay
+from amqpd.broker.destination import NotOpenYet
 from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
 from amqpd.channel.channel import Channel
 from amqpd.channel.durable import wait_for
@@ -64,6 +65,8 @@ def dispatch(
         handler(channel, command)
     except OnItsWay as name:
         wait_for(channel, payload, name)
+    except NotOpenYet as logs:  # handlers look for their queue before they do anything
+        connection.wait_for_logs(channel, logs.destinations, connection.deferred_method(payload))
     except AmqpError as error:
         if not error.method:
             error.method = method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.declared import Coming
@@ -9,7 +10,7 @@ from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.durable import reply_made, reply_removed
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.properties_check import REPLY_TO
-from amqpd.errors import AccessRefused, NotFound
+from amqpd.errors import AccessRefused, NotFound, ResourceError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
     QueueBind,
@@ -26,6 +27,8 @@ from amqpd.protocol.commands import (
 
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
+
+log = logging.getLogger(__name__)
 
 
 def declare(channel: Channel, command: QueueDeclare) -> None:
@@ -150,6 +153,12 @@ def delete(channel: Channel, command: QueueDelete) -> None:
             connection.send(channel.number, QueueDeleteOk(0))
         return
     vhost.check_exclusive(queue, connection)
+    try:
+        queue.prepare()
+    except ResourceError as error:
+        if command.if_empty:
+            raise
+        log.warning("%s; it is deleted all the same", error.reply_text)
     vhost.check_deletable(queue, command.if_unused, command.if_empty)
     tags: list[str] = []
     channel.cancelled_here = tags

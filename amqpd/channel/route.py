@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.destination import Destination, Versioned
+from amqpd.broker.destination import Destination, NotOpenYet, Versioned
 from amqpd.broker.message import FRAME_END_BYTE, Envelope
 
 if TYPE_CHECKING:
@@ -41,10 +41,16 @@ class Route:
         # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
         self.durable = False
+        waits: list[Destination] = []
         for destination in destinations:
-            destination.prepare()
+            try:
+                destination.prepare()
+            except NotOpenYet as error:
+                waits += error.destinations
             if destination.durable:
                 self.durable = True
+        if waits:
+            raise NotOpenYet(waits)
 
     def to(self, destinations: list[Destination]) -> Route:
         """The same publish with destinations found for one message."""

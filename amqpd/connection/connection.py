@@ -15,13 +15,16 @@ OUTPUT_BYTES_MAX of it plus what the transport holds; then its consumers rest un
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
+from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow import Turn
 from amqpd.broker.message import Message
+from amqpd.broker.opening import when_open
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
@@ -143,6 +146,9 @@ class Connection(CommandSink):
         # What it sent since the turn with that number began.
         self._turn_number: i64 = 0
         self._turn_bytes: i64 = 0
+        # Commands that wait for a log to be opened, and whether the client's close waits for them.
+        self.opening_count: i64 = 0
+        self.close_waits = False
         # basic.qos global=false means one window per channel, as the specification has it.
         self.channel_wide_qos = False
         self.deferred: dict[int, list[Deferred]] = {}
@@ -362,7 +368,13 @@ class Connection(CommandSink):
                 self._stalled.append(channel)
                 raise InputWaits
         self.published_count += 1
-        channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
+        try:
+            channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
+        except NotOpenYet as waits:
+            self.published_count -= 1
+            later = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.parts)
+            self.wait_for_logs(channel, waits.destinations, later)
+            return
         if self.returned:
             self.returned = False
             self._check_output()
@@ -479,8 +491,29 @@ class Connection(CommandSink):
 
     def try_again(self, channel: Channel, payload: bytes) -> None:
         """The command that made the channel busy is handed over once more, before those that came behind it."""
+        self._again(channel, self.deferred_method(payload))
+
+    def deferred_method(self, payload: bytes) -> Deferred:
+        return Deferred(0, payload, b"", 0, 0, 0)
+
+    def wait_for_logs(self, channel: Channel, destinations: list[Destination], item: Deferred) -> None:
+        """The command needs queues whose logs are being opened: it is given once more when they are. The channel's
+        later ones wait behind it, and so does connection.close: what was published before it is published.
+        """
+        channel.busy = True
+        self.opening_count += 1
+        # In a turn of the loop by itself: whoever opens is in the midst of something.
+        when_open(destinations, partial(self.control.soon, partial(self._opened, channel, item)))
+
+    def _opened(self, channel: Channel, item: Deferred) -> None:
+        self.opening_count -= 1
+        self._again(channel, item)
+        if self.opening_count == 0 and self.close_waits:
+            self.close_waits = False
+            self.control.closed_by_client()
+
+    def _again(self, channel: Channel, item: Deferred) -> None:
         if self.state == RUNNING and self.channels.get(channel.number) is channel:
-            item = Deferred(0, payload, b"", 0, 0, 0)
             waiting = self.deferred.get(channel.number)
             if waiting is None:
                 waiting = []

@@ -166,13 +166,16 @@ class Control:
         elif isinstance(command, ConnectionOpen) and self.step == WANT_OPEN:
             self._open(command)
         elif isinstance(command, ConnectionClose):
-            self._closed_by_client()
+            self.closed_by_client()
         else:
             raise ChannelError(f"unexpected method '{commands.method_name(method)}' in the handshake", method)
 
     def _on_open(self, method: int, command: commands.Command) -> None:
         if isinstance(command, ConnectionClose):
-            self._closed_by_client()
+            if self.connection.opening_count > 0:
+                self.connection.close_waits = True
+            else:
+                self.closed_by_client()
         elif isinstance(command, ConnectionUpdateSecret):
             # rabbit: a backend without expiring secrets has nothing to do
             self.connection.send(0, ConnectionUpdateSecretOk())
@@ -296,7 +299,7 @@ class Control:
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def _closed_by_client(self) -> None:
+    def closed_by_client(self) -> None:
         connection = self.connection
         if connection.state == states.RUNNING:
             self.release()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.declared import Coming
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.opening import opened
 from amqpd.channel.properties_check import check_expiration, sender_selected
 from amqpd.errors import AccessRefused
 from amqpd.management.api_call import (
@@ -132,6 +133,8 @@ async def _offer(call: Call, vhost: VHost, destinations: list[Destination], mess
     """To every queue, and waits for the logs it ends in. Raises: Unavailable when one does not take it."""
     accepted = True
     waits = False
+    for destination in destinations:
+        await opened(destination)
     for destination in destinations:
         destination.prepare()
         accepted = destination.offer(message) and accepted

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqpd.auth.permissions import Kind
+from amqpd.broker.opening import opened
 from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
 from amqpd.storage.hold import NAME
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 async def get_exports(call: Call) -> Reply:
     """The exporters, how far each has come, and what is kept."""
-    store = _store(call, "read")
+    store = await _store(call, "read")
     hold = store.log.removals.hold
     if hold is None:
         return reply({"id": store.queue_id, "exports": [], "kept_bytes": 0})
@@ -28,7 +29,7 @@ async def get_exports(call: Call) -> Reply:
 
 async def put_export(call: Call) -> Reply:
     """Settled segments stay from now on until the exporter has committed past them."""
-    store = _store(call, "configure")
+    store = await _store(call, "configure")
     name = call.text("name")
     if NAME.fullmatch(name) is None:
         raise BadRequest("name: expected letters, digits, dots, dashes and underscores, 64 at most")
@@ -42,7 +43,7 @@ async def put_export(call: Call) -> Reply:
 
 async def commit_export(call: Call) -> Reply:
     """All below `offset` is exported. `id`: the queue's, so that a namesake declared later is not meant."""
-    store = _store(call, "read")
+    store = await _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
         raise NotThere("the queue was deleted and declared anew")
     name, offset = call.text("name"), _number(call.fields().get("offset"), "offset")
@@ -55,7 +56,7 @@ async def commit_export(call: Call) -> Reply:
 
 async def delete_export(call: Call) -> Reply:
     """Nothing is kept for that exporter any more."""
-    store = _store(call, "configure")
+    store = await _store(call, "configure")
     name = call.params["name"]
     hold = store.log.removals.hold
     if hold is not None and hold.declared == name:
@@ -66,13 +67,14 @@ async def delete_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-def _store(call: Call, kind: Kind) -> QueueStore:
+async def _store(call: Call, kind: Kind) -> QueueStore:
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
     if not queue.durable or queue.store is None:
         raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+    await opened(queue)
     queue.store.recover()
     return queue.store
 

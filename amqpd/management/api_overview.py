@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd.broker.declared import Coming
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.opening import opened
 from amqpd.management.api_call import BadRequest, Call, NotThere, Reply, Role, Slices, reply
 from amqpd.management.rates import CHANNEL, QUEUE
 from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
@@ -63,7 +64,7 @@ class Totals:
         for vhost in vhosts:
             counts["exchanges"] += len(vhost.exchanges)
             for queue in list(vhost.queues.values()):
-                queue.can_open()
+                await opened(queue)
                 counts["queues"] += 1
                 counts["consumers"] += len(queue.consumers)
                 counts["messages_ready"] += queue.ready_count

@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.declared import Coming
+from amqpd.broker.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.api_bindings import show
 from amqpd.management.api_call import (
@@ -87,11 +88,17 @@ async def get_queues(call: Call) -> Reply:
     queues: list[Queue] = []
     for vhost in call.vhosts():
         queues += await by_name(list(vhost.queues.values()), _name, slices)
+    for queue in queues:
+        if not queue.ready:
+            await opened(queue)
+        if slices.due:
+            await slices.rest()
     return await listing(call, queues, lambda queue: queue_item(call, queue), _name)
 
 
 async def get_queue(call: Call) -> Reply:
     queue = call.queue()
+    await opened(queue)
     item = queue_item(call, queue)
     # The list leaves these out: they cost a walk over every consumer.
     item["consumer_details"] = _consumers(call, queue)
@@ -135,6 +142,7 @@ async def delete_queue(call: Call) -> Reply:
 async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
     broker = call.broker
+    await opened(queue)
     queue.prepare()
     queue.vhost.check_deletable(queue, if_unused, if_empty)
     count, changes = queue.vhost.delete_queue(queue)
@@ -144,12 +152,13 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
 
 
 async def purge_queue(call: Call) -> Reply:
-    purge(call, _to_change(call, "read", call.params["queue"]))
+    await purge(call, _to_change(call, "read", call.params["queue"]))
     return NO_CONTENT
 
 
-def purge(call: Call, queue: Queue) -> int:
+async def purge(call: Call, queue: Queue) -> int:
     """Removes what is ready. Returns how many went."""
+    await opened(queue)
     queue.prepare()
     count = queue.purge()
     call.broker.turn.want()
@@ -185,6 +194,7 @@ async def get_messages(call: Call) -> Reply:
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)
     queue = _to_change(call, "read", call.params["queue"])
+    await opened(queue)
     queue.prepare()
     queue.used()
     # No await between taking and giving back: a request that is broken off must not keep messages.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.broker.opening import opened
 from amqpd.management.api_call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
 from amqpd.management.api_list import listing, one
 from amqpd.management.api_users import permission_item, tags_of, topic_item
@@ -16,7 +17,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
     """A vhost with its message counts. Cost: a look at each of its queues."""
     ready = unacked = 0
     for queue in list(vhost.queues.values()):
-        queue.can_open()
+        await opened(queue)
         ready += queue.ready_count
         unacked += queue.unacked_count
         if slices.due:

@@ -14,6 +14,7 @@ from amqpd.broker.deadletter import DeadLetters
 from amqpd.broker.declared import Coming, Declared
 from amqpd.broker.flow import Turn
 from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.opening import Opener
 from amqpd.broker.queue import Queue
 from amqpd.broker.queue_kinds import make_queue
 from amqpd.broker.timers import Timers
@@ -73,6 +74,7 @@ class Room:
         self.declared = Declared(lambda changes, done: done(None), self._post, self._call_later)
         self.turn = Turn(self.storage, self._soon.append, self.timers)
         self.storage.on_commit = self.turn.committed
+        self.opener = Opener(self._soon.append)
         self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append)
         self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
 

@@ -1,0 +1,94 @@
+"""Queues' logs are opened at their first use, and nobody but who asked waits for it.
+
+Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for; what recovery has to sync
+after a kill is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its
+`prepare` raises `NotOpenYet`, and the command that needs it is given once more when `when_open` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from amqpd.broker.destination import Destination, NotOpenYet
+from amqpd.broker.queue import Queue
+from amqpd.errors import ResourceError
+
+SLICE_S: Final = 0.005
+
+
+class Opener:
+    """See the module. One per broker. soon: calls a function in the next turn of the loop."""
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        self._soon = soon
+        self._line: deque[Queue] = deque()
+        self._spent_s = 0.0
+        self._scheduled = False
+
+    def open(self, queue: Queue) -> bool:
+        """Whether it is open now, or cannot be opened, which `prepare` tells; else `queue.openers` are called then."""
+        if self._line or self._spent_s >= SLICE_S:
+            self._line.append(queue)
+            self._go_on_soon()
+            return False
+        return self._begin(queue)
+
+    def _begin(self, queue: Queue) -> bool:
+        began = time.monotonic()
+        opened = queue.begin_to_open()
+        self._spent_s += time.monotonic() - began
+        self._go_on_soon()
+        return opened
+
+    def _go_on_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        self._spent_s = 0.0
+        while self._line and self._spent_s < SLICE_S:
+            queue = self._line.popleft()
+            if self._begin(queue):
+                queue.opened()
+
+
+def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:
+    """Calls `done` once each of these, which `NotOpenYet` has named, is open or could not be opened."""
+    left = [destination for destination in destinations if isinstance(destination, Queue)]
+    count = len(left)
+
+    def one() -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            done()
+
+    for queue in left:
+        queue.openers.append(one)
+
+
+async def opened(destination: Destination) -> bool:
+    """Returns when it is open; False: it cannot be, the log says why."""
+    while True:
+        try:
+            destination.prepare()
+        except NotOpenYet as waits:
+            there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            when_open(waits.destinations, partial(_answer, there))
+            await there
+        except ResourceError:
+            return False
+        else:
+            return True
+
+
+def _answer(there: asyncio.Future[None]) -> None:
+    if not there.done():
+        there.set_result(None)
