@@ -30,7 +30,7 @@ class UnfinishedBodies:
         # By the age of its oldest body: bytes kept of a connection, and that body's serial there.
         self._readers: dict[Reader, tuple[int, int]] = {}
         # Somebody is held.
-        self._full = False
+        self.full = False
 
     def __len__(self) -> int:
         """Connections with unfinished bodies."""
@@ -46,19 +46,19 @@ class UnfinishedBodies:
         if serial and serial != oldest:
             # The others of the connection are not as old as that.
             del self._readers[reader]
-            if self._full:
+            if self.full:
                 reader.read_bodies(True)
         if oldest:
             self._readers[reader] = kept_bytes, oldest
-        if self._full or self.kept_bytes > self.limit_bytes:
+        if self.full or self.kept_bytes > self.limit_bytes:
             self._look()
 
     def _look(self) -> None:
         room = self.limit_bytes - self.kept_bytes
-        self._full = False
+        self.full = False
         for number, reader in enumerate(self._readers):
             reads = number == 0 or room >= READ_BYTES
             room -= READ_BYTES
             reader.read_bodies(reads)
             if not reads:
-                self._full = True
+                self.full = True

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from amqpd.connection import connection as states
+from amqpd.connection.read_gate import OUTPUT
 
 if TYPE_CHECKING:
     from amqpd.connection.transport import Transport
@@ -89,9 +90,11 @@ class Heartbeats:
             clock.sent = now
         if connection.state != states.RUNNING:
             return
-        if connection.gate.reasons:
+        reasons = connection.gate.reasons
+        if reasons:
             # It is we who do not read: nothing can come, neither a heartbeat nor the rest of a frame.
             clock.received = now
+        if reasons and not (reasons == OUTPUT and connection.broker.unfinished_bodies.full):
             clock.began_frame = 0.0
         elif connection.assembler.mid_frame():
             progress = connection.assembler.progress()
@@ -99,9 +102,10 @@ class Heartbeats:
                 clock.began_frame = now
                 clock.progress = progress
             elif now - clock.began_frame > MID_FRAME_S and connection.assembler.unfinished():
+                # Also where it is its own reading that is waited for: others wait for the end of its message.
                 transport.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
                 return
-            elif now - clock.began_frame > MID_FRAME_S:
+            elif now - clock.began_frame > MID_FRAME_S and not reasons:
                 log.warning("connection %s: unfinished frame for %d s, dropped", connection.name, MID_FRAME_S)
                 transport.abort()
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pamqp.commands as spec
@@ -79,6 +80,7 @@ class Connection:
         raw: Any = Socket()
         self.gate = ReadGate(raw)
         self.assembler = Assembler()
+        self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -212,6 +214,20 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
     assert not room.transport.forced
     room.pass_by(4)
     assert room.transport.forced == "nothing came of an unfinished message for 60 s"
+    assert not room.transport.aborted
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
+    """It may take its time, but not where others' messages wait for the end of its own."""
+    room = Room(10)
+    room.connection.assembler.contents = 1
+    room.connection.gate.hold(OUTPUT)
+    room.connection.broker.unfinished_bodies.full = full
+    room.pass_by(MID_FRAME_S - 2, speaks=False)
+    assert not room.transport.forced
+    room.pass_by(4, speaks=False)
+    assert bool(room.transport.forced) == full
     assert not room.transport.aborted
 
 
