@@ -218,6 +218,7 @@ class Server:
         if self._admin is not None:
             await self._admin.stop()
         self.heartbeats.stop()
+        self.connections.give_back.stop()
         for timer in (self._upkeep, self._rest):
             if timer is not None:
                 timer.cancel()

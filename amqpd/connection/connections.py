@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.clients import Clients
 from amqpd.channel import on_channel
+from amqpd.connection.give_back import GiveBack, malloc_trim
 from amqpd.connection.unopened import Unopened
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Connections(Clients):
         self.closed_count = 0
         limits = broker.settings.limits
         self.unopened = Unopened(limits.unopened_share, limits.reserved_descriptors)
+        self.give_back = GiveBack(broker.loop, malloc_trim())
         self._broker = broker
         broker.clients = self
 

@@ -385,6 +385,7 @@ class Control:
             self.release()
             self.connections.closed_count += 1
         connection.let_go()
+        self.connections.give_back.gone(connection.received_bytes + connection.sent_bytes)
         self.step = GONE
         del self.connection
 

@@ -1,0 +1,59 @@
+"""When the heap is looked through: once for many that are gone, and not for few."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.connection.give_back import CONNECTION_BYTES, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Any:
+        self.timers.append((delay_s, call))
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+
+def test_once_for_all_that_went_meanwhile() -> None:
+    loop: Any = Loop()
+    trims: list[int] = []
+    give_back = GiveBack(loop, lambda pad: trims.append(pad) or 1)
+    for _ in range(GONE_BYTES_MIN // CONNECTION_BYTES):
+        give_back.gone(0)
+    assert loop.timers == []
+    for _ in range(100):
+        give_back.gone(1_000_000)
+    ((delay_s, call),) = loop.timers
+    assert delay_s == WAIT_S
+    loop.timers.clear()
+    call()
+    assert trims == [0]
+    give_back.gone(1000)
+    assert loop.timers == []
+    give_back.gone(GONE_BYTES_MIN)
+    assert len(loop.timers) == 1
+    give_back.stop()
+    assert loop.timers == []
+
+
+def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert malloc_trim() is None
+    loop: Any = Loop()
+    GiveBack(loop, malloc_trim()).gone(10 * GONE_BYTES_MIN)
+    assert loop.timers == []
+
+
+def test_this_one_has_it() -> None:
+    """Linux with glibc, where it is developed; else the test above is all there is."""
+    trim = malloc_trim()
+    assert trim is None or trim(0) in (0, 1)
