@@ -211,7 +211,7 @@ class Server:
             self.loop.create_task(self._stop())  # ends the loop by itself
 
     async def _stop(self) -> None:
-        log.info("stopping")
+        log.info("stopping: %d connections are closed", len(self.connections.by_name))
         await self.stop_amqp()
         if self._admin_task is not None:
             await asyncio.wait([self._admin_task])
@@ -231,6 +231,7 @@ class Server:
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
         self.storage.close(clean=True)
+        log.info("stopped, all logs are synced")
         self.stopped.set()
 
 
@@ -287,6 +288,8 @@ async def serve(
     ready = server.ready_line(started)
     _print(ready)
     log.info("%s", ready)
+    if server.storage.power_cut:
+        log.warning("the machine went down while the last broker ran: each queue is checked when it is first used")
     server.broker.alarms.start()
     server.start_upkeep()
     # What is there now stays: the collector need not look at it again.

@@ -29,6 +29,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,7 @@ class _Recovery:
         self.returned: dict[int, int] = {}
         self.lost: list[tuple[int, int]] = []
         self.torn_bytes = 0
+        self.started = time.perf_counter()
         self.rewrite: list[Segment] = []
         self.cut = False
         self.cut_paths: list[str] = []
@@ -178,7 +180,16 @@ class Opening:
         log.after_recovery(clean=state.clean is not None)
         seen_end = state.mark + 1
         if state.clean is None:
-            logger.info("queue %s: recovered to offset %d, %d bytes cut off", store.name, log.end, state.torn_bytes)
+            logger.info(
+                "queue '%s' was recovered in %d ms: its log ends at offset %d, %d torn bytes were cut off, "
+                "%d offsets are lost",
+                store.name,
+                int((time.perf_counter() - state.started) * 1000),
+                log.end,
+                state.torn_bytes,
+                sum([last - first + 1 for first, last in state.lost]),
+                extra={"queue": store.name},
+            )
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
             seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
         store.torn_bytes = state.torn_bytes

@@ -91,6 +91,16 @@ class User(NamedTuple):
 ChangeKind: TypeAlias = Literal["user_added", "user_deleted", "password", "tags", "permissions", "topic_permissions"]
 
 
+SENTENCES: Final[dict[ChangeKind, str]] = {
+    "user_added": "user '%s' was added",
+    "user_deleted": "user '%s' was deleted",
+    "password": "the password of user '%s' was changed",
+    "tags": "the tags of user '%s' were changed",
+    "permissions": "the permissions of user '%s' were changed",
+    "topic_permissions": "the topic permissions of user '%s' were changed",
+}
+
+
 class AuthChange(NamedTuple):
     """What listeners hear, after the change is made. vhost: of permissions, else None."""
 
@@ -425,7 +435,7 @@ class InternalBackend:
         self._tell(AuthChange("user_deleted", row.name))
 
     def _tell(self, change: AuthChange) -> None:
-        logger.info("%s: user %r, vhost %r", change.what, change.user, change.vhost)
+        logger.info(SENTENCES[change.what], change.user, extra={"user": change.user, "vhost": change.vhost})
         for listener in self.listeners:
             try:
                 listener(change)

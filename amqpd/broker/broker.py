@@ -117,7 +117,7 @@ class Broker:
         for row in state.deleting_vhosts:
             self.deletions.finish_vhost(row)
         for row in state.vhosts:
-            self.add_vhost(self.new_vhost(row))
+            self.vhosts[row.name] = self.new_vhost(row)
         for exchange_row in state.exchanges:
             vhost = self.vhosts[exchange_row.vhost]
             exchange = Exchange(
@@ -169,6 +169,7 @@ class Broker:
     def add_vhost(self, vhost: VHost) -> None:
         """Its row is committed."""
         self.vhosts[vhost.name] = vhost
+        log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
 
     # -- metadata ----------------------------------------------------------------------------------------------------
 
@@ -249,6 +250,8 @@ class Broker:
         """
         vhost.deleted = True
         del self.vhosts[vhost.name]
+        about = {"vhost": vhost.name}
+        log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
         self.clients.vhost_deleted(vhost)
         queues = list(vhost.queues.values())
         for queue in queues:

@@ -368,6 +368,7 @@ class VHost:
         queue.id = queue_id
         self.add_queue(queue)
         self.broker.queue_created_count += 1
+        log.debug("queue '%s' was added", name, extra={"vhost": self.name, "queue": name})
         return queue
 
     def server_name(self) -> str:
@@ -463,6 +464,8 @@ class VHost:
         count = queue.ready_count
         queue.deleted = True
         self.broker.ended_queues.add(queue_counts(queue))
+        about = {"vhost": self.name, "queue": queue.name}
+        log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
         queue.version += 1
         del self.queues[queue.name]
         self._disown(queue)

@@ -581,10 +581,10 @@ class Connection(CommandSink):
         elif isinstance(error, HardError):
             self.fail(error)
         elif isinstance(error, OSError):
-            log.error("connection %s: %s", self.name, error)
+            log.error("a command failed: %s", error, extra={"connection": self.name})
             self.fail(ResourceError(str(error.strerror)))
         else:
-            log.error("connection %s: a bug of the broker", self.name, exc_info=error)
+            log.error("a bug of the broker", exc_info=error, extra={"connection": self.name})
             self.fail(InternalError(type(error).__name__))
 
     def fail_channel(self, number: i64, error: SoftError) -> None:
@@ -594,7 +594,8 @@ class Connection(CommandSink):
         channel = self.channels.get(number)
         if channel is None or channel.closing:
             return
-        log.info("connection %s channel %d: %s", self.name, number, error.reply_text)
+        about: dict[str, object] = {"connection": self.name, "channel": number, "vhost": self.vhost.name}
+        log.info("a channel is closed: %s", error.reply_text, extra=about)
         on_channel.release(channel)
         channel.closing = True
         self.assembler.drop_channel(number)
@@ -610,7 +611,7 @@ class Connection(CommandSink):
     def shut(self, error: HardError) -> None:
         """Sends connection.close and waits for its answer; the control's timer bounds the wait."""
         self.state = CLOSING
-        log.warning("connection %s: %s", self.name, error.reply_text)
+        log.warning("a connection is closed: %s", error.reply_text, extra={"connection": self.name})
         self.control.release()
         close = commands.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self.write(commands.frame(0, close))

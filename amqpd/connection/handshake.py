@@ -139,7 +139,7 @@ class Control:
 
     def _refuse_header(self) -> None:
         # spec: 4.2.2 answer with the header that would do, then close
-        log.warning("connection %s: not AMQP 0-9-1: %r", self.connection.name, self._header[:8])
+        log.warning("a client was refused that does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
         self.transport.write_now(HEADER)
         self.finished()
 
@@ -218,12 +218,12 @@ class Control:
                 name, password, self.transport.peer_is_loopback, self.transport.peer[0]
             )
         except Refused as refused:
-            log.warning("connection %s: login refused: %s", connection.name, refused.reason)
+            log.warning("login refused: %s", refused.reason, extra=self._about())
             self._refuse_login(connection)
             return
         except Exception:
             # Whatever it was that could not be asked: nobody gets in by it, and nobody waits for an answer.
-            log.exception("connection %s: login refused, it could not be checked: a bug of the broker", connection.name)
+            log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
             self._refuse_login(connection)
             return
         if connection.state != states.HANDSHAKE:
@@ -295,13 +295,14 @@ class Control:
         self.connections.add(connection)
         self.connections.unopened.opened(self.transport)
         connection.send(0, ConnectionOpenOk())
-        log.info("connection %s: user %r in vhost %r", connection.name, user.name, vhost.name)
+        log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def closed_by_client(self) -> None:
         connection = self.connection
         if connection.state == states.RUNNING:
+            log.info("the client has closed its connection", extra=self._about())
             self.release()
         connection.state = states.CLOSING
         connection.send(0, ConnectionCloseOk())
@@ -316,7 +317,7 @@ class Control:
         connection = self.connection
         tells = self.step >= WANT_TUNE_OK and isinstance(error, NotAllowed | ChannelError | CommandInvalid)
         if connection.state == states.HANDSHAKE and not tells:
-            log.warning("connection %s: handshake: %s", connection.name, error.reply_text)
+            log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
             self._penalty()
             return
         assert isinstance(error, HardError)  # the connection passes no other
@@ -343,8 +344,7 @@ class Control:
     def _unanswered(self) -> None:
         """What the peer has sent behind our close was not heard, and it is to know that."""
         self._timer = None
-        connection = self.connection
-        log.warning("connection %s: connection.close was not answered in %d s, reset", connection.name, CLOSE_WAIT_S)
+        log.warning("connection.close was not answered in %d s, reset", CLOSE_WAIT_S, extra=self._about())
         self.connection.flush()
         self.transport.abort()
 
@@ -355,7 +355,7 @@ class Control:
 
     def _too_late(self) -> None:
         self._timer = None
-        log.warning("connection %s: handshake not finished in time", self.connection.name)
+        log.warning("a handshake was not finished in time", extra=self._about())
         self.finished()
 
     def finished(self) -> None:
@@ -363,6 +363,15 @@ class Control:
         if self.connection.state != states.CLOSED:
             self.connection.flush()
             self.transport.close()
+
+    def _about(self) -> dict[str, object]:
+        """Fields of a log record."""
+        connection = self.connection
+        about: dict[str, object] = {"connection": connection.name}
+        vhost = connection.vhost_or_none()
+        if self._user is not None and vhost is not None:
+            about.update(user=self._user.name, vhost=vhost.name)
+        return about
 
     def release(self) -> None:
         """What the connection holds goes back."""
@@ -379,7 +388,7 @@ class Control:
         connection = self.connection
         was_open = self.step == OPEN and connection.vhost_or_none() is not None
         if connection.state == states.RUNNING:
-            log.info("connection %s: client went away without closing", connection.name)
+            log.info("the client went away without closing its connection", extra=self._about())
         connection.state = states.CLOSED
         if was_open:
             self.release()

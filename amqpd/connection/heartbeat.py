@@ -106,7 +106,8 @@ class Heartbeats:
                 transport.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
                 return
             elif now - clock.began_frame > MID_FRAME_S and not reasons:
-                log.warning("connection %s: unfinished frame for %d s, dropped", connection.name, MID_FRAME_S)
+                about = {"connection": connection.name}
+                log.warning("an unfinished frame for %d s, the connection is dropped", MID_FRAME_S, extra=about)
                 transport.abort()
                 return
         else:
@@ -115,7 +116,8 @@ class Heartbeats:
         if not interval:
             return
         if now - clock.received > 2 * interval:
-            log.warning("connection %s: missed heartbeats, dropped after %d s", connection.name, 2 * interval)
+            about = {"connection": connection.name}
+            log.warning("missed heartbeats, the connection is dropped after %d s", 2 * interval, extra=about)
             transport.abort()
         elif now - clock.sent >= interval / 2:
             connection.write(states.HEARTBEAT_FRAME)

@@ -200,6 +200,12 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 
+# Changes that are traffic rather than an operator's: the log tells of them at level debug.
+QUIET: Final[frozenset[Handler]] = frozenset(
+    {exchanges.publish, queues.get_messages, exports.commit_export, own.authenticate_user}
+)
+
+
 class _Node:
     """One segment of the paths: what may follow it, and who answers when nothing does."""
 

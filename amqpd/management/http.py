@@ -30,7 +30,7 @@ from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.declared import OnItsWay
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.management.api import Route, Router
+from amqpd.management.api import QUIET, Route, Router
 from amqpd.management.api_call import (
     ApiError,
     AppIsStopped,
@@ -64,6 +64,7 @@ SHUTDOWN_S: Final = 1.0
 REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 # amqpctl sends it with commands that RabbitMQ's refuses after stop_app.
 NEEDS_APP: Final = "Amqpd-Needs-App"
+PATH_SHOWN_MAX: Final = 500
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 HEADERS: Final = {
     "Server": "amqpd",
@@ -166,13 +167,23 @@ class AdminServer:
         try:
             while True:
                 try:
-                    return await route.handler(call)
+                    reply = await route.handler(call)
+                    self._tell(request, route, caller)
+                    return reply
                 except OnItsWay as name:
                     # Nothing is changed yet: the request is answered from the start once that name is there, or gone.
                     await name.over()
         finally:
             if route.definitions:
                 await release(body)
+
+    def _tell(self, request: web.BaseRequest, route: Route, caller: Caller) -> None:
+        """Who has changed what. Nothing secret stands in a path."""
+        if request.method in UNSAFE:
+            who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
+            about = {"user": caller.user.name, "peer": peer_address(request.transport) or None}
+            level = logging.DEBUG if route.handler in QUIET else logging.INFO
+            log.log(level, "%s did %s %s", who, request.method, request.raw_path[:PATH_SHOWN_MAX], extra=about)
 
     def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:
         return self._router.find(request.method, path)
