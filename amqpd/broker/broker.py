@@ -227,20 +227,20 @@ class Broker:
         """A vhost of this name, when there is none. Raises: MetadataError, OnItsWay."""
         if name not in self.vhosts:
             row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
-            await self.make(Coming([Put(row)], partial(self.add_vhost, self.new_vhost(row))))
+            await self.make(Coming([Put(row)], partial(self.add_vhost, self.new_vhost(row)), [Delete(row)]))
 
     async def change_vhost(self, vhost: VHost, description: str, tags: Sequence[str], default_queue_type: str) -> None:
         """Raises: MetadataError, OnItsWay."""
         row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
         if row != vhost.row():
-            await self.make(Coming([Put(row)], partial(vhost.become, row)))
+            await self.make(Coming([Put(row)], partial(vhost.become, row), [Put(vhost.row())]))
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes it with all that is in it, and closes its connections. Raises: KeyError, MetadataError, OnItsWay."""
         vhost = self.vhosts[name]
         row = vhost.row()._replace(state="deleting")
         future, done = promise()
-        await self.make(Coming([Put(row)], partial(self._end_vhost, vhost, row, done)))
+        await self.make(Coming([Put(row)], partial(self._end_vhost, vhost, row, done), [Put(vhost.row())]))
         await future
 
     def _end_vhost(self, vhost: VHost, row: VhostRow, done: Done) -> None:

@@ -2,7 +2,8 @@
 
 **What comes, comes with its commit.** A declaration is checked, its rows are committed, and only then it is made in
 memory, by the commit's own callback (`make`). So nothing is found, routed to or confirmed that a restart would not
-find, and a commit that fails leaves nothing to take back.
+find, and a commit that fails leaves nothing in memory to take back. In the database it may: a server that goes away, or
+a sync that fails, leaves it open what became of the commit. So its rows are taken back (`Coming.undo`) as below.
 
 **What goes, goes first.** A queue or an exchange that is deleted, by a client or by itself (auto-delete, x-expires), is
 out of memory at once, and its rows are removed until that succeeds (`remove`), every RETRY_S seconds while the database
@@ -21,12 +22,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from amqpd.storage.metadata import Change, DeleteBindings, ExchangeRow, MetadataClosed, Put, QueueRow, VhostRow
-
-if TYPE_CHECKING:
-    from amqpd.broker.exchange import BindingKey
+from amqpd.storage.metadata import (
+    BindingRow,
+    Change,
+    DeleteBindings,
+    ExchangeRow,
+    MetadataClosed,
+    Put,
+    QueueRow,
+    VhostRow,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,7 @@ Commit: TypeAlias = Callable[[Sequence[Change], Done], None]
 
 
 class Name(NamedTuple):
-    """kind: queue, exchange or vhost (whose name then stands twice)."""
+    """kind: queue, exchange, vhost (whose name then stands twice) or binding (all that makes it the same one)."""
 
     vhost: str
     kind: str
@@ -64,15 +71,16 @@ class OnItsWay(Exception):
 
 
 class Coming:
-    """Something checked and not yet there. changes: its rows, none for what is not durable.
+    """Something checked and not yet there. changes: its rows, none for what is not durable. undo: what takes them back.
 
     apply: makes it in memory and returns it; called once the rows are committed. Raises OnItsWay when what it leads to
     has gone meanwhile: the command is then given once more, and finds that out.
     """
 
-    def __init__(self, changes: list[Change], apply: Callable[[], Any]) -> None:
+    def __init__(self, changes: list[Change], apply: Callable[[], Any], undo: list[Change]) -> None:
         self.changes = changes
         self.apply = apply
+        self.undo = undo
 
 
 class _Removal(NamedTuple):
@@ -94,8 +102,6 @@ class Declared:
         self._call_soon = call_soon
         self._call_later = call_later
         self._held: dict[Name, list[Done]] = {}
-        # An import makes what it has committed in slices: bindings that were removed since its commit, or None.
-        self.unbound: set[tuple[str, BindingKey]] | None = None
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -141,6 +147,8 @@ class Declared:
                     coming.apply()
                 except OnItsWay as again:
                     error = again
+            else:
+                self.take_back(coming.undo, names)
             done(error)
 
         for name in names:
@@ -167,6 +175,12 @@ class Declared:
             self.hold(name)
         self._try(_Removal(changes, names, gone), done)
 
+    def take_back(self, undo: Sequence[Change], names: list[Name]) -> None:
+        """The same for what came under these names, whose commit has failed: nobody knows whether it is there."""
+        for name in names:
+            self.hold(name)
+        self._try(_Removal(undo, names, _nothing), None)
+
     def _try(self, removal: _Removal, done: Done | None) -> None:
         def committed(error: BaseException | None) -> None:
             if error is None:
@@ -192,6 +206,10 @@ class Declared:
         self._call_later(RETRY_S, lambda: self._try(removal, None))
 
 
+def _nothing() -> None:
+    """What was taken back was in no memory."""
+
+
 def named_in(changes: Iterable[Change]) -> list[Name]:
     """The names that come or go with these changes. A queue's goes with its tombstone."""
     names: dict[Name, None] = {}
@@ -203,6 +221,8 @@ def named_in(changes: Iterable[Change]) -> list[Name]:
             names[Name(row.vhost, "queue", row.name)] = None
         elif isinstance(row, ExchangeRow):
             names[Name(row.vhost, "exchange", row.name)] = None
+        elif isinstance(row, BindingRow):
+            names[Name(row.vhost, "binding", "\0".join(map(str, row[1:])))] = None
         elif isinstance(row, VhostRow):
             names[Name(row.name, "vhost", row.name)] = None
     return list(names)

@@ -346,13 +346,12 @@ class VHost:
         if "x-export" in arguments and not durable:
             raise PreconditionFailed(f"invalid arg 'x-export' for queue '{name}' in vhost '{self.name}': not durable")
         owner = connection if exclusive else None
-        queue_id = ""
-        changes: list[Change] = []
-        if durable:
-            queue_id = random_id()
-            table = encode_table(arguments)
-            changes.append(Put(QueueRow(self.name, name, queue_id, True, auto_delete, False, table)))
-        return Coming(changes, partial(self._make_queue, name, queue_id, auto_delete, owner, arguments))
+        queue_id = random_id() if durable else ""
+        make = partial(self._make_queue, name, queue_id, auto_delete, owner, arguments)
+        if not durable:
+            return Coming([], make, [])
+        row = QueueRow(self.name, name, queue_id, True, auto_delete, False, encode_table(arguments))
+        return Coming([Put(row)], make, [Delete(row)])
 
     def _make_queue(
         self, name: str, queue_id: str, auto_delete: bool, owner: object, arguments: dict[str, object]
@@ -528,10 +527,10 @@ class VHost:
                 f"in exchange '{name}' in vhost '{self.name}'"
             )
         exchange = Exchange(name, kind, make(), durable, auto_delete, internal, arguments)
-        changes: list[Change] = []
-        if durable:
-            changes.append(Put(ExchangeRow(self.name, name, kind, True, auto_delete, internal, encoded)))
-        return Coming(changes, partial(self.add_exchange, exchange))
+        if not durable:
+            return Coming([], partial(self.add_exchange, exchange), [])
+        row = ExchangeRow(self.name, name, kind, True, auto_delete, internal, encoded)
+        return Coming([Put(row)], partial(self.add_exchange, exchange), [Delete(row)])
 
     def add_exchange(self, exchange: Exchange) -> Exchange:
         self.exchanges[exchange.name] = exchange
@@ -619,8 +618,10 @@ class VHost:
             source.matcher.validate(routing_key, arguments)
         except BadBinding as error:
             raise PreconditionFailed(str(error)) from None
-        changes: list[Change] = [Put(self.binding_row(binding))] if binding.durable else []
-        return Coming(changes, partial(self._bind, binding))
+        if not binding.durable:
+            return Coming([], partial(self._bind, binding), [])
+        row = self.binding_row(binding)
+        return Coming([Put(row)], partial(self._bind, binding), [Delete(row)])
 
     def _bind(self, binding: Binding) -> None:
         """Its row is committed. One that was bound twice at once is there already."""
@@ -646,13 +647,13 @@ class VHost:
         binding = source.bindings.get(key)
         if binding is None:
             return None
-        changes: list[Change] = [Delete(self.binding_row(binding))] if binding.durable else []
-        return Coming(changes, partial(self._unbind, binding))
+        if not binding.durable:
+            return Coming([], partial(self._unbind, binding), [])
+        row = self.binding_row(binding)
+        return Coming([Delete(row)], partial(self._unbind, binding), [Put(row)])
 
     def _unbind(self, binding: Binding) -> None:
         """Its row is gone; the binding may have gone with one of its ends meanwhile."""
-        if self.broker.declared.unbound is not None:
-            self.broker.declared.unbound.add((self.name, binding.key))
         self._inbound.get(binding.destination, {}).pop(binding.key, None)
         self.broker.remove(self._drop_binding(binding))
 

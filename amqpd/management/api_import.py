@@ -19,8 +19,8 @@ from amqpd.auth.backends import TAGS_MAX, AuthError, user_row
 from amqpd.auth.passwords import RABBIT_SHA256, InvalidHash, check_hash
 from amqpd.auth.permissions import InvalidPattern, Permissions
 from amqpd.broker import arguments as queue_arguments
-from amqpd.broker.declared import Coming, Name
-from amqpd.broker.exchange import Binding
+from amqpd.broker.declared import Coming, Name, named_in
+from amqpd.broker.exchange import Binding, BindingKey
 from amqpd.errors import AmqpError
 from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name, release
 from amqpd.management.api_users import tags_of
@@ -29,6 +29,7 @@ from amqpd.routing.exchange import RoutingError, exchange_type
 from amqpd.storage.metadata import (
     BindingRow,
     Change,
+    Delete,
     PermissionRow,
     Put,
     TopicPermissionRow,
@@ -257,20 +258,21 @@ class Import:
         auth, declared = self.broker.auth, self.broker.declared
         async with auth.changing:
             plan = Plan(self.broker)
+            submitted = False
             try:
                 await self._fill(plan)
-                declared.unbound = set()
+                submitted = True
                 await self.broker.committed(plan.changes)
             except BaseException:
-                declared.unbound = None
                 declared.free(plan.names)
+                if submitted:
+                    declared.take_back(plan.undo, plan.names)
                 raise
             auth.keep_all(plan.users, plan.permissions)
             for names, apply in plan.steps:
                 declared.free(names)
                 apply()
                 await self._rest()
-            declared.unbound = None
 
     async def _fill(self, plan: Plan) -> None:
         """The calls that clients would make, as far as they have changed nothing yet."""
@@ -312,6 +314,7 @@ class Plan:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.changes: list[Change] = []
+        self.undo: list[Change] = []
         self.users: list[UserRow] = []
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self.steps: list[tuple[list[Name], Callable[[], object]]] = []
@@ -324,6 +327,7 @@ class Plan:
         self._broker.declared.hold(name)
         self.names.append(name)
         self.changes += coming.changes
+        self.undo[:0] = coming.undo
         self.steps.append(([name], coming.apply))
 
     def user(self, item: Item) -> None:
@@ -340,10 +344,11 @@ class Plan:
         if vhost is None:
             row = VhostRow(name, random_id(), item["description"], tuple(tags_of(item["tags"])), kind)
             vhost = self._broker.new_vhost(row)
-            self._step(Name(name, "vhost", name), Coming([Put(row)], partial(self._broker.add_vhost, vhost)))
+            add = partial(self._broker.add_vhost, vhost)
+            self._step(Name(name, "vhost", name), Coming([Put(row)], add, [Delete(row)]))
         elif vhost.default_queue_type != kind:
             row = vhost.row()._replace(default_queue_type=kind)
-            self._step(Name(name, "vhost", name), Coming([Put(row)], partial(vhost.become, row)))
+            self._step(Name(name, "vhost", name), Coming([Put(row)], partial(vhost.become, row), [Put(vhost.row())]))
         self._vhosts[name] = vhost
         self._kinds[name] = kind
 
@@ -393,12 +398,19 @@ class Plan:
         return None if there is None else there.durable
 
     def binding(self, item: Item) -> None:
-        ends = (("exchange", item["source"]), (item["destination_type"], item["destination"]))
-        if all(self.durable(item, *end) for end in ends):
-            names = (item["vhost"], item["source"], item["destination"], item["destination_type"])
-            row = BindingRow(*names, item["routing_key"], encode_table(item["arguments"]))
-            self.changes.append(Put(row))
-        self.steps.append(([], partial(self._bind, self._of(item), item)))
+        """Raises: OnItsWay."""
+        vhost, arguments = self._of(item), encode_table(item["arguments"])
+        ends = (item["source"], item["destination"], item["destination_type"])
+        row = BindingRow(vhost.name, *ends, item["routing_key"], arguments)
+        source = vhost.exchanges.get(row.source)
+        key = BindingKey(row.source, row.destination_type, row.destination, row.routing_key, arguments)
+        (name,) = named_in([Put(row)])
+        if name in self._new or (source is not None and key in source.bindings):
+            return
+        durable = self.durable(item, "exchange", ends[0]) and self.durable(item, ends[2], ends[1])
+        make = partial(self._bind, vhost, item)
+        self._step(name, Coming([Put(row)], make, [Delete(row)]) if durable else Coming([], make, []))
+        self._new[name] = bool(durable)
 
     def _bind(self, vhost: VHost, item: Item) -> None:
         """Whoever has deleted an end since the commit has removed the row too."""
@@ -406,10 +418,7 @@ class Plan:
         ends: dict[str, Any] = vhost.queues if item["destination_type"] == "queue" else vhost.exchanges
         end: Queue | Exchange | None = ends.get(item["destination"])
         if source is not None and end is not None:
-            binding = Binding(source, end, item["routing_key"], item["arguments"])
-            unbound = self._broker.declared.unbound or ()
-            if binding.key not in source.bindings and (vhost.name, binding.key) not in unbound:
-                vhost.add_binding(binding)
+            vhost.add_binding(Binding(source, end, item["routing_key"], item["arguments"]))
 
 
 _SYSTEM: Final = {

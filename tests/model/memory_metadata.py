@@ -76,9 +76,12 @@ class ToldMetadata:
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         self.waiting.append((tuple(changes), done))
 
-    def commit(self, *, fails: bool = False) -> None:
+    def commit(self, *, fails: bool = False, kept: bool = False) -> None:
+        """kept: it fails, and is there all the same, as when a server goes away before its answer."""
         changes, done = self.waiting.popleft()
         if fails:
+            if kept:
+                self.rows.apply(changes)
             self.loop.call_soon(done, WriteFailed("cannot write the metadata: database or disk is full"))
         else:
             self.rows.apply(changes)
