@@ -21,6 +21,7 @@ from librt.strings import write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.consumers import Consumer
+from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.broker.flow import Confirmer
 from amqpd.broker.message import Entry, Message, message_in_parts
@@ -28,7 +29,7 @@ from amqpd.broker.queue import Queue, within
 from amqpd.channel import properties_check
 from amqpd.channel.route import KnownExchange, Route
 from amqpd.channel.unacked import Unacked
-from amqpd.errors import AmqpError, PreconditionFailed
+from amqpd.errors import AmqpError, PreconditionFailed, ResourceError
 from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.codec import CodecError, shortstr
 from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan
@@ -388,6 +389,8 @@ class Channel(Confirmer):
         if route is None or route.version != route.source.version:
             try:
                 self._resolve(method)
+            except (NotOpenYet, ResourceError):
+                return None  # its log may be open when the message is complete
             except AmqpError as error:
                 return error
             finally:

@@ -100,6 +100,24 @@ def test_an_exchange_that_is_being_declared_is_no_refusal(house: MemoryBroker) -
     assert house.vhost.queues["q"].ready_count == 1
 
 
+def test_a_queue_whose_log_is_not_open_yet_is_no_refusal(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start the first who asks for a queue has its log opened: a large message waits for it like any other."""
+    client_of(house).say(1, spec.Queue.Declare(queue="d", durable=True))
+    house.settle()
+    house.again(clean=True)
+    client = client_of(house)
+    monkeypatch.setattr(house.vhost, "open_soon", lambda queue: False)
+    client.transport.data_received(begin(300_000, "d") + body(200_000))
+    client.transport.data_received(body(100_000))
+    assert client.names() == []
+    queue = house.vhost.queues["d"]
+    while not queue.begin_to_open():
+        house.settle()
+    queue.opened()
+    assert client.names() == []
+    assert queue.ready_count == 1
+
+
 def test_the_properties_of_a_large_body_are_looked_at(house: MemoryBroker) -> None:
     """Its route is known from the method; that says nothing of the header, which is another one than before."""
     client = client_of(house)
