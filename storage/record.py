@@ -83,6 +83,11 @@ def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
     return number ^ -(bits & 1), position
 
 
+def before_properties(exchange: bytes) -> bytes:
+    """What a record has between its body and the length of its properties."""
+    return varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
+
+
 @final
 class RecordRoute:
     """The constant bytes of every record with one exchange and one routing key; make it once per route.
@@ -95,9 +100,7 @@ class RecordRoute:
         self.routing_key: bytes = routing_key
         # attributes, timestamp delta; the offset delta comes between this and the key
         self.key_part: bytes = varint(len(routing_key)) + routing_key
-        self.middle: bytes = (
-            varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
-        )
+        self.middle: bytes = before_properties(exchange)
         self.fixed_size: i64 = 2 + len(self.key_part) + len(self.middle)
         # What surrounds the offset delta, the body and the properties, for messages of the sizes that came last twice.
         self.sizes: i64 = -1
@@ -270,13 +273,15 @@ def value_size(data: bytes, position: i64, end: i64) -> i64:
 @final
 class RecordDecoder:
     """Decodes the records of one log. Those that follow each other with the same key and headers have the same objects
-    for them: nothing is decoded or copied twice but the body.
+    for them: nothing is decoded or copied twice but the body. Where only the properties differ, only they are cut out.
     """
 
     def __init__(self) -> None:
         # Of the record before: what it has before its body's length and behind its body, and what that means.
         self._before: bytes = _NO_BYTES
         self._behind: bytes = _NO_BYTES
+        # What stands between body and properties; empty where they are not the last header, as this program has them.
+        self._middle: bytes = _NO_BYTES
         self._exchange: bytes = _NO_BYTES
         self._key: bytes = _NO_BYTES
         self._properties: bytes = _NO_BYTES
@@ -291,10 +296,19 @@ class RecordDecoder:
             size, start = read_varint(data, start)
             body_end: i64 = start + size
             behind = self._behind
-            if size >= 0 and end - body_end == len(behind) and data[body_end:end] == behind:
+            if size >= 0 and behind and end - body_end == len(behind) and data[body_end:end] == behind:
                 return Record(
                     offset, timestamp_ms, self._exchange, self._key, self._properties, data[start:body_end], persistent
                 )
+            middle = self._middle
+            properties_start: i64 = body_end + len(middle)
+            if size >= 0 and middle and properties_start < end and data[body_end:properties_start] == middle:
+                size, properties_start = read_varint(data, properties_start)
+                if size >= 0 and properties_start + size == end:
+                    properties = self._next_properties(data, body_end, properties_start, end)
+                    return Record(
+                        offset, timestamp_ms, self._exchange, self._key, properties, data[start:body_end], persistent
+                    )
         record = read_record(data, position, end, offset, timestamp_ms, persistent)
         key_size: i64 = 0
         key_size, start = read_varint(data, position)
@@ -307,7 +321,19 @@ class RecordDecoder:
             self._exchange = record.exchange
             self._key = record.routing_key
             self._properties = record.properties
+            middle = before_properties(record.exchange)
+            self._middle = middle if self._behind.startswith(middle) else _NO_BYTES
         return record
+
+    def _next_properties(self, data: bytes, body_end: i64, start: i64, end: i64) -> bytes:
+        """Those in [start, end); the object of the record before where they are the same."""
+        properties = data[start:end]
+        if properties == self._properties:
+            self._behind = data[body_end:end]  # it may be so from here on
+            return self._properties
+        self._behind = _NO_BYTES
+        self._properties = properties if end - start <= _KEPT_SIZE_MAX else _NO_BYTES
+        return properties
 
 
 def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:

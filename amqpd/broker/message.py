@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
-from mypy_extensions import i64, u8
+from mypy_extensions import i64, mypyc_attr, u8
 
 from amqpd.protocol.assembler import (
     FRAME_BODY,
@@ -76,6 +76,7 @@ class Envelope:
         return route
 
 
+@mypyc_attr(free_list_len=1)  # one that goes straight to its consumer is where the one before it was
 @final
 class Message:
     """One published message. Immutable but for what a queue keeps in `Entry`."""
@@ -319,7 +320,7 @@ class FromLog:
             or record.exchange is not self._exchange
         ):
             self._envelope = self.envelope(record.exchange, record.routing_key)
-            self._info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            self._info = scan(properties, 0, len(properties), self._info) if len(properties) > 3 else None
             self._exchange = record.exchange
             self._routing_key = record.routing_key
             self._properties = properties
@@ -380,7 +381,9 @@ class Entry:
         self.queue = queue
         self.offset = offset
         self.message = message
-        self.body_size: i64 = message.body_size if message is not None else 0
+        self.body_size: i64 = 0
+        if message is not None:
+            self.body_size = message.body_size
         self.redelivered = redelivered
         self.delivery_count: i64 = 0
         # Who has it, between delivery and settlement; None after basic.get.

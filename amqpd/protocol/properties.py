@@ -125,10 +125,17 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
     expiration_end: i64 = 0
     user_id_start: i64 = 0
     user_id_end: i64 = 0
+    size: i64 = 0
     if flags & CONTENT_TYPE != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & CONTENT_ENCODING != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & HEADERS != 0:
         stop = _skip_table(data, position, end)
         headers_start = position - start
@@ -145,7 +152,10 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         priority = data[position]
         position += 1
     if flags & CORRELATION_ID != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & REPLY_TO != 0:
         stop = _skip_text(data, position, end)
         direct_reply = stop - position == _DIRECT_REPLY_FIELD_SIZE and data[position + 1 : stop] == DIRECT_REPLY_TO
@@ -155,22 +165,34 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         position = _skip_text(data, position, end)
         expiration_end = position
     if flags & MESSAGE_ID != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & TIMESTAMP != 0:
         position += 8
-        if position > end:
-            raise CodecError("property is cut off")
     if flags & TYPE != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & USER_ID != 0:
         user_id_start = position + 1
         position = _skip_text(data, position, end)
         user_id_end = position
     if flags & APP_ID != 0:
-        position = _skip_text(data, position, end)
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
     if flags & CLUSTER_ID != 0:
-        position = _skip_text(data, position, end)
-    if position != end:
+        if position >= end:
+            raise CodecError("property is cut off")
+        size = data[position]
+        position += 1 + size
+    if position > end:  # a text may have been passed over beyond it
+        raise CodecError("property is cut off")
+    if position < end:
         raise CodecError("bytes after the last property")
     if (
         before is not None

@@ -145,14 +145,57 @@ def test_a_decoder_gives_the_same_objects_again() -> None:
         assert record.properties is found[0].properties
 
 
-def test_a_decoder_refuses_what_is_cut_too() -> None:
+PLAIN = b"\x10\x00\x02"
+
+
+def read_with(decoder: RecordDecoder, data: bytes) -> Record:
+    _, position = read_offset_delta(data, record_stop(data, 0, len(data))[0])
+    return decoder.read(data, position, len(data), 0, 0, True)
+
+
+@pytest.mark.parametrize("before", [[PLAIN], [b"other"], [b"other", b"one more"], [PLAIN, b"other"]])
+def test_a_decoder_refuses_what_is_cut_too(before: list[bytes]) -> None:
     data = encode(b"ex", b"key", b"\x10\x00\x02", b"body", 3)
     _, position = read_offset_delta(data, record_stop(data, 0, len(data))[0])
     for size in range(position, len(data)):
         decoder = RecordDecoder()
-        decoder.read(data, position, len(data), 0, 0, True)
+        for properties in before:
+            read_with(decoder, encode(b"ex", b"key", properties, b"another body", 3))
         with pytest.raises(BadRecord):
             decoder.read(data[:size], position, size, 0, 0, True)
+
+
+def test_properties_that_differ_each_time_take_nothing_else_with_them() -> None:
+    decoder = RecordDecoder()
+    first = read_with(decoder, encode(b"exchange", b"key", b"id 0", b"body", 0))
+    for number in range(1, 5):
+        record = read_with(decoder, encode(b"exchange", b"key", b"id %d" % number * number, b"b" * number, 0))
+        assert (record.properties, record.body) == (b"id %d" % number * number, b"b" * number)
+        assert record.exchange is first.exchange and record.routing_key is first.routing_key
+    again = [read_with(decoder, encode(b"exchange", b"key", b"the same", b"body", 0)) for _ in range(3)]
+    assert again[0].properties is again[1].properties is again[2].properties
+
+
+def test_headers_in_another_order_are_read_too() -> None:
+    """Other programs may write this format: nothing of the order that ours has is taken for granted."""
+    exchange = varint(8) + b"exchange" + varint(1) + b"E"
+    properties = varint(10) + b"properties" + varint(2)
+    other = varint(5) + b"other" + varint(3) + b"xyz"
+    for headers in (
+        [exchange, properties + b"PP"],
+        [properties + b"PP", exchange],
+        [exchange, properties + b"PP", other],
+        [exchange, properties + b"QQ"],
+        [properties + b"QQ", exchange],
+        [exchange, properties + b"QQ", other],
+    ):
+        decoder = RecordDecoder()
+        read_with(decoder, encode(b"E", b"k", b"PP", b"v", 0))
+        for _ in range(2):
+            data = varint(1) + b"k" + varint(1) + b"v" + varint(len(headers)) + b"".join(headers)
+            record = decoder.read(data, 0, len(data), 0, 0, True)
+            wanted = b"QQ" if b"QQ" in data else b"PP"
+            assert (record.exchange, record.properties, record.body) == (b"E", wanted, b"v")
 
 
 def test_a_null_value_is_a_tombstone_to_a_decoder_as_well() -> None:
