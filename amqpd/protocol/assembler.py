@@ -302,8 +302,8 @@ class Assembler:
         need: i64 = 7
         while end - position >= 7:
             if self._alike > _UNLIKE and not self._partials:
-                before = position
                 if self._alike == _ALL:
+                    before = position
                     whole = self._alike_whole
                     start = self._alike_start
                     start_size = self._alike_size
@@ -327,7 +327,6 @@ class Assembler:
                         self._alike_misses = 0
                         if end - position < 7:
                             break
-                        before = position
                 content = position + self._method_size
                 content_end: i64 = 0
                 found: i64 = _PROPERTIES
