@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from interop.bench import __main__ as bench_main
-from interop.bench import generator, guard, picture, profiles, report, scenarios
+from interop.bench import generator, guard, picture, profiles, report, scenarios, starts
 from interop.bench import rounds as bench_rounds
 from interop.bench.brokers import Amqpd, Broker, Echo, StartFailed
 from interop.bench.rounds import Plan, Run
@@ -349,3 +349,12 @@ def test_the_guard_answers(
     record: guard.Record = {"recorded": "2026-01-02", "costs": {"S1": 1.0, "S3": 1.0}, "reference_ms": 10.0}
     assert guard.judge(record, guard.Costs(guard.CPU_TIME, {"S1": [1.0], "S3": [cost]}, [10.0], [busy])) == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_over_some_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: bool) -> None:
+    """The curve of `python -m interop.bench.starts`, its first point: all queues are there."""
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    took_ms, rss, cpu_s = starts.measure(tmp_path / "data", "queues", 5, clean)
+    assert took_ms > 0 and rss > 10 and cpu_s > 0
+    assert not (tmp_path / "data" / "lost+found").exists()

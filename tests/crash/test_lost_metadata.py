@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerFailed, BrokerProcess
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 ARGUMENTS: dict[str, Any] = {"x-max-priority": 3, "x-single-active-consumer": False}
@@ -105,3 +106,53 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
     assert left == [], "a clean stop has put all of it into the database"
     with broker:
         assert queues(broker) == expected
+
+
+def test_a_lost_database_says_what_to_do(tmp_path: Path) -> None:
+    """A wrong `metadata.url` looks the same: nothing is declared again before somebody has said so."""
+    broker = BrokerProcess(tmp_path / "data")
+    with broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        filled(channel, "orders", 3, ARGUMENTS)
+        connection.close()
+        broker.kill()
+    for path in broker.data_dir.glob("metadata.sqlite*"):
+        path.unlink()
+    with pytest.raises(BrokerFailed, match="exit code 69") as failed:
+        broker.start()
+    instance = broker.data_dir / "instance-id"
+    assert f"If the database is lost, remove {instance}" in str(failed.value)
+    instance.unlink()
+    with broker:
+        assert queues(broker) == [("/", "orders", 3)], "in the vhost that this start made anew"
+        with connect(broker) as connection:
+            assert connection.channel().basic_get("orders")[2] == b"0"
+    with broker:
+        assert queues(broker) == [("/", "orders", 3)]
+
+
+def test_every_deleted_queue_is_counted(amqpd_broker: BrokerProcess) -> None:
+    """By a client, with its connection, with its vhost."""
+
+    def counted() -> int:
+        found: Any = amqpd_broker.api("GET", "/api/overview?columns=churn_rates.queue_deleted")
+        return int(found["churn_rates"]["queue_deleted"])
+
+    before = counted()
+    amqpd_broker.api("PUT", "/api/vhosts/counted", {})
+    amqpd_broker.api("PUT", "/api/permissions/counted/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    with connect(amqpd_broker, "counted") as connection:
+        channel = connection.channel()
+        for name in ("one", "two", "three"):
+            channel.queue_declare(name, durable=name != "three")
+        channel.queue_declare("mine", exclusive=True)
+        channel.queue_delete("one")
+        assert counted() == before + 1
+    deadline = time.monotonic() + 30
+    while counted() < before + 2:
+        assert time.monotonic() < deadline, "the exclusive queue is not counted"
+        time.sleep(0.02)
+    amqpd_broker.api("DELETE", "/api/vhosts/counted")
+    assert counted() == before + 4
