@@ -115,8 +115,7 @@ class Log:
                 stop = self._run_length(segment, batches, done)
                 written = self._write_run(segment, batches, done, stop)
                 done += written
-                if self.error is not None:
-                    raise self.error
+                self._raise_error()
         except OSError as error:
             self.error = error
             if error.errno not in PASSING:
@@ -125,6 +124,11 @@ class Log:
         if total:
             self.end = max(self.end, batches[total - 1].last_offset + 1)
         return done
+
+    def _raise_error(self) -> None:
+        """What `_write_run` has met. A method, since in `append` the error is known to be None, to mypyc too."""
+        if self.error is not None:
+            raise self.error
 
     def _writable(self, batch: ClosedBatch) -> Segment:
         if not self._begun:
