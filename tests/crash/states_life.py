@@ -168,6 +168,16 @@ class Life:
         self.ledger.rows = [rows]
         self.disk.changed()
 
+    def fail(self, rows: Rows) -> None:
+        """A commit that fails. Until it is taken back, or succeeds, a start may find the one or the other."""
+        self._touch()
+        self.ledger.rows = [rows, self.ledger.rows[-1]]
+        self.disk.changed()
+
+    def take_back(self) -> None:
+        """A failed one is no longer found."""
+        self._commit(self.ledger.rows[-1])
+
     def append(
         self,
         queue: str,

@@ -164,6 +164,36 @@ def metadata_with_creation(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
+def metadata_that_fails(life: Life, chance: random.Random) -> Iterator[None]:
+    """A declaration and a deletion whose commits fail, while others go on: taken back, and repeated."""
+    again = f"again{len(life.ledger.deleted)}"  # the name of the one that is refused, under an id of its own
+    if "kept" not in life.stores:
+        life.create("kept")
+    life.append("kept", 2, chance.choice((10, 600)))
+    life.turn()
+    yield
+    life.fail({**life.ledger.rows[-1], "refused": "live"})
+    yield
+    life.append("kept", 1, 40)
+    life.turn()
+    yield
+    life.take_back()
+    life.create(again)
+    life.append(again, 2, chance.choice((10, 900)))
+    life.turn()
+    yield
+    for _ in range(chance.randint(1, 2)):
+        life.fail({**life.ledger.rows[-1], again: "deleting"})
+        yield
+        life.append("kept", 1, 40)
+        life.turn()
+        yield
+    life.delete(again)
+    life.append("kept", 1, 40)
+    life.turn()
+    yield
+
+
 def transactions(life: Life, chance: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
@@ -372,6 +402,7 @@ WORKLOADS: Final = (
     Workload("purge", purge),
     Workload("delete and declare again", delete_and_redeclare),
     Workload("metadata with queue creation", metadata_with_creation),
+    Workload("metadata that fails", metadata_that_fails, ends=("kill", "stop")),
     Workload("transaction commit", transactions),
     Workload("transactions in one segment", transactions, 60_000, ends=("kill",)),
     Workload("index rebuild", index_rebuild, 9000, ends=("kill", "stop")),

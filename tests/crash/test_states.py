@@ -212,6 +212,22 @@ def test_a_tick_that_comes_too_late_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         walk("settled and not yet written")
 
 
+def test_files_that_go_though_the_deletion_failed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start may find the queue's row as it was, and then its messages too."""
+    fail = Life.fail
+
+    def files_first(life: Life, rows: dict[str, str]) -> None:
+        for queue, state in rows.items():
+            if state == "deleting":
+                life.storage.retire_queue(life.stores[queue], lambda: None)
+                life.loop()
+        fail(life, rows)
+
+    monkeypatch.setattr(Life, "fail", files_first)
+    with pytest.raises(AssertionError, match="is lost"):
+        walk("metadata that fails")
+
+
 def test_what_the_judge_refuses() -> None:
     ledger, life = first_life()
     life.deliver("q", life.live("q")[:1])
