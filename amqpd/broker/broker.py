@@ -279,6 +279,7 @@ class Broker:
                     queue.name,
                     vhost.name,
                     "accepts nothing more" if store.failed else "could not write; publishers are nacked",
+                    extra={"vhost": vhost.name, "queue": queue.name},
                 )
                 if ranges:
                     queue.unwritten(ranges)

@@ -237,7 +237,7 @@ class DeadLetters(Confirmer):
         try:
             records = store.read(letter.first, READ_BYTES)
         except OSError as error:
-            log.error("queue %s: dead letters cannot be read: %s", queue.name, error)
+            log.error("dead letters cannot be read: %s", error, extra=_about(queue))
             self._take()
             self._keep(letter)
             return count, size
@@ -286,7 +286,7 @@ class DeadLetters(Confirmer):
 
     def _keep(self, letter: Letter) -> None:
         if not self._failed:
-            log.warning("queue %s: a dead-letter target takes nothing, trying again", letter.queue.name)
+            log.warning("a dead-letter target takes nothing, it is tried again", extra=_about(letter.queue))
         self._count(letter, 1)
         self._failed.append(letter)
         self._timers.arm_sooner(self._retry, self._timers.now_ms() + RETRY_MS)
@@ -357,3 +357,8 @@ def _same(left: list[QueueStore], right: list[QueueStore]) -> bool:
 
 def _any_of(targets: list[QueueStore], failed: list[QueueStore]) -> bool:
     return any(store in failed for store in targets)
+
+
+def _about(queue: LimitedQueue) -> dict[str, object]:
+    """Fields of a log record."""
+    return {"vhost": queue.vhost.name, "queue": queue.name}

@@ -167,7 +167,8 @@ class Queue(Destination):
             try:
                 store.recover()
             except (OSError, UnknownFormat, DamagedLog) as error:
-                log.error("queue '%s' in vhost '%s' cannot be opened: %s", self.name, self.vhost.name, error)
+                about = {"vhost": self.vhost.name, "queue": self.name}
+                log.error("queue '%s' cannot be opened: %s", self.name, error, extra=about)
                 return False
             self._prepared = True
             self.next_offset = store.next_offset

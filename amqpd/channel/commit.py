@@ -130,10 +130,10 @@ class Commit:
         try:
             self._work(time.monotonic() + SLICE_S)
         except (OSError, LogFailed) as error:
-            log.error("connection %s: a transaction: %s", self.channel.connection.name, error)
+            log.error("a transaction failed: %s", error, extra={"connection": self.channel.connection.name})
             self._fail()
         except Exception as error:
-            log.exception("connection %s: a bug of the broker", self.channel.connection.name)
+            log.exception("a bug of the broker", extra={"connection": self.channel.connection.name})
             self._fail()
             self.channel.connection.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
 
