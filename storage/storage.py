@@ -44,7 +44,8 @@ SETTLE_DELAY_S = 0.05
 POSTPONE_FROM = 32  # dirty logs
 POSTPONE_S = 0.002
 RESERVE_RETRY_S = 1.0
-OPEN_FILE_COUNT_MAX = 600  # or half of what the process may open, whichever is less
+OPEN_FILE_COUNT_MAX = 4096  # or three quarters of what the process may open, whichever is less
+CLOSE_PAUSE_S = 0.2  # between two looks at all logs for files to close
 
 
 class Storage:
@@ -54,7 +55,7 @@ class Storage:
     later: calls a function on the loop after so many seconds (`loop.call_later`): settlements are then written every
     50 ms; without it with each turn.
     on_commit: set by the broker; called on the loop with a generation and the stores that failed in it.
-    open_file_count_max: descriptors that logs keep open; by default half of what the process may have, at most 600.
+    open_file_count_max: descriptors that logs keep open; by default 3/4 of what the process may have, at most 4,096.
     segment_age_ms: `maintain` rolls an active segment whose first message is older; -1: none.
     inline: no thread: each group is synced inside `end_of_turn`, for simulations.
     boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
@@ -94,6 +95,7 @@ class Storage:
         self._context.paced = later is not None
         self._later = later
         self._late_armed = False
+        self._closed_some_s = -CLOSE_PAUSE_S
         self._late_wanted = False
         self._postponed = False
         self._dirty = self._context.dirty
@@ -531,6 +533,10 @@ class Storage:
         bound = self.filesystem.open_file_count_max
         if total <= bound * 7 // 8:
             return
+        now = self._context.clock.monotonic()
+        if total <= bound and now < self._closed_some_s + CLOSE_PAUSE_S:
+            return
+        self._closed_some_s = now
         counts = [(store.last_turn, store.log.open_file_count(), store) for store in self._stores if store.log.segments]
         counts.sort(key=_turn_of)
         for _, count, store in counts:
@@ -632,7 +638,7 @@ def _nobody(generation: int, failed: list[QueueStore]) -> None:
 
 def _own_share() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return OPEN_FILE_COUNT_MAX if soft == resource.RLIM_INFINITY else min(OPEN_FILE_COUNT_MAX, soft // 2)
+    return OPEN_FILE_COUNT_MAX if soft == resource.RLIM_INFINITY else min(OPEN_FILE_COUNT_MAX, soft * 3 // 4)
 
 
 def _turn_of(entry: tuple[int, int, QueueStore]) -> int:
