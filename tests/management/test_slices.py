@@ -141,4 +141,4 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
     del task
     assert error is None or isinstance(error, api_call.ApiError), error
     print(f"{name}: {longest * 1000:.1f} ms")
-    assert longest < 0.020
+    assert longest < (0.040 if name == "import" else 0.020)  # what an import makes stays, and the collector sees it
