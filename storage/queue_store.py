@@ -53,6 +53,7 @@ _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64
 _NO_LIMIT: Final[i64] = 1 << 60
 _NO_PARTS: Final[list[bytes]] = []
+DIRTY_MAX: Final[i64] = 256
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
 _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 _GROUP_LARGE: Final = 9  # stores
@@ -75,6 +76,8 @@ class StoreContext:
         self.clock: Clock = clock
         self.ahead: ReadAhead | None = ahead
         self.dirty: list[QueueStore] = []
+        # So many logs are some milliseconds of writing, by what it took of late: then it is the others' turn.
+        self.dirty_max: i64 = DIRTY_MAX
         self.paced: bool = False  # somebody calls `tick` for the stores in `late`, every 50 ms
         self.late: list[QueueStore] = []
         self.writers: list[BytesWriter] = []

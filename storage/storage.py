@@ -30,7 +30,7 @@ from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.group import JobPart, SyncJob
 from amqpd.storage.hold import Hold, Losses, find_hold
 from amqpd.storage.log import Log
-from amqpd.storage.queue_store import QueueStore, StoreContext
+from amqpd.storage.queue_store import DIRTY_MAX, QueueStore, StoreContext
 from amqpd.storage.readahead import ReadAhead
 from amqpd.storage.retention import RetentionPolicy
 from amqpd.storage.survey import Survey, survey
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 SEGMENT_SIZE_BYTES = 64 << 20
 SETTLE_DELAY_S = 0.05
 POSTPONE_FROM = 32  # dirty logs
+WRITE_SLICE_S = 0.005  # of writing to many logs before it is the others' turn; but DIRTY_MIN logs in any case
+DIRTY_MIN = 64
 POSTPONE_S = 0.002
 RESERVE_RETRY_S = 1.0
 OPEN_FILE_COUNT_MAX = 4096  # or three quarters of what the process may open, whichever is less
@@ -95,8 +97,10 @@ class Storage:
         self._context.paced = later is not None
         self._later = later
         self._late_armed = False
+        self._write_cost_s = 0.0
         self._closed_some_s = -CLOSE_PAUSE_S
         self._late_wanted = False
+        self._ticking: list[QueueStore] = []  # those that the tick at work has not come to
         self._postponed = False
         self._dirty = self._context.dirty
         self._stores: dict[QueueStore, None] = {}  # in their order, so that simulations repeat themselves
@@ -389,6 +393,11 @@ class Storage:
     # -- groups
 
     @property
+    def context(self) -> StoreContext:
+        """What all stores share; its `dirty` are those that the end of the running turn writes."""
+        return self._context
+
+    @property
     def commit_waiting(self) -> bool:
         """Whether appends of the current generation are written and wait for the committer."""
         return self._gathered_commit
@@ -421,7 +430,7 @@ class Storage:
         if self._postponed:
             self._postponed = False
             return False
-        if self._later is None or self._job is None or len(self._dirty) < POSTPONE_FROM:
+        if self._later is None or self._job is None or not POSTPONE_FROM <= len(self._dirty) < self._context.dirty_max:
             return False
         self._postponed = True
         self._later(POSTPONE_S, call)
@@ -429,8 +438,15 @@ class Storage:
 
     def _write_dirty(self) -> None:
         self._turn += 1
+        count = len(self._dirty)
+        began = self._context.clock.monotonic() if count >= DIRTY_MIN else 0.0
         size, commit = group.write(self.filesystem, self._dirty, self._gathered, self._turn)
         self._dirty.clear()
+        if count >= DIRTY_MIN:
+            cost_s = (self._context.clock.monotonic() - began) / count
+            self._write_cost_s += (cost_s - self._write_cost_s) / 4
+            fitting = int(WRITE_SLICE_S / max(self._write_cost_s, 1e-6))
+            self._context.dirty_max = max(DIRTY_MIN, min(DIRTY_MAX, fitting))
         self._gathered_bytes += size
         self.unsynced_bytes += size
         if commit:
@@ -443,23 +459,35 @@ class Storage:
 
     def _tick_due(self) -> None:
         self._late_armed = False
-        if self._closed:
-            return
+        if not self._closed:
+            self._tick_or_wait()
+
+    def _tick_or_wait(self) -> None:
         if self._dirty:
             self._late_wanted = True  # the running turn has appended: its end writes that first
             return
         self._tick()
-        if self._context.late:
+        if self._context.late and not self._late_armed:
             self._arm_tick()
         if (self._gathered or self._gathered_commit) and self._job is None:
             self._hand_over()
 
+    def _tick_on(self) -> None:
+        """The next slice of a tick over many logs."""
+        if self._ticking and not self._closed:
+            self._tick_or_wait()
+
     def _tick(self) -> None:
-        """Writes what could wait, and sees to it that the next job syncs it."""
+        """Writes what could wait, or the next slice of it, and sees to it that the next job syncs it."""
         self._late_wanted = False
         context = self._context
-        stores = context.late
-        context.late = []
+        if not self._ticking:
+            self._ticking = context.late
+            context.late = []
+        stores = self._ticking[: context.dirty_max]
+        del self._ticking[: context.dirty_max]
+        if self._ticking and self._later is not None:
+            self._later(0.0, self._tick_on)
         group.tick(self.filesystem, stores, self._gathered, context.late)
         self._settled_wanted = True
 
@@ -561,7 +589,9 @@ class Storage:
             self._write_dirty()
         if self._late_wanted:
             self._tick()
-        elif self._context.late:
+        if self._ticking:
+            group.write_late(self.filesystem, self._ticking, self._gathered)
+        if self._context.late:
             group.write_late(self.filesystem, self._context.late, self._gathered)
         if self._context.late and not self._late_armed:
             self._arm_tick()

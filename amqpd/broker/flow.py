@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.queue import Queue
 from amqpd.broker.windows import Windows
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_store import QueueStore, StoreContext
 
 if TYPE_CHECKING:
     from amqpd.broker.timers import Timers
@@ -92,6 +92,8 @@ class Turn:
 
     def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object], timers: Timers) -> None:
         self.storage = storage
+        # Knows which logs this turn writes to, and how many are enough.
+        self.stores: StoreContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
         self.windows = Windows()
         # A resource alarm lasts: publishers are held at their next publish.

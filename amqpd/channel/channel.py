@@ -45,6 +45,8 @@ CUT_BYTES: Final = 128 * 1024
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
 EXCHANGES_MAX: Final = 64
+# A publish to more queues than this is offered in slices (spread.py).
+WIDE_COUNT: Final = 256
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
 
 
@@ -248,6 +250,9 @@ class Channel(Confirmer):
                     self._route_hits += 1
                 else:
                     route = self._resolve(method)
+                stores = self.connection.turn.stores
+                if len(stores.dirty) > stores.dirty_max:
+                    self.connection.want_share()
             # Flags, and a delivery mode where there is one.
             mode: i64 = content[21]
             if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
@@ -272,7 +277,21 @@ class Channel(Confirmer):
         if self.transactional:
             self._keep_for_commit(route, message)
             return
+        if len(route.destinations) > WIDE_COUNT:
+            self.connection.spread(self, route, message)
+            return
         self.dispatch(route, message)
+
+    def spread_ended(self, accepted: bool) -> None:
+        """A publish to very many queues is in all of them, and on the disk where it has to be; or one refused it."""
+        if self.confirming and not self.closing:
+            self.publish_sequence += 1
+            if not accepted:
+                self._nack(self.publish_sequence)
+            if not self._turn_wanted:
+                self._turn_wanted = True
+                self.connection.turn.confirm_later(self)
+        self.connection.finish_waiting(self, None)
 
     def dispatch(self, route: Route, message: Message) -> None:
         """Offers the message to the route's queues, returns it if it must be, and notes it for its confirm."""

@@ -28,6 +28,7 @@ from amqpd.broker.opening import when_open
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
+from amqpd.channel.spread import Spread
 from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
 from amqpd.errors import (
     NO_ROUTE,
@@ -146,8 +147,8 @@ class Connection(CommandSink):
         # What it sent since the turn with that number began.
         self._turn_number: i64 = 0
         self._turn_bytes: i64 = 0
-        # Commands that wait for a log to be opened, and whether the client's close waits for them.
-        self.opening_count: i64 = 0
+        # Commands that wait for a log to be opened, or reach very many; whether the client's close waits for them.
+        self.unfinished_count: i64 = 0
         self.close_waits = False
         # basic.qos global=false means one window per channel, as the specification has it.
         self.channel_wide_qos = False
@@ -447,6 +448,11 @@ class Connection(CommandSink):
             self.turn.want()
             self.run()
 
+    def want_share(self) -> None:
+        """The others have their turn behind the publish at work."""
+        self.offers = OFFERS_MAX + 1
+        self.control.soon(self.turn.run)  # at once, also where it was put off
+
     def _share_loop(self) -> None:
         """A read of small publishes to a thousand queues each is seconds of work; it is done in slices.
 
@@ -501,14 +507,22 @@ class Connection(CommandSink):
         later ones wait behind it, and so does connection.close: what was published before it is published.
         """
         channel.busy = True
-        self.opening_count += 1
+        self.unfinished_count += 1
         # In a turn of the loop by itself: whoever opens is in the midst of something.
-        when_open(destinations, partial(self.control.soon, partial(self._opened, channel, item)))
+        when_open(destinations, partial(self.control.soon, partial(self.finish_waiting, channel, item)))
 
-    def _opened(self, channel: Channel, item: Deferred) -> None:
-        self.opening_count -= 1
-        self._again(channel, item)
-        if self.opening_count == 0 and self.close_waits:
+    def spread(self, channel: Channel, route: Route, message: Message) -> None:
+        """The publish goes to its queues in slices, the channel's later commands wait behind it."""
+        Spread(channel, route, message).start()
+
+    def finish_waiting(self, channel: Channel, item: Deferred | None) -> None:
+        """What the channel waited for is done, or is to be done now: `item`."""
+        self.unfinished_count -= 1
+        if item is not None:
+            self._again(channel, item)
+        else:
+            self.finish_busy(channel, b"")
+        if self.unfinished_count == 0 and self.close_waits:
             self.close_waits = False
             self.control.closed_by_client()
 

@@ -172,7 +172,7 @@ class Control:
 
     def _on_open(self, method: int, command: commands.Command) -> None:
         if isinstance(command, ConnectionClose):
-            if self.connection.opening_count > 0:
+            if self.connection.unfinished_count > 0:
                 self.connection.close_waits = True
             else:
                 self.closed_by_client()

@@ -17,6 +17,7 @@ from amqpd.broker.timers import Timers
 from amqpd.connection.connection import OFFERS_MAX
 from amqpd.connection.read_gate import ALARM, SHARING, SYNC
 from amqpd.storage.filesystem import Clock
+from amqpd.storage.queue_store import StoreContext
 
 PERSISTENT = b"\x10\x00\x02"
 MIB = 1 << 20
@@ -31,6 +32,7 @@ class Disk:
         self.unsynced_bytes = 0
         self.commit_waiting = False
         self.many_dirty = False
+        self.context = StoreContext(Clock(), None)
 
     def postpone(self, call: Any) -> bool:
         postponed, self.many_dirty = self.many_dirty, False

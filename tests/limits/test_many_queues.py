@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
 import pytest
-from quickclient import connect, method, shortstr
+from quickclient import EMPTY_TABLE, Link, connect, content, method, publish_prefix, shortstr
 
 from amqpd.testing import BrokerProcess
 
 DURABLE: Final = b"\x10\x00\x02"
+CLOSE_OK: Final = 0x000A0033
+CLOSE: Final = b"\x01\x00\x00\x00\x00\x00\x0b\x00\x0a\x00\x32\x00\xc8\x00\x00\x00\x00\x00\xce"
 
 
 @pytest.mark.parametrize("limit", [256, 1024])
@@ -51,3 +54,98 @@ async def test_a_burst_to_more_queues_than_descriptors(tmp_path: Path, limit: in
             assert message is not None and message.body == b"%d" % number
         link.close()
         assert "Too many open files" not in broker.stderr
+
+
+class Wide:
+    """A broker with `count` durable queues, all bound to amq.fanout. Notes how many logs a turn wrote to at most."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.notes = folder / "notes"
+        self.count = count
+        script = str(Path(__file__).parent / "wide_turns.py")
+        self.broker = BrokerProcess(folder / "data", command=[sys.executable, "-P", script, str(self.notes)])
+
+    async def begin(self) -> Link:
+        await asyncio.to_thread(self.broker.start)
+        link = await connect(self.broker.amqp_port)
+        for number in range(self.count):
+            name = shortstr(f"many-{number}")
+            link.write(method(0x0032000A, b"\0\0" + name + b"\x12" + EMPTY_TABLE))
+            link.write(method(0x00320014, b"\0\0" + name + shortstr("amq.fanout") + b"\0\x01" + EMPTY_TABLE))
+            if number % 200 == 0:
+                await link.declare_queue("last")
+        await link.declare_queue("last")
+        await link.confirm_select()
+        return link
+
+    async def confirmed(self, link: Link, upto: int) -> None:
+        done = asyncio.Event()
+
+        def answered(tag: int, multiple: bool, acked: bool) -> None:
+            assert acked
+            if tag >= upto:
+                done.set()
+
+        link.on_confirm = answered
+        async with asyncio.timeout(120):
+            await done.wait()
+
+    def most(self) -> int:
+        return int(self.notes.read_text())
+
+
+async def test_a_turn_writes_to_a_bounded_number_of_logs(tmp_path: Path) -> None:
+    """A fanout to more, and a burst of publishes to more, go in slices; each queue has all of them, in their order."""
+    wide = Wide(tmp_path, 1000)
+    try:
+        link = await wide.begin()
+        for number in range(3):
+            link.publish("amq.fanout", "", DURABLE, b"fanout %d" % number)
+        link.publish("", "last", DURABLE, b"behind")
+        await wide.confirmed(link, 4)
+        for number in range(wide.count):
+            link.publish("", f"many-{number}", DURABLE, b"alone")
+        await wide.confirmed(link, 4 + wide.count)
+        leaving = await connect(wide.broker.amqp_port)
+        farewell = publish_prefix("amq.fanout", "") + content(DURABLE, b"farewell")
+        await leaving.ask(farewell + publish_prefix("", "last") + content(DURABLE, b"last") + CLOSE, CLOSE_OK)
+        assert (await link.declare_queue("last", passive=True))[1] == 2
+        wanted = [b"fanout 0", b"fanout 1", b"fanout 2", b"alone", b"farewell"]
+        for number in range(0, wide.count, 50):
+            found = [await link.get(f"many-{number}", no_ack=True) for _ in wanted]
+            assert [message.body for message in found if message is not None] == wanted
+        assert wide.most() <= 2 * 256 + 50
+        link.close()
+        assert "Traceback" not in wide.broker.stderr, wide.broker.stderr
+    finally:
+        await asyncio.to_thread(wide.broker.kill)
+
+
+@pytest.mark.on_demand
+async def test_others_wait_20_ms_beside_a_wide_fanout_in_time(tmp_path: Path) -> None:
+    wide = Wide(tmp_path, 5000)
+    try:
+        link = await wide.begin()
+        other = await connect(wide.broker.amqp_port)
+        name, _, _ = await other.declare_queue("", durable=False, exclusive=True)
+        took: list[float] = []
+        for first in (True, False):
+            began = time.monotonic()
+            link.publish("amq.fanout", "", DURABLE, b"x" * 100)
+            for _ in range(0 if first else 4):
+                link.publish("amq.fanout", "", DURABLE, b"x" * 100)
+            confirmed = asyncio.create_task(wide.confirmed(link, 1 if first else 6))
+            took.clear()
+            while not confirmed.done():
+                sent = time.monotonic()
+                other.publish("", name, b"\x00\x00", b"x")
+                await other.get(name, no_ack=True)
+                took.append(time.monotonic() - sent)
+                await asyncio.sleep(0.002)
+            took.sort()
+            figures = [1e3 * each for each in (took[len(took) // 2], took[len(took) * 99 // 100], took[-1])]
+            spent = time.monotonic() - began
+            print(f"\nnew logs: {first}; {spent:.2f} s; p50, p99, worst ms: {[round(each, 1) for each in figures]}")
+        assert took[len(took) * 99 // 100] < 0.02
+    finally:
+        await asyncio.to_thread(wide.broker.kill)
