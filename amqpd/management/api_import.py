@@ -11,7 +11,7 @@ parameters, stream queues): silently dropping it would be worse.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -266,7 +266,7 @@ class Import:
             except BaseException:
                 declared.free(plan.names)
                 if submitted:
-                    declared.take_back(plan.undo, plan.names)
+                    declared.take_back(plan.undo[::-1], plan.names)
                 raise
             auth.keep_all(plan.users, plan.permissions)
             for names, apply in plan.steps:
@@ -299,10 +299,9 @@ class Import:
             self._known(path, "destination", end is not None)
             plan.binding(item)
             await self._rest()
-        for path, item in self._all("bindings"):
-            self._known(path, "source", plan.durable(item, "exchange", item["source"]) is not None)
-            end = plan.durable(item, item["destination_type"], item["destination"])
-            self._known(path, "destination", end is not None)
+        for name, there in plan.ends.items():
+            # Without a rest from here to the commit.
+            self._known("bindings", f"{name.kind} '{name.name}'", name.name in there)
 
 
 class Plan:
@@ -319,6 +318,8 @@ class Plan:
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self.steps: list[tuple[list[Name], Callable[[], object]]] = []
         self.names: list[Name] = []
+        # Ends of bindings that were there before, and where to look whether they still are.
+        self.ends: dict[Name, Container[str]] = {}
         self._vhosts: dict[str, VHost] = {}
         self._kinds: dict[str, str] = {}  # default queue types, by vhost
         self._new: dict[Name, bool] = {}  # whether it is durable
@@ -327,7 +328,7 @@ class Plan:
         self._broker.declared.hold(name)
         self.names.append(name)
         self.changes += coming.changes
-        self.undo[:0] = coming.undo
+        self.undo += coming.undo
         self.steps.append(([name], coming.apply))
 
     def user(self, item: Item) -> None:
@@ -411,6 +412,9 @@ class Plan:
         make = partial(self._bind, vhost, item)
         self._step(name, Coming([Put(row)], make, [Delete(row)]) if durable else Coming([], make, []))
         self._new[name] = bool(durable)
+        for end in (Name(vhost.name, "exchange", row.source), Name(vhost.name, row.destination_type, row.destination)):
+            if end not in self._new:
+                self.ends[end] = vhost.queues if end.kind == "queue" else vhost.exchanges
 
     def _bind(self, vhost: VHost, item: Item) -> None:
         """Whoever has deleted an end since the commit has removed the row too."""
