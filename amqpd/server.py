@@ -35,10 +35,10 @@ from amqpd.connection.transport import Transport
 from amqpd.listening import Listener, bound_socket, bound_sockets
 from amqpd.management.unix_socket import NAME, unix_socket
 from amqpd.settings import Settings
-from amqpd.storage.checkpoint import UnknownFormat
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.metadata import Metadata, MetadataError
-from amqpd.storage.recovery import DamagedLog
+from amqpd.storage.log.checkpoint import UnknownFormat
+from amqpd.storage.log.recovery import DamagedLog
+from amqpd.storage.metadata.metadata import Metadata, MetadataError
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:

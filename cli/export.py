@@ -119,7 +119,7 @@ def _options(context: Context) -> ExportOptions:
     _look_for_packages()
     from amqpd.storage.export.columns import BASE
     from amqpd.storage.export.job import ExportOptions
-    from amqpd.storage.hold import NAME
+    from amqpd.storage.settle.hold import NAME
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")

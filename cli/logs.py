@@ -1,8 +1,8 @@
 """Looks into logs without a broker: `dump_log` prints what is in the files, `verify_log` says whether all is well.
 
 Both read a data directory directly, also one a broker is using, and change nothing. What they find is decided in
-`amqpd.storage.inspect` and `amqpd.storage.verify`; here it becomes text, one line an entry, or one JSON array with one
-object a line, written as it is found: a log of gigabytes needs no memory.
+`amqpd.storage.tools`; here it becomes text, one line an entry, or one JSON array with one object a line, written as it
+is found: a log of gigabytes needs no memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import compact, visible
 
 if TYPE_CHECKING:
-    from amqpd.storage.inspect import Batch, Event
-    from amqpd.storage.record import Record
-    from amqpd.storage.verify import QueueReport
+    from amqpd.storage.log.record import Record
+    from amqpd.storage.tools.inspect import Batch, Event
+    from amqpd.storage.tools.verify import QueueReport
 
 BODY_SHOWN: Final = 64
 """Bytes of a body in the text output; JSON has all of it."""
@@ -40,7 +40,7 @@ def dump_log(context: Context) -> None:
 
 def verify_log(context: Context) -> None:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.verify import check_queue, queue_directories
+    from amqpd.storage.tools.verify import check_queue, queue_directories
 
     _text_or_json(context)
     filesystem = FileSystem()
@@ -115,8 +115,8 @@ def _is_queue(path: Path) -> bool:
 def _files(path: Path) -> list[str]:
     """The files to dump: the one named, or all of a queue's (of each queue's in a data directory), in reading order."""
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.inspect import is_known, plain_name
-    from amqpd.storage.verify import queue_directories
+    from amqpd.storage.tools.inspect import is_known, plain_name
+    from amqpd.storage.tools.verify import queue_directories
 
     if not path.exists():
         raise Failure(DATA, f"there is no {path}")
@@ -139,7 +139,7 @@ def _files(path: Path) -> list[str]:
 
 def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] | None) -> int:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.inspect import Damage, look_into
+    from amqpd.storage.tools.inspect import Damage, look_into
 
     output.write(f"Dumping {path}", {"type": "file", "file": path})
     damaged = 0
@@ -157,7 +157,7 @@ def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] 
 
 
 def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    from amqpd.storage.inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
+    from amqpd.storage.tools.inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
 
     if isinstance(event, Batch):
         yield _batch(event)

@@ -19,8 +19,8 @@ import os
 import secrets
 from itertools import pairwise
 
-from amqpd.storage import checkpoint
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log import checkpoint
 
 logger = logging.getLogger(__name__)
 

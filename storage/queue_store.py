@@ -26,7 +26,9 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.batch import (
+from amqpd.storage.commit.group import JobPart
+from amqpd.storage.filesystem import Clock
+from amqpd.storage.log.batch import (
     COMMIT_RECORDS,
     CONTROL,
     LOG_APPEND_TIME,
@@ -39,13 +41,11 @@ from amqpd.storage.batch import (
     ClosedBatch,
     close_batch,
 )
-from amqpd.storage.filesystem import Clock
-from amqpd.storage.group import JobPart
-from amqpd.storage.log import Log
-from amqpd.storage.prepared import Prepared
-from amqpd.storage.readahead import ReadAhead
-from amqpd.storage.reader import LogReader
-from amqpd.storage.record import BadRecord, Record, RecordRoute, around_body, write_record, write_tombstone
+from amqpd.storage.log.log import Log
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.readahead import ReadAhead
+from amqpd.storage.log.reader import LogReader
+from amqpd.storage.log.record import BadRecord, Record, RecordRoute, around_body, write_record, write_tombstone
 
 logger = logging.getLogger(__name__)
 

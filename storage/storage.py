@@ -21,20 +21,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from amqpd.storage import group, recovery
-from amqpd.storage.committer import Committer, InlineCommitter, Removal, run_job
+from amqpd.storage.commit import group
+from amqpd.storage.commit.committer import Committer, InlineCommitter, Removal, run_job
+from amqpd.storage.commit.group import JobPart, SyncJob
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
-from amqpd.storage.departures import Departures
 from amqpd.storage.description import describe
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
-from amqpd.storage.group import JobPart, SyncJob
-from amqpd.storage.hold import Hold, Losses, find_hold
-from amqpd.storage.log import Log
+from amqpd.storage.keep.departures import Departures
+from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.upkeep import Upkeep
+from amqpd.storage.log import recovery
+from amqpd.storage.log.log import Log
+from amqpd.storage.log.readahead import ReadAhead
 from amqpd.storage.queue_store import DIRTY_MAX, QueueStore, StoreContext
-from amqpd.storage.readahead import ReadAhead
-from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.settle.hold import Hold, Losses, find_hold
 from amqpd.storage.survey import Survey, survey
-from amqpd.storage.upkeep import Upkeep
 from amqpd.storage.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -360,11 +361,11 @@ class Storage:
 
     def _begin_opening(self, store: QueueStore) -> recovery.Opening:
         try:
-            return recovery.begin(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+            return recovery.begin(store, self._boot, self._context.clock, power_cut=self.power_cut, strict=self.strict)
         except OSError as error:
             if not self.filesystem.room_after(error):
                 raise
-            return recovery.begin(store, self._boot, power_cut=self.power_cut, strict=self.strict)
+            return recovery.begin(store, self._boot, self._context.clock, power_cut=self.power_cut, strict=self.strict)
 
     def _write_opening(self, opening: recovery.Opening) -> None:
         """In the thread."""

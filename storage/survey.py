@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.removal import DELETED
+from amqpd.storage.settle.removal import DELETED
 
 
 class Survey(NamedTuple):

@@ -27,7 +27,7 @@ NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
 LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.commands"}
 """Field tables, properties, methods: pure, so the log tools, the sink and the command line may use them too."""
 
-LOG_READERS = {f"amqpd.storage.{name}" for name in ("record", "filesystem", "inspect", "verify")}
+LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "tools.inspect", "tools.verify")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
@@ -153,7 +153,7 @@ class TestTheReader:
         text = """
 import a.b, c
 from typing import TYPE_CHECKING
-from amqpd.storage import log, Storage
+from amqpd.storage.log import log, Storage
 from . import near
 from .near import thing
 from ..broker import queue
@@ -165,11 +165,11 @@ def f():
     import hidden
     importlib.import_module("by.name")
 """
-        known = {"amqpd.storage.log", "amqpd.channel.near", "amqpd.broker.queue"}
+        known = {"amqpd.storage.log.log", "amqpd.channel.near", "amqpd.broker.queue"}
         found = imports_in("amqpd.channel.on_basic", False, ast.parse(text), known)
         assert [one.module for one in found if not one.typing_only] == [
-            "a.b", "c", "typing", "amqpd.storage.log", "amqpd.storage", "amqpd.channel.near", "amqpd.channel.near",
-            "amqpd.broker.queue", "late", "hidden", "by.name",
+            "a.b", "c", "typing", "amqpd.storage.log.log", "amqpd.storage.log", "amqpd.channel.near",
+            "amqpd.channel.near", "amqpd.broker.queue", "late", "hidden", "by.name",
         ]  # fmt: skip
         assert [one.module for one in found if one.typing_only] == ["amqpd.channel.channel"]
 
@@ -235,7 +235,7 @@ class TestImports:
 
     def test_the_command_line_is_a_client(self) -> None:
         allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
-        job = ("amqpd.storage.export", "amqpd.storage.hold")  # which the command line starts
+        job = ("amqpd.storage.export", "amqpd.storage.settle.hold")  # which the command line starts
         assert not offences(
             one
             for one in all_imports()

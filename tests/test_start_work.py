@@ -12,7 +12,7 @@ import pytest
 from amqpd.broker.exchange import Exchange
 from amqpd.server import Server
 from amqpd.settings import Settings
-from amqpd.storage.metadata import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
+from amqpd.storage.metadata.metadata import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
 

@@ -30,7 +30,7 @@ from amqpd.auth.passwords import (
     hash_password,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     Change,
     Delete,
     Metadata,

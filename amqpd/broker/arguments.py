@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from amqpd.broker.expiry import TTL_MS_MAX
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
-from amqpd.storage.hold import NAME as EXPORT_NAME
+from amqpd.storage.settle.hold import NAME as EXPORT_NAME
 
 log = logging.getLogger(__name__)
 

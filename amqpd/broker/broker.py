@@ -37,7 +37,7 @@ from amqpd.broker.vhost import VHost
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import ExchangeType, exchange_type
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     Change,
     Delete,
     ExchangeRow,

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
     DeleteBindings,

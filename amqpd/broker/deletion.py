@@ -2,7 +2,7 @@
 
     1  it is out of memory: nothing is delivered, consumers are cancelled (`VHost.delete_queue`)
     2  its tombstone is committed: a row in state `deleting`, which a start finishes
-    3  its directory is renamed `<id>.deleted` and the directory above synced (storage/departures.py)
+    3  its directory is renamed `<id>.deleted` and the directory above synced (storage/keep/departures.py)
     4  whoever deletes it is answered, and it is counted
     5  its files go, then its row; the empty `<id>.deleted` when the database itself holds all this
 
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.restore import Findings, in_parts
-from amqpd.storage.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
+from amqpd.storage.metadata.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
 
 if TYPE_CHECKING:
     from amqpd.broker.queue import Queue

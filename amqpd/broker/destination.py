@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 if TYPE_CHECKING:
     from amqpd.broker.message import Message
-    from amqpd.storage.prepared import Prepared
+    from amqpd.storage.log.prepared import Prepared
     from amqpd.storage.queue_store import QueueStore
 
 

@@ -30,7 +30,7 @@ from amqpd.protocol.assembler import (
 )
 from amqpd.protocol.codec import read_u32, shortstr
 from amqpd.protocol.properties import PropertyInfo, scan
-from amqpd.storage.record import Record, RecordRoute
+from amqpd.storage.log.record import Record, RecordRoute
 
 if TYPE_CHECKING:
     from amqpd.broker.consumers import Consumer

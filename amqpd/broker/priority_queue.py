@@ -29,8 +29,8 @@ from amqpd.broker.limited_queue import LimitedQueue, number_argument
 from amqpd.broker.message import Entry, Message
 from amqpd.broker.queue import COLD_READ_BYTES, within
 from amqpd.protocol.properties import PropertyInfo, scan
+from amqpd.storage.log.record import Record
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import Record
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost import VHost

@@ -30,11 +30,11 @@ from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
 from amqpd.errors import ResourceError
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
-from amqpd.storage.checkpoint import UnknownFormat
-from amqpd.storage.prepared import Prepared
+from amqpd.storage.log.checkpoint import UnknownFormat
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import Record
+from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import Record
-from amqpd.storage.recovery import DamagedLog
 
 if TYPE_CHECKING:
     from amqpd.broker.expiry import Expiry

@@ -4,7 +4,7 @@
     LimitedQueue    a limit, a time to live, a lease, a dead-letter exchange, or x-queue-type=quorum
     PriorityQueue   x-max-priority; with any of the above
 
-`x-export` makes the log keep what is settled for an export (storage/hold.py), whatever the class.
+`x-export` makes the log keep what is settled for an export (storage/settle/hold.py), whatever the class.
 
 `quorum` on one node is a durable queue that counts deliveries. A guest's queue type would have to derive from a
 compiled class, which only compiled code may, so there is no entry point: a new kind is a module here and a line below.

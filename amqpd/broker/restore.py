@@ -23,7 +23,7 @@ from amqpd.broker import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.protocol.codec import decode_table
 from amqpd.storage.description import DESCRIPTION, Description, read_description
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     Change,
     Delete,
     DeleteBindings,

@@ -36,7 +36,7 @@ from amqpd.errors import (
 )
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import BadBinding, UnknownExchangeType, exchange_type
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
     Delete,

@@ -33,7 +33,7 @@ from amqpd.channel.on_basic import requeue_all, settle_collected
 from amqpd.errors import InternalError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import TxCommitOk
-from amqpd.storage.prepared import Prepared
+from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_store import LogFailed, QueueStore
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from amqpd.broker.queue import Queue
 from amqpd.channel.channel import Channel
 from amqpd.errors import ResourceError
 from amqpd.protocol.commands import Command, encode
-from amqpd.storage.metadata import Change
+from amqpd.storage.metadata.metadata import Change
 
 
 def reply_made(channel: Channel, command: Command, coming: Coming | None, reply: bytes) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from amqpd.broker.queue import Queue
     from amqpd.broker.vhost import VHost
     from amqpd.connection.connection import Connection
-    from amqpd.storage.metadata import Change
+    from amqpd.storage.metadata.metadata import Change
 
 
 class Connections(Clients):

@@ -1,4 +1,4 @@
-"""What queues keep for exports (storage/hold.py): set, committed, cleared.
+"""What queues keep for exports (storage/settle/hold.py): set, committed, cleared.
 
 To set and clear takes the configure permission on the queue, to commit and to look the read permission.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amqpd.auth.permissions import Kind
 from amqpd.broker.opening import opened
 from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
-from amqpd.storage.hold import NAME
+from amqpd.storage.settle.hold import NAME
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_store import QueueStore

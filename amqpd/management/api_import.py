@@ -26,7 +26,7 @@ from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Re
 from amqpd.management.api_users import tags_of
 from amqpd.protocol.codec import CodecError, encode_table
 from amqpd.routing.exchange import RoutingError, exchange_type
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
     Delete,

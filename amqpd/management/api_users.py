@@ -21,7 +21,7 @@ from amqpd.management.api_call import (
 from amqpd.management.api_list import listing, one
 
 if TYPE_CHECKING:
-    from amqpd.storage.metadata import PermissionRow, TopicPermissionRow, UserRow
+    from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
 
 
 def user_item(row: UserRow) -> dict[str, Any]:

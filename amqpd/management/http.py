@@ -51,7 +51,7 @@ from amqpd.management.file_range import FileRange
 from amqpd.management.rates import Rates
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.codec import CodecError
-from amqpd.storage.metadata import MetadataError
+from amqpd.storage.metadata.metadata import MetadataError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

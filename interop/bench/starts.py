@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from amqpd.auth.backends import bootstrap
 from amqpd.storage.description import describe
-from amqpd.storage.metadata import BindingRow, Metadata, Put, QueueRow, Row, UserRow, VhostRow, random_id
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.metadata.metadata import BindingRow, Metadata, Put, QueueRow, Row, UserRow, VhostRow, random_id
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 

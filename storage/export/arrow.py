@@ -20,7 +20,7 @@ from amqpd.protocol import properties as p
 from amqpd.storage.export.borders import Borders
 from amqpd.storage.export.columns import PROPERTIES
 from amqpd.storage.export.fields import HeaderColumns, PropertyColumns, scan_headers, scan_properties
-from amqpd.storage.record import Record
+from amqpd.storage.log.record import Record
 
 _BORDERS: Final = 8
 _FIELD_BORDERS: Final = 26

@@ -46,7 +46,7 @@ from amqpd.storage.export.options import parse
 from amqpd.storage.export.plan import Snapshot
 from amqpd.storage.export.read import PartReader
 from amqpd.storage.export.session import spark_session
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:

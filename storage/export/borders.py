@@ -22,8 +22,8 @@ from google_crc32c import value
 from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
-from amqpd.storage.batch import CRC_START, HEADER_SIZE, BatchHeader
-from amqpd.storage.record import BadRecord, read_varint
+from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, BatchHeader
+from amqpd.storage.log.record import BadRecord, read_varint
 
 # How a scan ended.
 MORE: Final[i64] = 0

@@ -1,4 +1,4 @@
-"""Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/hold.py).
+"""Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/settle).
 
 A broker that runs is asked through its admin API: `url` as the source's, or the unix socket in the data directory. When
 none runs there, the file is written, and the broker finds it at its next start. A commit that does not arrive costs
@@ -41,7 +41,7 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
         if connection is not None:
             _post(connection, path, body, headers)
         else:
-            from amqpd.storage.hold import write_offset
+            from amqpd.storage.settle.hold import write_offset
 
             write_offset(place, name, offset)
     except (OSError, http.client.HTTPException) as error:

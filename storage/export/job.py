@@ -32,7 +32,7 @@ from amqpd.storage.export.ledger import Ledger
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.plan import DataLoss, Part, Snapshot
 from amqpd.storage.export.targets import Database, Delta, Files, Target, TargetError, file_label
-from amqpd.storage.hold import file_name
+from amqpd.storage.settle.hold import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

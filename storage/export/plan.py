@@ -23,12 +23,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from amqpd.storage import checkpoint, settled
-from amqpd.storage.batch import HEADER_SIZE, BatchHeader
-from amqpd.storage.cleaner import CLEANER_OFFSET, decode_clean_offsets
 from amqpd.storage.export.files import LogFiles, QueueName
-from amqpd.storage.index import OffsetIndex, TimeIndex
-from amqpd.storage.segment import segment_name
+from amqpd.storage.keep.cleaner import CLEANER_OFFSET, decode_clean_offsets
+from amqpd.storage.log import checkpoint
+from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
+from amqpd.storage.log.index import OffsetIndex, TimeIndex
+from amqpd.storage.log.segment import segment_name
+from amqpd.storage.settle import settled
 
 logger = logging.getLogger(__name__)
 

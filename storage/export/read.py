@@ -21,14 +21,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from amqpd.storage.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.export.arrow import Decoder
 from amqpd.storage.export.borders import BAD, DONE, FULL, IRREGULAR, Borders, scan
 from amqpd.storage.export.files import LogFiles
 from amqpd.storage.export.plan import DataLoss, Part, Snapshot
-from amqpd.storage.index import OffsetIndex
-from amqpd.storage.record import BadRecord, Record
-from amqpd.storage.segment import segment_name
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.index import OffsetIndex
+from amqpd.storage.log.record import BadRecord, Record
+from amqpd.storage.log.segment import segment_name
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from amqpd.auth.backends import (
 )
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     Delete,
     Metadata,
     MetadataError,

@@ -11,8 +11,8 @@ import pytest
 
 from amqpd.broker.deletion import Deletions
 from amqpd.broker.restore import Findings, Report
-from amqpd.storage.metadata import Change, Delete, MetadataClosed, Put, QueueRow
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, QueueRow
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")

@@ -22,8 +22,8 @@ from amqpd.broker.message import (
 )
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.protocol.properties import Properties, encode_properties, scan
-from amqpd.storage.batch import BatchHeader
-from amqpd.storage.record import Record
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.log.record import Record
 
 PROPERTIES = b"\x10\x00\x02"
 

@@ -11,7 +11,7 @@ import pytest
 from amqpd.broker.restore import Findings, reconcile
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.description import DESCRIPTION, Description, describe, read_description
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Delete,
     DeleteBindings,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from amqpd.auth.backends import bootstrap
-from amqpd.storage.metadata import Metadata, Put, QueueRow
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.metadata.metadata import Metadata, Put, QueueRow
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
 from amqpd.storage.storage import Storage
 
 TURN = 500

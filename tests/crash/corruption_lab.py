@@ -14,7 +14,7 @@ from states_disk import Disk, Image
 from states_ledger import Ledger, Message
 from states_life import ROUTE, Life
 
-from amqpd.storage.batch import HEADER_SIZE, BatchHeader
+from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
 
 QUEUE: Final = "/data/vhosts/v/queues/q"
 

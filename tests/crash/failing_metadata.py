@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from amqpd.__main__ import main
-from amqpd.storage.metadata_core import CoreStore
-from amqpd.storage.metadata_schema import Change
+from amqpd.storage.metadata.core import CoreStore
+from amqpd.storage.metadata.schema import Change
 
 _write = CoreStore.write
 _switch = Path(sys.argv.pop(1))

@@ -24,10 +24,10 @@ from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
 from amqpd.storage.description import DESCRIPTION, read_description
+from amqpd.storage.keep.retention import RetentionPolicy, trim
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
-from amqpd.storage.removal import DELETED
-from amqpd.storage.retention import RetentionPolicy, trim
+from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 from amqpd.storage.survey import survey

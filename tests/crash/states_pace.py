@@ -1,7 +1,7 @@
 """Time in a life whose storage is paced, and a rule of its own for what a delivery mark may say there.
 
 A broker writes settlements up to SETTLE_MS after the end of their turn, and a delivery mark that runs ahead of the
-deliveries once these have gone on for a while (storage/README.md). `Timers` stands for the loop's `call_later`, on a
+deliveries once these have gone on for a while (storage/DECISIONS.md). `Timers` stands for the loop's `call_later`, on a
 simulated clock. `Deliveries` knows how far the mark may be ahead: it looks at times and offsets alone, and not at what
 the storage counts.
 """

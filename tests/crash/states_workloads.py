@@ -15,8 +15,8 @@ from states_workloads_paced import (
     settled_and_not_written,
 )
 
-from amqpd.storage.cleaner import CleanerPolicy
-from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.keep.cleaner import CleanerPolicy
+from amqpd.storage.keep.retention import RetentionPolicy
 
 Steps = Callable[[Life, random.Random], Iterator[None]]
 

@@ -20,10 +20,10 @@ import pytest
 from numbered import Publisher, number_of
 from quickclient import connect
 
-from amqpd.storage.lookup import offset_at
+from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.log.lookup import offset_at
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
-from amqpd.storage.retention import RetentionPolicy
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess

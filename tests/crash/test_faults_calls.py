@@ -24,8 +24,8 @@ from faults_disk import Injector, skip_or_fail
 from numbered import Publisher
 from quickclient import Gone, connect
 
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import LogFailed, QueueStore
-from amqpd.storage.record import RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerFailed, BrokerProcess

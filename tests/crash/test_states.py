@@ -22,8 +22,8 @@ from states_pace import AHEAD_MAX, Timers
 from states_search import Search
 from states_workloads import WORKLOADS
 
-from amqpd.storage.departures import Departures
-from amqpd.storage.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
+from amqpd.storage.keep.departures import Departures
+from amqpd.storage.settle.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +267,7 @@ def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.Monkey
     if broken == "not renamed":
         monkeypatch.setattr(Departures, "_rename", lambda departures, chains: None)
     else:
-        monkeypatch.setattr("amqpd.storage.departures.patiently", lambda filesystem, sync, path: None)
+        monkeypatch.setattr("amqpd.storage.keep.departures.patiently", lambda filesystem, sync, path: None)
     with pytest.raises(AssertionError, match="whose deletion was answered|which is deleting, is still there"):
         walk("delete and declare again")
 

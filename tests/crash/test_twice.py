@@ -13,8 +13,8 @@ from states_disk import SECTOR, Disk, Image
 from states_ledger import Ledger, judge
 from states_life import QUEUES, Life, find
 
-from amqpd.storage.cleaner import CleanerPolicy
-from amqpd.storage.retention import RetentionPolicy
+from amqpd.storage.keep.cleaner import CleanerPolicy
+from amqpd.storage.keep.retention import RetentionPolicy
 
 EMPTY: Image = {"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None}
 

@@ -18,8 +18,8 @@ import pytest
 
 from amqpd.storage.export.files import LogFiles, LogSource, QueueName
 from amqpd.storage.export.plan import Part, Snapshot
+from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import Record, RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.cleaner import CleanerPolicy
 from amqpd.storage.export import offsets
 from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.record import RecordRoute
-from amqpd.storage.retention import FILE_DELETE_DELAY_MS, RetentionPolicy
+from amqpd.storage.keep.cleaner import CleanerPolicy
+from amqpd.storage.keep.retention import FILE_DELETE_DELAY_MS, RetentionPolicy
+from amqpd.storage.log.record import RecordRoute
 
 KEYS = 7
 

@@ -15,13 +15,13 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.codec import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.storage.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.export import borders
 from amqpd.storage.export.arrow import Decoder
 from amqpd.storage.export.borders import DONE, FULL, IRREGULAR, MORE, Borders, scan
 from amqpd.storage.export.columns import BASE, COLUMNS
 from amqpd.storage.export.fields import text_of
-from amqpd.storage.record import RecordRoute, varint, write_record
+from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
+from amqpd.storage.log.record import RecordRoute, varint, write_record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -9,13 +9,13 @@ import pika
 import pytest
 
 from amqpd.protocol import properties as p
-from amqpd.storage import hold
 from amqpd.storage.export.files import DirectorySource
 from amqpd.storage.export.hold_commit import CommitFailed, commit
 from amqpd.storage.export.job import ExportOptions, Job
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.export.publisher import Publisher, Target
 from amqpd.storage.export.remote import BrokerSource
+from amqpd.storage.settle import hold
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.plan import bits_of, split_size
-from amqpd.storage.settled import BITS, SETTLED, encode_entry
+from amqpd.storage.settle.settled import BITS, SETTLED, encode_entry
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 STEPS = st.lists(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
 
 
 def load(spark: Any, lake: Any, **options: str) -> Any:

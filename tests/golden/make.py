@@ -20,9 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amqpd.storage.checkpoint import FORMAT_VERSION
-from amqpd.storage.cleaner import CleanerPolicy
-from amqpd.storage.metadata import (
+from amqpd.storage.keep.cleaner import CleanerPolicy
+from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.log.checkpoint import FORMAT_VERSION
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     ExchangeRow,
     Metadata,
@@ -34,8 +36,6 @@ from amqpd.storage.metadata import (
     VhostRow,
 )
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
-from amqpd.storage.retention import RetentionPolicy
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

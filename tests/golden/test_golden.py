@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from amqpd.cli.main import run
-from amqpd.storage import checkpoint
-from amqpd.storage.checkpoint import FORMAT_VERSION, UnknownFormat, check_format, encode_format
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.settled import HEADER, encode_entry
+from amqpd.storage.log import checkpoint
+from amqpd.storage.log.checkpoint import FORMAT_VERSION, UnknownFormat, check_format, encode_format
+from amqpd.storage.settle.settled import HEADER, encode_entry
 from amqpd.storage.storage import Storage
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from amqpd.broker.broker import Broker
 from amqpd.connection.connection import CLOSED
 from amqpd.connection.connections import Connections
 from amqpd.settings import Settings
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
     DeleteBindings,
@@ -27,7 +27,7 @@ from amqpd.storage.metadata import (
     WriteFailed,
     _state,
 )
-from amqpd.storage.metadata_schema import TABLE_OF, TABLES
+from amqpd.storage.metadata.schema import TABLE_OF, TABLES
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 

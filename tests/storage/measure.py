@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amqpd.storage.queue_store
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
 COUNT = 200_000

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.cleaner import CleanerPolicy, OffsetMap, encode_clean_offsets, read_clean_offsets
-from amqpd.storage.record import RecordRoute
-from amqpd.storage.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
+from amqpd.storage.keep.cleaner import CleanerPolicy, OffsetMap, encode_clean_offsets, read_clean_offsets
+from amqpd.storage.keep.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():

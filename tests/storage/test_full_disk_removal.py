@@ -6,8 +6,8 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from amqpd.storage.committer import run_job
-from amqpd.storage.group import JobPart, SyncJob
+from amqpd.storage.commit.committer import run_job
+from amqpd.storage.commit.group import JobPart, SyncJob
 from amqpd.storage.simulation import SimulatedFileSystem
 
 

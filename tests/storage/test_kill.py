@@ -16,7 +16,7 @@ from amqpd.storage.storage import Storage
 
 WRITER = """
 import queue, sys
-from amqpd.storage.record import RecordRoute
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 posted = queue.SimpleQueue()
 post = lambda function, *arguments: posted.put((function, arguments))

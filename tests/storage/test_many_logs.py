@@ -6,8 +6,8 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 COUNT = 200

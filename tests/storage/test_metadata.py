@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amqpd.storage.metadata import (
+from amqpd.storage.metadata.core import CoreStore
+from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
     Delete,
@@ -42,9 +43,8 @@ from amqpd.storage.metadata import (
     WriteFailed,
     random_id,
 )
-from amqpd.storage.metadata_core import CoreStore
-from amqpd.storage.metadata_schema import SCHEMA_VERSION, TABLES
-from amqpd.storage.metadata_sqlite import SqliteStart
+from amqpd.storage.metadata.schema import SCHEMA_VERSION, TABLES
+from amqpd.storage.metadata.sqlite import SqliteStart
 
 VHOST = VhostRow("/", "0" * 32)
 OTHER = VhostRow("shop", "1" * 32, "the 'shop'; DROP TABLE vhosts", ("a", "b,c"), "quorum")
@@ -392,7 +392,7 @@ def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
-        from amqpd.storage.metadata import Metadata, Put, VhostRow
+        from amqpd.storage.metadata.metadata import Metadata, Put, VhostRow
         count = 0
         def done(error):
             global count
@@ -449,7 +449,7 @@ def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) ->
     script = """
         import sys
         from pathlib import Path
-        from amqpd.storage.metadata import Metadata
+        from amqpd.storage.metadata.metadata import Metadata
         metadata = Metadata("", Path(sys.argv[1]), print)
         metadata.open()
         print("sqlalchemy" in sys.modules, "asyncio" in sys.modules)

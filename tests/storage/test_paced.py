@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.checkpoint import HIGH_WATERMARK, decode_high_watermark
+from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
 from amqpd.storage.queue_store import AHEAD_MAX, QueueStore
-from amqpd.storage.settled import DELIVERED, SETTLED, decode_entries
+from amqpd.storage.settle.settled import DELIVERED, SETTLED, decode_entries
 from amqpd.storage.storage import POSTPONE_FROM
 
 TICK_MS = 50

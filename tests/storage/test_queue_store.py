@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import LogFailed
-from amqpd.storage.record import RecordRoute
 
 
 def failing(call: str, suffix: str, number: int, times: int = 1) -> Callable[[str, str], OSError | None]:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.readahead import STRETCH_SIZE
-from amqpd.storage.reader import CHUNK_SIZE
-from amqpd.storage.record import Record, RecordRoute
+from amqpd.storage.log.readahead import STRETCH_SIZE
+from amqpd.storage.log.reader import CHUNK_SIZE
+from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"tasks")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from amqpd.storage.record import (
+from amqpd.storage.log.record import (
     BadRecord,
     Record,
     RecordDecoder,

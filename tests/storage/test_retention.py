@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.checkpoint import read_lines
-from amqpd.storage.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
-from amqpd.storage.settled import SettledSet
+from amqpd.storage.keep.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
+from amqpd.storage.keep.upkeep import Upkeep
+from amqpd.storage.log.checkpoint import read_lines
+from amqpd.storage.settle.settled import SettledSet
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
-from amqpd.storage.upkeep import Upkeep
 
 HOUR = 3_600_000
 

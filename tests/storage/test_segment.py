@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka.record.memory_records import MemoryRecords as AioRecords
 
-from amqpd.storage.checkpoint import (
+from amqpd.storage.log.checkpoint import (
     decode_high_watermark,
     encode_clean,
     encode_high_watermark,

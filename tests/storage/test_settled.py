@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.storage.settled import (
+from amqpd.storage.settle.settled import (
     BITS,
     BOOT,
     ENTRY_SIZE,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from amqpd.storage.data_directory import DataDirectoryInUse
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
-from amqpd.storage.record import RecordRoute
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"tasks")

@@ -1,0 +1,1 @@
+"""Making safe: what a turn has gathered is written and synced."""

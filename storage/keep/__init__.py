@@ -1,0 +1,1 @@
+"""What goes with time: retention, compaction, upkeep, departed directories."""

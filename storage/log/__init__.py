@@ -1,0 +1,1 @@
+"""The log itself: records, batches, segments and their indexes, reading, recovery."""

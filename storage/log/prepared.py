@@ -1,0 +1,77 @@
+"""A transaction's records, encoded before they have their offsets.
+
+A batch's records count from its base offset, which stands in the header only. So those of a large transaction can be
+written out over many loop turns, and then go into the log as one (`QueueStore.append_prepared`) at the price of the
+headers. Nothing here touches the disk, and nothing of it is anybody's before that call.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from amqpd.storage.log.batch import RECORDS_MAX, RECORDS_SIZE_BYTES_MAX
+from amqpd.storage.log.record import RecordRoute, write_record
+
+
+@final
+class PreparedBatch:
+    """The records of one batch. persistent: of all of them; body_bytes: of all together."""
+
+    def __init__(self, records: bytes, count: i64, body_bytes: i64, persistent: bool) -> None:
+        self.records = records
+        self.count = count
+        self.body_bytes = body_bytes
+        self.persistent = persistent
+
+
+@final
+class Prepared:
+    """See the module. `count`: records so far."""
+
+    def __init__(self) -> None:
+        self.batches: list[PreparedBatch] = []
+        self.count: i64 = 0
+        self._writer = BytesWriter()
+        self._open_count: i64 = 0
+        self._body_bytes: i64 = 0
+        self._persistent = True
+
+    def append(
+        self,
+        route: RecordRoute,
+        source: bytes,
+        properties_start: i64,
+        properties_end: i64,
+        body_start: i64,
+        body_end: i64,
+        persistent: bool,
+    ) -> None:
+        """As `QueueStore.append`, without an offset."""
+        writer = self._writer
+        body_size: i64 = body_end - body_start
+        if self._open_count > 0 and (
+            self._open_count >= RECORDS_MAX
+            or persistent != self._persistent
+            or len(writer) + route.fixed_size + 16 + body_size + (properties_end - properties_start)
+            > RECORDS_SIZE_BYTES_MAX
+        ):
+            self.close()
+        self._persistent = persistent
+        write_record(writer, route, self._open_count, source, properties_start, properties_end, body_start, body_end)
+        self._open_count += 1
+        self._body_bytes += body_size
+        self.count += 1
+
+    def close(self) -> None:
+        """The open batch is whole; what comes behind it begins another."""
+        if self._open_count == 0:
+            return
+        self.batches.append(
+            PreparedBatch(self._writer.getvalue(), self._open_count, self._body_bytes, self._persistent)
+        )
+        self._writer.truncate(0)
+        self._open_count = 0
+        self._body_bytes = 0

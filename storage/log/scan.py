@@ -1,0 +1,252 @@
+"""Checks every batch of one segment, and says what there is and what is wrong.
+
+Three things can be wrong with bytes where a batch should be. Their checksum is right but the offset does not fit its
+neighbours (the CRC does not cover it): that one batch is passed over. They are no batch: reading goes on at the next
+position that `.index` knows and that has a good batch whose offset fits; bodies are never searched. Neither finds
+anything good behind: the tail is torn, and ends where the last good batch ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from mypy_extensions import i64
+
+from amqpd.storage.filesystem import READ, FileSystem
+from amqpd.storage.log.batch import (
+    HEADER_SIZE,
+    TRANSACTIONAL,
+    BadRecord,
+    BatchHeader,
+    body_size_bytes,
+    crc_fits,
+    missing_offsets,
+)
+from amqpd.storage.log.index import OffsetIndex
+from amqpd.storage.log.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+SCAN_CHUNK_SIZE: Final[i64] = 1 << 20
+
+
+class Scan:
+    """What scanning found; `run` sets the segment's size, end, body bytes and indexes besides.
+
+    next_base: where the next segment starts, -1 for none. lost: offset ranges behind which good batches follow.
+    transient: (first, last, bytes of bodies) of messages that do not count after a restart. aborted: likewise, pieces
+    of transactions that are not whole, also in segments before this one. gaps: offsets that never were a message.
+    synced_end: of the log. before: the scan of the segment before, whose last transaction may go on here.
+    open_transaction: (first offset, position, body bytes before, base of the segment) of a transaction that has no
+    commit marker.
+    """
+
+    def __init__(
+        self, filesystem: FileSystem, segment: Segment, next_base: int, synced_end: int, before: Scan | None
+    ) -> None:
+        self.lost: list[tuple[int, int]] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.transient: list[tuple[int, int, int]] = []
+        self.aborted: list[tuple[int, int, int]] = []
+        self.epoch = -1
+        self.torn_bytes = 0
+        self.open_transaction: tuple[int, int, int, int] | None = None
+        self._intact = False
+        self._transaction_end = -1
+        self._transaction_parts: list[tuple[int, int, int]] = []
+        if before is not None and before.open_transaction is not None:
+            self.open_transaction = before.open_transaction
+            self._intact = before._intact
+            self._transaction_end = before._transaction_end
+            self._transaction_parts = before._transaction_parts
+        self._synced_end = synced_end
+        self._filesystem = filesystem
+        self._segment = segment
+        self._next_base: i64 = next_base
+        self._file_size: i64 = segment.size
+        self._index: OffsetIndex = segment.stored_index()
+        self._fd = -1
+        self._chunk = b""
+        self._chunk_start: i64 = 0
+
+    def run(self) -> None:
+        """Reads the whole log file. Cost: 0.3 ms a MiB from the page cache. Raises: OSError."""
+        segment = self._segment
+        segment.size = 0
+        segment.begin_index()
+        self._fd = self._filesystem.open(segment.prefix + ".log", READ)
+        try:
+            end = self._batches()
+        finally:
+            self._filesystem.close(self._fd)
+            self._chunk = b""
+        if self.open_transaction is not None and segment.end < self._next_base:
+            self._intact = False
+            self._end_transaction()
+        if end < self._file_size:
+            self.torn_bytes = self._file_size - end
+            segment.size = end
+            if segment.end < self._next_base:  # not the last segment: what is missing here does not end the log
+                self.lost.append((segment.end, self._next_base - 1))
+                segment.end = self._next_base
+
+    def _batches(self) -> int:
+        """Goes over the batches; returns where the last good one ends."""
+        segment = self._segment
+        position: i64 = 0
+        expected: i64 = segment.base
+        good_end: i64 = 0
+        while position < self._file_size:
+            header = self._whole_batch(position)
+            at: i64 = position - self._chunk_start
+            bodies: i64 = -1
+            holes: list[tuple[int, int]] = []
+            if header is not None:
+                if not self._fits(header, expected, position):
+                    logger.error("%s.log: the batch at %d has an offset that cannot be", segment.prefix, position)
+                    position += header.size
+                    continue
+                try:
+                    holes = missing_offsets(self._chunk, at, header)
+                    bodies = 0 if header.control() else body_size_bytes(self._chunk, at, header)
+                except BadRecord as error:
+                    logger.error("%s.log at %d: %s", segment.prefix, position, error)
+            if header is None or bodies < 0:
+                found = self._next_good(position, expected)
+                if found < 0:
+                    break
+                logger.error("%s.log: bad bytes at %d to %d", segment.prefix, position, found)
+                position = found
+                continue
+            if header.base_offset > expected:
+                missing = (expected, header.base_offset - 1)
+                if good_end < position:
+                    self.lost.append(missing)
+                else:
+                    self.gaps.append(missing)
+            self.gaps += holes
+            if good_end < position:  # bad bytes in between stay where they are; readers need to get past them
+                segment.size = position
+                segment.index_next()
+            self._note(header, position, bodies, good_end)
+            position += header.size
+            good_end = position
+            expected = header.last_offset + 1
+        return good_end
+
+    def _note(self, header: BatchHeader, position: int, bodies: int, good_end: int) -> None:
+        segment = self._segment
+        in_transaction = header.attributes & TRANSACTIONAL != 0
+        if self.open_transaction is not None:
+            whole = header.base_offset == self._transaction_end
+            if not in_transaction or header.producer_id != self.open_transaction[0] or not whole:
+                self._intact = False
+            if not in_transaction or header.producer_id != self.open_transaction[0]:
+                self._end_transaction()  # its marker is missing
+        if header.control():
+            if self.open_transaction is None:
+                self._intact = False
+            self._end_transaction()
+            self.gaps.append((header.base_offset, header.last_offset))
+        elif in_transaction:
+            if self.open_transaction is None:  # its number is the offset of its first message
+                self._intact = header.base_offset == header.producer_id
+                start = position if self._intact else good_end  # its first batches are among the bad bytes
+                self.open_transaction = (header.producer_id, start, segment.body_bytes, segment.base)
+            self._transaction_parts.append((header.base_offset, header.last_offset, bodies))
+            self._transaction_end = header.last_offset + 1
+        if header.transient():
+            self.transient.append((header.base_offset, header.last_offset, bodies))
+        segment.note(header.last_offset, header.size, header.max_timestamp_ms)
+        segment.body_bytes += bodies
+        self.epoch = max(self.epoch, header.epoch)
+
+    def _end_transaction(self) -> None:
+        """One has ended, with a marker or without: unless it is whole, or was synced as such once, none of it counts.
+
+        (What was confirmed and has been damaged since loses the damaged batch alone, as anything else.)
+        """
+        if self.open_transaction is not None and not self._intact and self.open_transaction[0] >= self._synced_end:
+            self.aborted += self._transaction_parts
+        self.open_transaction = None
+        self._transaction_parts = []
+
+    def _whole_batch(self, position: i64) -> BatchHeader | None:
+        """The header of the batch at `position`, which is whole and in the chunk, and has the right checksum."""
+        header = self._header(position)
+        if header is None or not header.plausible() or position + header.size > self._file_size:
+            return None
+        at: i64 = self._load(position, header.size)
+        if at < 0 or not crc_fits(self._chunk, at, header):
+            return None
+        return header
+
+    def _fits(self, header: BatchHeader, expected: i64, position: i64) -> bool:
+        if header.base_offset < expected or header.last_offset - self._segment.base >= 0x7FFF_FFFF:
+            return False
+        if 0 <= self._next_base <= header.last_offset:
+            return False
+        if header.base_offset == expected:
+            return True
+        # A gap is legal, but if the batch behind this one starts before this one ends, it is this one that is wrong.
+        # (Only the header is looked at: a file that holds both is damaged in one of them in any case.)
+        chunk, start = self._chunk, self._chunk_start
+        behind = self._header(position + header.size)
+        wrong = behind is not None and behind.plausible() and expected <= behind.base_offset <= header.last_offset
+        self._chunk, self._chunk_start = chunk, start
+        return not wrong
+
+    def _header(self, position: i64) -> BatchHeader | None:
+        at: i64 = self._load(position, HEADER_SIZE)
+        return BatchHeader(self._chunk, at) if at >= 0 else None
+
+    def _load(self, position: i64, wanted: i64) -> i64:
+        """Where `position` is in the chunk once `wanted` bytes from it are there; -1 if the file has not so many."""
+        at: i64 = position - self._chunk_start
+        if at >= 0 and at + wanted <= len(self._chunk):
+            return at
+        if position + wanted > self._file_size:
+            return -1
+        size: i64 = SCAN_CHUNK_SIZE
+        if wanted > size:
+            size = wanted
+        self._chunk = self._filesystem.pread(self._fd, size, position)
+        self._chunk_start = position
+        return 0 if len(self._chunk) >= wanted else -1
+
+    def _next_good(self, position: i64, expected: i64) -> int:
+        """Where the next good batch is: behind this one as its header says, if that one goes on, or else at a position
+        that the index knows. -1: there is none, the tail is torn.
+        """
+        bad = self._header(position)
+        if bad is not None and bad.size >= HEADER_SIZE:
+            behind = self._whole_batch(position + bad.size)
+            if (
+                behind is not None
+                and bad.leads_to(behind, expected)
+                and self._fits(behind, expected, position + bad.size)
+            ):
+                return position + bad.size
+        if bad is not None:
+            told: i64 = bad.size
+            bit: i64 = 0
+            while bit < 32:
+                size: i64 = bad.size_less_bit(bit)
+                bit += 1
+                if size < HEADER_SIZE or position + size >= self._file_size:
+                    continue
+                at: i64 = self._load(position, size)
+                bad.size = size
+                if at >= 0 and crc_fits(self._chunk, at, bad):
+                    behind = self._whole_batch(position + size)
+                    if behind is not None and self._fits(behind, expected, position + size):
+                        return position + size
+                bad.size = told
+        while True:
+            position = self._index.next_position(position)
+            if position < 0 or position >= self._file_size:
+                return -1
+            header = self._whole_batch(position)
+            if header is not None and self._fits(header, expected, position):
+                return position

@@ -1,0 +1,1 @@
+"""Looking into logs offline: dump and verify."""
