@@ -254,6 +254,15 @@ class BrokerProcess:
         """The last 2,000 lines the running, or else the last, process wrote to standard error."""
         return "".join(self._stderr)
 
+    def says(self, text: str, timeout_s: float = 30.0) -> bool:
+        """Whether standard error has `text` by then: who reads it may be a moment behind the broker."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.stderr:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
     # -- what tests ask of it
 
     def api(self, method: str, path: str, body: object = None, timeout_s: float = 10.0) -> object:

@@ -69,7 +69,7 @@ def test_it_is_kept_without_its_package_and_comes_back_with_it(tmp_path: Path, g
     with broker(tmp_path, guest) as process:
         does(process, set_up)
     with broker(tmp_path) as process:
-        assert "exchange 'x' in vhost '/' is unavailable" in process.stderr
+        assert process.says("exchange 'x' in vhost '/' is unavailable"), process.stderr
         assert listed(process).items() >= {"x": "unavailable", "front": "running"}.items()
         for publish in (
             lambda channel: channel.basic_publish("x", "k", b"lost?", KEPT),
