@@ -116,6 +116,7 @@ class Control:
     def begin(self, connection: Connection) -> None:
         """The socket is there: over TLS that is when TLS has shaken hands, which has a deadline of its own."""
         self.connection = connection
+        self.connections.give_back.came()
         self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._too_late)
 
     # -- the protocol header -----------------------------------------------------------------------------------------

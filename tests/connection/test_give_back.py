@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.connection.give_back import CONNECTION_BYTES, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
+from amqpd.connection.give_back import CONNECTION_BYTES, FEWER_MIN, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
 
 
 class Loop:
@@ -43,6 +43,31 @@ def test_once_for_all_that_went_meanwhile() -> None:
     assert len(loop.timers) == 1
     give_back.stop()
     assert loop.timers == []
+
+
+def test_the_free_lists_are_emptied_once_for_many_that_went_together() -> None:
+    loop: Any = Loop()
+    done: list[str] = []
+    give_back = GiveBack(loop, lambda _: done.append("trim") or 1, lambda: done.append("collect"))
+
+    def went(count: int) -> list[str]:
+        done.clear()
+        for number in range(count):
+            give_back.gone(GONE_BYTES_MIN if number == 0 else 0)
+        loop.timers.pop()[1]()
+        return done
+
+    for _ in range(3 * FEWER_MIN):
+        give_back.came()
+    assert went(FEWER_MIN - 1) == ["trim"]
+    assert went(1) == ["collect", "trim"]
+    assert went(1) == ["trim"]
+    for _ in range(FEWER_MIN):
+        # The others come and go, one at a time.
+        give_back.came()
+        give_back.gone(0)
+    assert went(1) == ["trim"]
+    assert went(FEWER_MIN) == ["collect", "trim"]
 
 
 def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
