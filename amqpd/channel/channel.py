@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from amqpd.channel.reply_to import ReplyConsumer
     from amqpd.connection.connection import Connection
 
-# Consumers rest while so much output waits for the end of the turn.
-OUT_BYTES_MAX: Final = 896 * 1024
+# Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
+# (flow.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
+OUT_BYTES_MAX: Final = 1792 * 1024
 CUT_BYTES: Final = 128 * 1024
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
