@@ -26,10 +26,11 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.deaths import Stories, Story
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.limited_queue import LimitedQueue
 from amqpd.broker.message import Entry, Message, make_message, with_properties
+from amqpd.broker.queue import Queue
 from amqpd.broker.timers import Timer, Timers
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_store import QueueStore
@@ -103,6 +104,9 @@ class DeadLetters(Confirmer):
         self._fresh: list[Letter] = []
         self._waiting: deque[tuple[int, list[Letter]]] = deque()
         self._failed: list[Letter] = []
+        # Those whose targets are being opened, and these targets.
+        self._unopened: list[Letter] = []
+        self._awaited: set[Destination] = set()
         self._retry = Retry(self)
 
     def add(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
@@ -199,6 +203,7 @@ class DeadLetters(Confirmer):
         """The broker stops: letters that are not published yet stay at their source, unsettled in its log."""
         self._letters.clear()
         self._failed.clear()
+        self._unopened.clear()
 
     def retry(self) -> None:
         self._letters.extend(self._failed)
@@ -217,7 +222,12 @@ class DeadLetters(Confirmer):
             return
         dead = with_properties(message, story.envelope, story.properties, story.info)
         targets: list[QueueStore] = []
-        if not _offer(story, dead, targets):
+        try:
+            taken = _offer(story, dead, targets)
+        except NotOpenYet as waits:
+            self._keep_until_open(letter, waits)
+            return
+        if not taken:
             self._keep(letter)
         elif targets and letter.first >= 0 and queue.log() is not None:
             # Until then the source's log keeps it: memory need not.
@@ -256,7 +266,14 @@ class DeadLetters(Confirmer):
                 dead = make_message(story.envelope, story.properties, body, record.persistent, story.info)
                 if targets:
                     targets = []
-                if not _offer(story, dead, targets):
+                try:
+                    taken = _offer(story, dead, targets)
+                except NotOpenYet as waits:
+                    letter.first = offset
+                    self._take()
+                    self._keep_until_open(letter, waits)
+                    return count, size
+                if not taken:
                     letter.first = offset
                     self._take()
                     self._keep(letter)
@@ -291,6 +308,21 @@ class DeadLetters(Confirmer):
         self._failed.append(letter)
         self._timers.arm_sooner(self._retry, self._timers.now_ms() + RETRY_MS)
 
+    def _keep_until_open(self, letter: Letter, waits: NotOpenYet) -> None:
+        """After a start: a target's log is being opened, and nobody but the letter waits for it."""
+        self._count(letter, 1)
+        self._unopened.append(letter)
+        for destination in waits.destinations:
+            if isinstance(destination, Queue) and destination not in self._awaited:
+                self._awaited.add(destination)
+                destination.openers.append(self._opened)
+
+    def _opened(self) -> None:
+        self._awaited.clear()
+        self._letters.extend(self._unopened)
+        self._unopened = []
+        self._schedule()
+
     # -- safe --------------------------------------------------------------------------------------------------------
 
     def end_turn(self, generation: i64, safe: bool) -> bool:
@@ -319,12 +351,14 @@ class DeadLetters(Confirmer):
 
 
 def _offer(story: Story, dead: Message, targets: list[QueueStore]) -> bool:
-    """Publishes it. targets: gets the logs that have to be synced. False: a target takes nothing now."""
+    """Publishes it. targets: gets the logs that have to be synced. False: a target takes nothing now. Raises:
+    NotOpenYet, and none has it.
+    """
     taken = True
     for destination in story.destinations:
         try:
             destination.prepare()
-        except (NotOpenYet, ResourceError):  # none gets it before all can: it will be offered to each again
+        except ResourceError:  # none gets it before all can: it will be offered to each again
             return False
     for destination in story.destinations:
         store = destination.log() if dead.persistent else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -276,4 +277,27 @@ class TestAfterAKill:
         at_target, at_source = client.drain(dead), client.drain(queue)
         assert sorted({*at_target, *at_source}, key=int) == [b"%d" % number for number in range(2000)]
         assert len(at_target) == len(set(at_target))
+        client.connection.close()
+
+    def test_letters_wait_for_their_target_s_log_and_no_longer(self, own_broker) -> None:
+        """What expired meanwhile is published as soon as its target is open: nobody has to try again in a while."""
+        client = Client(own_broker.url)
+        dead = client.queue("dead")
+        queue = client.dying("q", dead, x_message_ttl=1000)
+        assert client.publish(dead, b"there")
+        for number in range(20):
+            assert client.publish(queue, b"%d" % number)
+        own_broker.kill()
+        client.lost()
+        for told in own_broker.data_dir.glob("vhosts/*/queues/*/queue.json"):
+            if json.loads(told.read_text())["queue"] == dead:
+                with max(told.parent.glob("*.log")).open("ab") as file:
+                    file.write(b"torn")  # so that opening it has something to sync
+        time.sleep(1.1)
+        own_broker.start()
+        client = Client(own_broker.url)
+        assert client.count(queue) == 0  # it is open
+        until(lambda: client.count(dead) == 21)
+        assert client.drain(dead) == [b"there", *(b"%d" % number for number in range(20))]
+        assert "a dead-letter target takes nothing" not in own_broker.stderr, own_broker.stderr
         client.connection.close()
