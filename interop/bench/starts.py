@@ -1,6 +1,6 @@
 """How long a start takes with many queues, vhosts or bindings, and what they weigh: a curve.
 
-    python -P -m interop.bench.starts [--counts 1000,10000,50000,100000] [--directory DIR]
+    python -m interop.bench.starts [--counts 1000,10000,50000,100000] [--directory DIR]
 
 For each count a data directory is written by the broker's own storage and metadata: one queue with a message, as a
 clean stop or a kill leaves it, whose directory is copied for all others. Then a broker is started on it. `ready` is
