@@ -28,7 +28,7 @@ from amqpd import __version__, descriptors, logs, signals
 from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
-from amqpd.broker.restore import reconcile
+from amqpd.broker.catalogue.restore import reconcile
 from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport

@@ -262,10 +262,10 @@ class TestProgram:
         assert version.endswith(f" {python}\n")
 
     def test_version_tells_the_truth(self) -> None:
-        import amqpd.broker.queue
+        import amqpd.broker.queues.queue
         from amqpd._build import is_compiled
 
-        assert is_compiled() is not amqpd.broker.queue.__file__.endswith(".py")
+        assert is_compiled() is not amqpd.broker.queues.queue.__file__.endswith(".py")
 
     def test_help_teaches_every_setting_even_beside_a_mistake(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.main(["--bogus", "--help"]) == 0

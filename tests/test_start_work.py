@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from amqpd.broker.exchange import Exchange
+from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.server import Server
 from amqpd.settings import Settings
 from amqpd.storage.metadata.metadata import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow

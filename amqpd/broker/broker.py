@@ -16,24 +16,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from amqpd.auth.backends import BackendContext, InternalBackend
-from amqpd.broker.alarms import Alarms
+from amqpd.broker.catalogue.declared import Coming, Declared, Done, Name, promise
+from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.catalogue.exchange import Binding, Exchange
+from amqpd.broker.catalogue.restore import Report
+from amqpd.broker.catalogue.unavailable import Unavailable
+from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import Ended
-from amqpd.broker.deadletter import DeadLetters
-from amqpd.broker.declared import Coming, Declared, Done, Name, promise
-from amqpd.broker.deletion import Deletions
 from amqpd.broker.destination import Destination
-from amqpd.broker.exchange import Binding, Exchange
-from amqpd.broker.flow import Turn
-from amqpd.broker.opening import Opener
-from amqpd.broker.pump_retries import PumpRetries
-from amqpd.broker.queue import Queue
-from amqpd.broker.queue_kinds import make_queue
-from amqpd.broker.restore import Report
-from amqpd.broker.timers import Timers
-from amqpd.broker.unavailable import Unavailable
-from amqpd.broker.unfinished_bodies import UnfinishedBodies
-from amqpd.broker.vhost import VHost
+from amqpd.broker.flow.alarms import Alarms
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
+from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.pump_retries import PumpRetries
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import ExchangeType, exchange_type
 from amqpd.storage.filesystem import Clock

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
 
 
 class Clients:

@@ -33,8 +33,8 @@ from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record, RecordRoute
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumers import Consumer
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.consumers import Consumer
+    from amqpd.broker.queues.queue import Queue
 
 FRAME_END_BYTE: Final = b"\xce"
 # Body frames made here fit every consumer that did not negotiate less than the default.

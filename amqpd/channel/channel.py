@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.consumers import Consumer
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.expiry import TTL_MS_MAX
-from amqpd.broker.flow import Confirmer
+from amqpd.broker.flow.turn import Confirmer
 from amqpd.broker.message import Entry, Message, message_in_parts
-from amqpd.broker.queue import Queue, within
+from amqpd.broker.queues.consumers import Consumer
+from amqpd.broker.queues.expiry import TTL_MS_MAX
+from amqpd.broker.queues.queue import Queue, within
 from amqpd.channel import properties_check
 from amqpd.channel.route import KnownExchange, Route
 from amqpd.channel.unacked import Unacked

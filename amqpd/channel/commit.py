@@ -28,7 +28,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Entry, Message
-from amqpd.broker.queue import HOT_COUNT_MAX, Queue
+from amqpd.broker.queues.queue import HOT_COUNT_MAX, Queue
 from amqpd.channel.on_basic import requeue_all, settle_collected
 from amqpd.errors import InternalError
 from amqpd.protocol import commands

@@ -1,6 +1,6 @@
 """Answers that wait for the disk.
 
-What is declared, bound or deleted is answered when its rows are committed (`amqpd.broker.declared`). Until then the
+What is declared, bound or deleted is answered when its rows are committed (catalogue/declared.py). Until then the
 channel is busy: its later commands keep their order, other channels go on. So it is while a name that the command asks
 for is on its way; then the command is given once more.
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from amqpd.broker.declared import Coming, OnItsWay
-from amqpd.broker.queue import Queue
+from amqpd.broker.catalogue.declared import Coming, OnItsWay
+from amqpd.broker.queues.queue import Queue
 from amqpd.channel.channel import Channel
 from amqpd.errors import ResourceError
 from amqpd.protocol.commands import Command, encode
@@ -43,7 +43,7 @@ def _made(channel: Channel, command: Command, reply: bytes, error: BaseException
 
 
 def reply_removed(channel: Channel, changes: Sequence[Change], reply: bytes, queues: Sequence[Queue] = ()) -> None:
-    """Sends `reply` once neither the rows nor the queues' directories come back: see amqpd/broker/deletion.py."""
+    """Sends `reply` once neither the rows nor the queues' directories come back: see broker/catalogue/deletion.py."""
     if not changes:
         channel.connection.broker.remove(changes, queues)
         if reply:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.arguments import erlang_type, is_integer
 from amqpd.broker.message import Entry
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.arguments import erlang_type, is_integer
+from amqpd.broker.queues.queue import Queue
 from amqpd.channel.access import check
 from amqpd.channel.naming import queue_name
 from amqpd.channel.properties_check import REPLY_TO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.declared import Coming
+from amqpd.broker.catalogue.declared import Coming
 from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.durable import reply_made, reply_removed
 from amqpd.channel.naming import clean

@@ -22,9 +22,9 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.flow import Turn
+from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Message
-from amqpd.broker.opening import when_open
+from amqpd.broker.queues.opening import when_open
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
@@ -50,7 +50,7 @@ from amqpd.protocol.codec import read_u32
 if TYPE_CHECKING:
     from amqpd.auth.backends import User
     from amqpd.broker.broker import Broker
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
 
 log = logging.getLogger(__name__)
 

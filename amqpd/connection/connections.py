@@ -13,8 +13,8 @@ from amqpd.connection.unopened import Unopened
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
     from amqpd.broker.broker import Broker
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
     from amqpd.storage.metadata.metadata import Change
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
-from amqpd.broker.restore import Report
+from amqpd.broker.catalogue.restore import Report
 from amqpd.management.api_call import (
     NO_CONTENT,
     ApiError,
@@ -86,7 +86,7 @@ async def status(call: Call) -> Reply:
 
 
 def _restored(report: Report) -> dict[str, Any]:
-    """What this start had to make good: see amqpd/broker/restore.py."""
+    """What this start had to make good: see amqpd/broker/catalogue/restore.py."""
     return {
         "vhosts": report.vhosts,
         "queues": [

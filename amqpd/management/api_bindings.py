@@ -14,14 +14,14 @@ from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.queue import Queue
 from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply
 from amqpd.management.api_list import listing, one, plain
 from amqpd.protocol.codec import encode_table
 
 if TYPE_CHECKING:
-    from amqpd.broker.exchange import Binding, Exchange
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.exchange import Binding, Exchange
+    from amqpd.broker.catalogue.vhost import VHost
 
 
 class BindingItem(NamedTuple):

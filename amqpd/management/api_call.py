@@ -21,9 +21,9 @@ from amqpd.auth.permissions import Kind, TopicKind
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.exchange import Exchange
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.exchange import Exchange
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
     from amqpd.management.rates import Rates
     from amqpd.server import Server
 

@@ -16,7 +16,7 @@ from amqpd.management.rates import CHANNEL, CONNECTION
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumers import Consumer
+    from amqpd.broker.queues.consumers import Consumer
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
 

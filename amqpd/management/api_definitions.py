@@ -15,7 +15,7 @@ from amqpd.management.api_list import document, plain
 from amqpd.management.api_users import permission_item, topic_item, user_item
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
 
 Shown: TypeAlias = dict[str, Any] | None
 

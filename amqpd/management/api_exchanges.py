@@ -7,9 +7,9 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.declared import Coming
+from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.opening import opened
+from amqpd.broker.queues.opening import opened
 from amqpd.channel.properties_check import check_expiration, sender_selected
 from amqpd.errors import AccessRefused
 from amqpd.management.api_call import (
@@ -27,10 +27,10 @@ from amqpd.management.api_list import listing, one, plain
 from amqpd.protocol.properties import Properties, encode_properties, scan, without_headers
 
 if TYPE_CHECKING:
+    from amqpd.broker.catalogue.exchange import Exchange
+    from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.destination import Destination
-    from amqpd.broker.exchange import Exchange
     from amqpd.broker.message import Message
-    from amqpd.broker.vhost import VHost
 
 COMMIT_WAIT_S: Final = 30.0
 

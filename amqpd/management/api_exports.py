@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqpd.auth.permissions import Kind
-from amqpd.broker.opening import opened
+from amqpd.broker.queues.opening import opened
 from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
 from amqpd.storage.settle.hold import NAME
 

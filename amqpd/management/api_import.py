@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.auth.backends import TAGS_MAX, AuthError, user_row
 from amqpd.auth.passwords import RABBIT_SHA256, InvalidHash, check_hash
 from amqpd.auth.permissions import InvalidPattern, Permissions
-from amqpd.broker import arguments as queue_arguments
-from amqpd.broker.declared import Coming, Name, named_in
-from amqpd.broker.exchange import Binding, BindingKey
+from amqpd.broker.catalogue.declared import Coming, Name, named_in
+from amqpd.broker.catalogue.exchange import Binding, BindingKey
+from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name, release
 from amqpd.management.api_users import tags_of
@@ -40,9 +40,9 @@ from amqpd.storage.metadata.metadata import (
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.exchange import Exchange
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.exchange import Exchange
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
 
 Item = dict[str, Any]
 _MISSING: Final = object()

@@ -19,8 +19,8 @@ from amqpd.management.api_call import ApiError, Call, NotThere, Reply, Slices, r
 from amqpd.management.api_list import Body
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
     from amqpd.storage.queue_store import QueueStore
 
 FILE: Final = re.compile(

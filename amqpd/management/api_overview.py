@@ -8,17 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
-from amqpd.broker.declared import Coming
+from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.opening import opened
+from amqpd.broker.queues.opening import opened
 from amqpd.management.api_call import BadRequest, Call, NotThere, Reply, Role, Slices, reply
 from amqpd.management.rates import CHANNEL, QUEUE
 from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
 from amqpd.routing.exchange import exchange_type_names
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
 PAGE: Final = """<!doctype html>

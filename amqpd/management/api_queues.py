@@ -5,8 +5,8 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.declared import Coming
-from amqpd.broker.opening import opened
+from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.api_bindings import show
 from amqpd.management.api_call import (
@@ -26,7 +26,7 @@ from amqpd.protocol.properties import decode_properties
 
 if TYPE_CHECKING:
     from amqpd.broker.message import Entry
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
 
 GET_COUNT_MAX: Final = 1000

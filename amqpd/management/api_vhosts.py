@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.opening import opened
+from amqpd.broker.queues.opening import opened
 from amqpd.management.api_call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
 from amqpd.management.api_list import listing, one
 from amqpd.management.api_users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
 
 
 async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:

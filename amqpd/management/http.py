@@ -27,7 +27,7 @@ from aiohttp import web
 
 from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.declared import OnItsWay
+from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import QUIET, Route, Router

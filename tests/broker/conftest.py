@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.deadletter import DeadLetters
-from amqpd.broker.declared import Coming, Declared
-from amqpd.broker.flow import Turn
+from amqpd.broker.catalogue.declared import Coming, Declared
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.opening import Opener
-from amqpd.broker.queue import Queue
-from amqpd.broker.queue_kinds import make_queue
-from amqpd.broker.timers import Timers
-from amqpd.broker.vhost import VHost
+from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.storage import Storage

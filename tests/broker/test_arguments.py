@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.broker import arguments
-from amqpd.broker.arguments import IGNORED, ROWS, compare, compared_names, validate
-from amqpd.broker.expiry import TTL_MS_MAX
-from amqpd.broker.queue_kinds import LIMITS
+from amqpd.broker.queues import arguments
+from amqpd.broker.queues.arguments import IGNORED, ROWS, compare, compared_names, validate
+from amqpd.broker.queues.expiry import TTL_MS_MAX
+from amqpd.broker.queues.queue_kinds import LIMITS
 from amqpd.errors import PreconditionFailed
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
@@ -26,7 +26,8 @@ class TestDocumentation:
 
     @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
     def test_the_file_that_obeys_it_speaks_of_it(self, row) -> None:
-        text = (SOURCES / f"{row.obeyed_by}.py").read_text("utf-8")
+        (file,) = SOURCES.rglob(f"{row.obeyed_by}.py")
+        text = file.read_text("utf-8")
         if row.obeyed_by == IGNORED:
             assert row.meaning.startswith("ignored: ")
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.deadletter import HELD_MAX
-from amqpd.broker.deaths import Stories, address, is_cycle, with_death
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
+from amqpd.broker.publishing.dead_letters import HELD_MAX
+from amqpd.broker.publishing.deaths import Stories, address, is_cycle, with_death
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 
 

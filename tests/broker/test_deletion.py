@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.deletion import Deletions
-from amqpd.broker.restore import Findings, Report
+from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, QueueRow
 from amqpd.storage.storage import Storage

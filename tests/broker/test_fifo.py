@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry
+from amqpd.broker.queues.fifo import Fifo
 
 
 @pytest.fixture

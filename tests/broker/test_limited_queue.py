@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.limited_queue import LimitedQueue
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.queue import Queue
 
 
 def deaths(got) -> list[tuple]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.restore import Findings, reconcile
+from amqpd.broker.catalogue.restore import Findings, reconcile
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.description import DESCRIPTION, Description, describe, read_description
 from amqpd.storage.metadata.metadata import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amqpd.broker.expiry import Lease
-from amqpd.broker.timers import TICK_MS
+from amqpd.broker.flow.timers import TICK_MS
+from amqpd.broker.queues.expiry import Lease
 
 
 def leases(room, *expires_ms: int) -> list[Lease]:

@@ -11,8 +11,8 @@ import pytest
 from memory_broker import StillLoop
 from peer import Peer
 
-from amqpd.broker import alarms
-from amqpd.broker.alarms import Alarms
+from amqpd.broker.flow import alarms
+from amqpd.broker.flow.alarms import Alarms
 from amqpd.testing import BrokerProcess
 
 

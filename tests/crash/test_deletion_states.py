@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from states_disk import Disk, Image
 
-from amqpd.broker.deletion import Deletions
-from amqpd.broker.restore import reconcile
+from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.catalogue.restore import reconcile
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import Change, Delete, MetadataState, Put, QueueRow, Row, VhostRow
 from amqpd.storage.storage import Storage

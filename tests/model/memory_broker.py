@@ -17,7 +17,7 @@ import pamqp.frame
 import pamqp.header
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.vhost import VHost
+from amqpd.broker.catalogue.vhost import VHost
 from amqpd.connection.connection import CLOSED, Connection
 from amqpd.connection.connections import Connections
 from amqpd.settings import Settings
@@ -216,7 +216,7 @@ class MemoryBroker:
 
     def again(self, *, clean: bool) -> None:
         """The next life of the broker: its clients are gone, its durable queues are there."""
-        from amqpd.broker.queue_kinds import make_queue
+        from amqpd.broker.queues.queue_kinds import make_queue
 
         queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]
         if clean:

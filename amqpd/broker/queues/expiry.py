@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.timers import Timer, Timers
+from amqpd.broker.flow.timers import Timer, Timers
 
 if TYPE_CHECKING:
-    from amqpd.broker.flow import Turn
+    from amqpd.broker.flow.turn import Turn
     from amqpd.broker.message import Entry, Message
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.queue import Queue
 
 NEVER: Final = 1 << 61
 # rabbit: ten years; a longer time to live, of a queue or a message, is refused

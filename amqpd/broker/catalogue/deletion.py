@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.restore import Findings, in_parts
+from amqpd.broker.catalogue.restore import Findings, in_parts
 from amqpd.storage.metadata.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Queue
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
     from amqpd.storage.storage import Storage
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumers import Consumer, RoundRobin
 from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.fifo import Fifo
 from amqpd.broker.message import Entry, Envelope, FromLog, Message
+from amqpd.broker.queues.consumers import Consumer, RoundRobin
+from amqpd.broker.queues.fifo import Fifo
 from amqpd.errors import ResourceError
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.storage.log.checkpoint import UnknownFormat
@@ -37,8 +37,8 @@ from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
-    from amqpd.broker.expiry import Expiry
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.expiry import Expiry
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.limited_queue import LimitedQueue
-from amqpd.broker.priority_queue import PriorityQueue
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.priority_queue import PriorityQueue
+from amqpd.broker.queues.queue import Queue
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
 
 LIMITS: Final = frozenset(
     {

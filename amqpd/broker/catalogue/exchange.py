@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.destination import Versioned
-from amqpd.broker.queue import Queue
-from amqpd.broker.unavailable import Unavailable
+from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
 

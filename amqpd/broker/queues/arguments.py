@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from amqpd.broker.expiry import TTL_MS_MAX
+from amqpd.broker.queues.expiry import TTL_MS_MAX
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME
@@ -37,8 +37,8 @@ class Context(NamedTuple):
 class Row(NamedTuple):
     """One argument.
 
-    compared: two declarations must agree on it. obeyed_by: the module of this room that gives it its meaning;
-    `arguments` itself where that is to be accepted and ignored.
+    compared: two declarations must agree on it. obeyed_by: the module below amqpd/broker that gives it its
+    meaning; `arguments` itself where that is to be accepted and ignored.
     """
 
     name: str
@@ -212,8 +212,8 @@ ROWS: Final[dict[str, Row]] = {
         Row("x-max-length", _non_negative, True, "limited_queue", "how many messages may be ready"),
         Row("x-max-length-bytes", _non_negative, True, "limited_queue", "how many body bytes may be ready"),
         Row("x-overflow", _overflow, True, "limited_queue", "when full: drop-head, reject-publish, reject-publish-dlx"),
-        Row("x-dead-letter-exchange", _exchange_name, True, "deadletter", "where messages go that end here"),
-        Row("x-dead-letter-routing-key", _dead_letter_key, True, "deadletter", "under which key, if not their own"),
+        Row("x-dead-letter-exchange", _exchange_name, True, "dead_letters", "where messages go that end here"),
+        Row("x-dead-letter-routing-key", _dead_letter_key, True, "dead_letters", "under which key, if not their own"),
         Row("x-dead-letter-strategy", _strategy, False, IGNORED, "ignored: at least once if durable"),
         Row("x-max-priority", _priority, True, "priority_queue", "highest level of basic.priority told apart, 0-255"),
         Row("x-single-active-consumer", _boolean, True, "consumers", "one consumer at a time, the others stand by"),

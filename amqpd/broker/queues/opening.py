@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 
 SLICE_S: Final = 0.005

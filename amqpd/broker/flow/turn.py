@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.queue import Queue
-from amqpd.broker.windows import Windows
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.windows import Windows
 from amqpd.storage.queue_store import QueueStore, StoreContext
 
 if TYPE_CHECKING:
-    from amqpd.broker.timers import Timers
+    from amqpd.broker.flow.timers import Timers
     from amqpd.storage.storage import Storage
 
 # What one turn takes in from clients that send without a bound, all of them together: a few milliseconds of work.

@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker import arguments as queue_arguments
+from amqpd.broker.catalogue.declared import Coming, Name, OnItsWay
+from amqpd.broker.catalogue.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.counters import queue_counts
-from amqpd.broker.declared import Coming, Name, OnItsWay
 from amqpd.broker.destination import Destination
-from amqpd.broker.exchange import Binding, BindingKey, Exchange
-from amqpd.broker.expiry import Expiry
-from amqpd.broker.queue import Queue
-from amqpd.broker.queue_kinds import make_queue
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.queues.expiry import Expiry
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.errors import (
     AccessRefused,
     CommandInvalid,
@@ -51,10 +51,10 @@ from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.flow import Turn
-    from amqpd.broker.limited_queue import LimitedQueue
+    from amqpd.broker.flow.timers import Timers
+    from amqpd.broker.flow.turn import Turn
     from amqpd.broker.message import Entry, Message
-    from amqpd.broker.timers import Timers
+    from amqpd.broker.queues.limited_queue import LimitedQueue
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.queue import Queue
 
 log = logging.getLogger(__name__)
 

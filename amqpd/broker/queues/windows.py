@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.queue import Queue
 
 QUEUES_FULL: Final = 32
 COUNT_MAX: Final = 4096

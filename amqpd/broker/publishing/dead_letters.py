@@ -25,13 +25,13 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.deaths import Stories, Story
 from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.flow import TURN_BYTES_MAX, Confirmer, Turn
-from amqpd.broker.limited_queue import LimitedQueue
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.message import Entry, Message, make_message, with_properties
-from amqpd.broker.queue import Queue
-from amqpd.broker.timers import Timer, Timers
+from amqpd.broker.publishing.deaths import Stories, Story
+from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_store import QueueStore
 

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.limited_queue import LimitedQueue, number_argument
 from amqpd.broker.message import Entry, Message
-from amqpd.broker.queue import COLD_READ_BYTES, within
+from amqpd.broker.queues.limited_queue import LimitedQueue, number_argument
+from amqpd.broker.queues.queue import COLD_READ_BYTES, within
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
 
 CHUNK_BITS: Final = 12
 CHUNK_SIZE: Final = 1 << CHUNK_BITS

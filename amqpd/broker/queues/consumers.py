@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 if TYPE_CHECKING:
     from amqpd.broker.message import Entry, Message
-    from amqpd.broker.queue import Queue
+    from amqpd.broker.queues.queue import Queue
 
 
 class Consumer:

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumers import Consumer
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.expiry import Expiry, Lease
+from amqpd.broker.flow.timers import Timer
 from amqpd.broker.message import Entry, Message, make_message
-from amqpd.broker.queue import Queue
-from amqpd.broker.timers import Timer
+from amqpd.broker.queues.consumers import Consumer
+from amqpd.broker.queues.expiry import Expiry, Lease
+from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers
 from amqpd.storage.queue_store import QueueStore
 
 if TYPE_CHECKING:
-    from amqpd.broker.timers import Timers
-    from amqpd.broker.vhost import VHost
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.flow.timers import Timers
 
 DROP_HEAD: Final = 0
 REJECT_PUBLISH: Final = 1

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from amqpd.broker import arguments as queue_arguments
+from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.protocol.codec import decode_table
 from amqpd.storage.description import DESCRIPTION, Description, read_description

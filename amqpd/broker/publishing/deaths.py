@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from amqpd.broker.destination import Destination
-from amqpd.broker.limited_queue import LimitedQueue
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
-from amqpd.broker.queue import Queue
+from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import PropertyInfo, scan, with_entries, with_headers, without_expiration
 
 if TYPE_CHECKING:
-    from amqpd.broker.exchange import Exchange
+    from amqpd.broker.catalogue.exchange import Exchange
 
 # As far as a death is counted, whatever number a client began with.
 COUNT_MAX: Final = 1 << 62

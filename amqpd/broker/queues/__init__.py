@@ -1,0 +1,1 @@
+"""Queues: ready order, rules, consumers, and the logs they are cursors over."""
