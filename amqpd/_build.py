@@ -12,7 +12,7 @@ from typing import Final
 
 from amqpd import __version__
 
-WITNESS: Final = "queue"
+WITNESS: Final = "message"
 """The module of `amqpd.broker` that speaks for the compiled group: it is compiled with all of it, or not at all."""
 
 

@@ -25,6 +25,7 @@ from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Message
 from amqpd.broker.queues.opening import when_open
+from amqpd.broker.session import Session
 from amqpd.channel import dispatch, on_channel, resolve
 from amqpd.channel.channel import Channel, ChannelConsumer
 from amqpd.channel.route import Route
@@ -168,30 +169,30 @@ class Connection(CommandSink):
         self._stalled: list[Channel] = []
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
-        self._user: User | None = None
-        self._vhost: VHost | None = None
+        self._session: Session | None = None
         # Whoever follows the handshake, a channel-0 method, the end: see handshake.py.
         self.control: Any = None
 
     @property
+    def session(self) -> Session:
+        session = self._session
+        assert session is not None  # channels exist only after connection.open
+        return session
+
+    @property
     def vhost(self) -> VHost:
-        vhost = self._vhost
-        assert vhost is not None  # channels exist only after connection.open
-        return vhost
+        return self.session.vhost
 
     @property
     def user(self) -> User:
-        user = self._user
-        assert user is not None  # as above
-        return user
+        return self.session.user
 
     def vhost_or_none(self) -> VHost | None:
         """None before connection.open."""
-        return self._vhost
+        return None if self._session is None else self._session.vhost
 
     def open(self, user: User, vhost: VHost) -> None:
-        self._user = user
-        self._vhost = vhost
+        self._session = Session(self.broker, vhost, user, self.name)
         self.state = RUNNING
 
     def let_go(self) -> None:
