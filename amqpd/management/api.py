@@ -10,19 +10,21 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from amqpd.management import api_amqpd as own
-from amqpd.management import api_bindings as bindings
-from amqpd.management import api_connections as connections
-from amqpd.management import api_definitions as definitions
-from amqpd.management import api_exchanges as exchanges
-from amqpd.management import api_exports as exports
-from amqpd.management import api_import as imports
-from amqpd.management import api_logs as logs
-from amqpd.management import api_overview as overview
-from amqpd.management import api_queues as queues
-from amqpd.management import api_users as users
-from amqpd.management import api_vhosts as vhosts
-from amqpd.management.api_call import (
+from amqpd.management import amqpctl as own
+from amqpd.management import (
+    bindings,
+    connections,
+    definitions,
+    exchanges,
+    exports,
+    logs,
+    overview,
+    queues,
+    users,
+    vhosts,
+)
+from amqpd.management import definitions_import as imports
+from amqpd.management.call import (
     BadRequest,
     Call,
     Handler,

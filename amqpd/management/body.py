@@ -18,7 +18,8 @@ from typing import Any, Final, NoReturn
 
 from aiohttp import web
 
-from amqpd.management.api_call import BadRequest, NotJson, Slices, TooLarge, TooLate
+from amqpd.management.call import BadRequest, NotJson, TooLarge, TooLate
+from amqpd.management.slices import Slices
 
 BODY_BYTES_MAX: Final = 10 * 1024 * 1024
 BODY_WAIT_S: Final = 60.0

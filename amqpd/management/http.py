@@ -7,7 +7,7 @@ A request goes: route, who asks, may he, where does it come from (a foreign web 
 it arrives), handler, reply. Errors become RabbitMQ's JSON in one place. What a client sends never causes a 500; one
 that happens is a bug, with a traceback in the log.
 
-aiohttp serves on the broker's loop; long answers are made in slices (`api_list`).
+aiohttp serves on the broker's loop; long answers are made in slices (`listing`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import QUIET, Route, Router
-from amqpd.management.api_call import (
+from amqpd.management.body import parsed, read_body
+from amqpd.management.call import (
     ApiError,
     AppIsStopped,
     BadRequest,
@@ -43,12 +44,11 @@ from amqpd.management.api_call import (
     Reply,
     Role,
     Unavailable,
-    release,
 )
-from amqpd.management.body import parsed, read_body
 from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.rates import Rates
+from amqpd.management.slices import release
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.codec import CodecError
 from amqpd.storage.metadata.metadata import MetadataError

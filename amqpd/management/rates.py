@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
-from amqpd.management.api_call import Slices
+from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amqpd.management.api import ROUTES, Route, Router
-from amqpd.management.api_call import TAGS, MethodNotAllowed, NotThere, Role
+from amqpd.management.call import TAGS, MethodNotAllowed, NotThere, Role
 
 STOPPING = {"api/amqpd/stop", "api/amqpd/stop_app", "api/amqpd/start_app", "api/amqpd/close_all_connections"}
 

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amqpd.management import api_call, body
-from amqpd.management.api_call import BadRequest, TooLarge, release
+from amqpd.management import body, slices
 from amqpd.management.body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse
+from amqpd.management.call import BadRequest, TooLarge
+from amqpd.management.slices import release
 
 MANY = 3 * 1024 * 1024
 
 
 async def turns_while(work, monkeypatch) -> tuple[object, int]:
     """What it returns or raises, and how often the loop came round meanwhile; a slice ends as soon as it is asked."""
-    monkeypatch.setattr(api_call, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     task = asyncio.ensure_future(work)
     turns = 0
     while not task.done():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pika
 import pytest
 
-from amqpd.management.api_call import BadRequest
-from amqpd.management.api_import import read
+from amqpd.management.call import BadRequest
+from amqpd.management.definitions_import import read
 from amqpd.testing import BrokerProcess
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.management import api_call
-from amqpd.management.api_call import BadRequest
-from amqpd.management.api_list import CHUNK_BYTES, document, listing, plain
+from amqpd.management import slices
+from amqpd.management.call import BadRequest
+from amqpd.management.listing import CHUNK_BYTES, document, listing, plain
 from amqpd.protocol.codec import Timestamp
 
 
@@ -34,7 +34,7 @@ class TestSlices:
     @pytest.mark.parametrize("query", [{}, {"sort": "size"}, {"page": "1", "name": "n"}])
     async def test_the_loop_has_its_turn(self, monkeypatch, query):
         """With slices of no length at all every item gives way; the turns of another task are counted."""
-        monkeypatch.setattr(api_call, "SLICE_S", 0.0)
+        monkeypatch.setattr(slices, "SLICE_S", 0.0)
         turns = 0
 
         async def count() -> None:
@@ -49,7 +49,7 @@ class TestSlices:
         assert turns >= len(ITEMS)
 
     async def test_a_document_gives_way_too(self, monkeypatch):
-        monkeypatch.setattr(api_call, "SLICE_S", 0.0)
+        monkeypatch.setattr(slices, "SLICE_S", 0.0)
         turns = 0
 
         async def count() -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from amqpd.management.api_bindings import properties_key
+from amqpd.management.bindings import properties_key
 from amqpd.testing import BrokerProcess
 
 

@@ -18,18 +18,19 @@ import pytest
 
 from amqpd.auth.backends import User
 from amqpd.management import (
-    api_bindings,
-    api_call,
-    api_definitions,
-    api_import,
-    api_overview,
-    api_queues,
-    api_users,
-    api_vhosts,
+    bindings,
+    definitions,
+    definitions_import,
+    overview,
+    queues,
+    slices,
+    users,
+    vhosts,
 )
-from amqpd.management.api_call import Call, Caller
 from amqpd.management.body import parse
+from amqpd.management.call import ApiError, Call, Caller
 from amqpd.management.rates import Rates
+from amqpd.management.slices import release
 from amqpd.server import Server
 from amqpd.settings import Settings
 
@@ -77,29 +78,29 @@ def call(server: Server, params: dict[str, str] | None = None, body: Any = None,
 
 V = {"vhost": "/"}
 HANDLERS = {
-    "queues": lambda server: api_queues.get_queues(call(server)),
-    "a page of queues": lambda server: api_queues.get_queues(call(server, V, page="3", name="q")),
-    "queues by messages": lambda server: api_queues.get_queues(call(server, V, page="1", sort="messages")),
-    "vhosts": lambda server: api_vhosts.get_vhosts(call(server)),
-    "bindings": lambda server: api_bindings.get_bindings(call(server)),
-    "bindings of the default": lambda server: api_bindings.get_source_bindings(
+    "queues": lambda server: queues.get_queues(call(server)),
+    "a page of queues": lambda server: queues.get_queues(call(server, V, page="3", name="q")),
+    "queues by messages": lambda server: queues.get_queues(call(server, V, page="1", sort="messages")),
+    "vhosts": lambda server: vhosts.get_vhosts(call(server)),
+    "bindings": lambda server: bindings.get_bindings(call(server)),
+    "bindings of the default": lambda server: bindings.get_source_bindings(
         call(server, {"vhost": "/", "exchange": "amq.default"})
     ),
-    "bindings of an exchange": lambda server: api_bindings.get_source_bindings(
+    "bindings of an exchange": lambda server: bindings.get_source_bindings(
         call(server, {"vhost": "/", "exchange": "amq.topic"})
     ),
-    "definitions": lambda server: api_definitions.get_definitions(call(server)),
-    "definitions of a vhost": lambda server: api_definitions.get_vhost_definitions(call(server, V)),
-    "overview": lambda server: api_overview.overview(call(server)),
-    "metrics": lambda server: api_overview.metrics(call(server)),
+    "definitions": lambda server: definitions.get_definitions(call(server)),
+    "definitions of a vhost": lambda server: definitions.get_vhost_definitions(call(server, V)),
+    "overview": lambda server: overview.overview(call(server)),
+    "metrics": lambda server: overview.metrics(call(server)),
     "rates": lambda server: Rates(server.broker, server.connections).sweep(),
-    "bulk delete": lambda server: api_users.bulk_delete(call(server, {}, {"users": ["nobody"] * FEW})),
+    "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["nobody"] * FEW})),
 }
 
 
 async def test_long_answers_are_made_in_slices(server, monkeypatch):
     declare(server, FEW)
-    monkeypatch.setattr(api_call, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     held = []
     for name, handler in HANDLERS.items():
         task = asyncio.ensure_future(handler(server))
@@ -118,8 +119,8 @@ async def test_long_answers_are_made_in_slices(server, monkeypatch):
 async def test_the_loop_is_held_for_20_ms_at_most(server, name):
     async def imported() -> None:
         document = await parse(json.dumps(DOCUMENT), True)
-        await api_import.post_definitions(call(server, {}, document))
-        await api_call.release(document)
+        await definitions_import.post_definitions(call(server, {}, document))
+        await release(document)
 
     if name == "import":
         work: Any = imported()
@@ -139,6 +140,6 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
         longest = max(longest, time.thread_time() - before)
     error = task.exception()
     del task
-    assert error is None or isinstance(error, api_call.ApiError), error
+    assert error is None or isinstance(error, ApiError), error
     print(f"{name}: {longest * 1000:.1f} ms")
     assert longest < (0.040 if name == "import" else 0.020)  # what an import makes stays, and the collector sees it

@@ -1,6 +1,6 @@
 """Definitions: everything but messages, as one JSON document in RabbitMQ's form.
 
-Only what is durable is in it. The way back is `api_import`.
+Only what is durable is in it. The way back is `definitions_import`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from amqpd import __version__
-from amqpd.management.api_bindings import binding_item
-from amqpd.management.api_call import Call, Reply
-from amqpd.management.api_list import document, plain
-from amqpd.management.api_users import permission_item, topic_item, user_item
+from amqpd.management.bindings import binding_item
+from amqpd.management.call import Call, Reply
+from amqpd.management.listing import document, plain
+from amqpd.management.users import permission_item, topic_item, user_item
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, quote_plus
 
 from amqpd.broker.queues.queue import Queue
-from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply
-from amqpd.management.api_list import listing, one, plain
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply
+from amqpd.management.listing import listing, one, plain
 from amqpd.protocol.codec import encode_table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.queues.opening import opened
 from amqpd.channel.properties_check import check_expiration, sender_selected
 from amqpd.errors import AccessRefused
-from amqpd.management.api_call import (
+from amqpd.management.call import (
     CREATED,
     DEFAULT_EXCHANGE,
     NO_CONTENT,
@@ -23,7 +23,7 @@ from amqpd.management.api_call import (
     clean_name,
     reply,
 )
-from amqpd.management.api_list import listing, one, plain
+from amqpd.management.listing import listing, one, plain
 from amqpd.protocol.properties import Properties, encode_properties, scan, without_headers
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from math import isfinite
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.api_call import BadRequest, Call, Reply, Slices
+from amqpd.management.call import BadRequest, Call, Reply
+from amqpd.management.slices import Slices
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500

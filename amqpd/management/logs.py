@@ -15,8 +15,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.management.api_call import ApiError, Call, NotThere, Reply, Slices, reply
-from amqpd.management.api_list import Body
+from amqpd.management.call import ApiError, Call, NotThere, Reply, reply
+from amqpd.management.listing import Body
+from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost

@@ -22,8 +22,9 @@ from amqpd.broker.catalogue.declared import Coming, Name, named_in
 from amqpd.broker.catalogue.exchange import Binding, BindingKey
 from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.errors import AmqpError
-from amqpd.management.api_call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Slices, clean_name, release
-from amqpd.management.api_users import tags_of
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, clean_name
+from amqpd.management.slices import Slices, release
+from amqpd.management.users import tags_of
 from amqpd.protocol.codec import CodecError, encode_table
 from amqpd.routing.exchange import RoutingError, exchange_type
 from amqpd.storage.metadata.metadata import (

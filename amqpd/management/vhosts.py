@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.queues.opening import opened
-from amqpd.management.api_call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Slices, clean_name
-from amqpd.management.api_list import listing, one
-from amqpd.management.api_users import permission_item, tags_of, topic_item
+from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, clean_name
+from amqpd.management.listing import listing, one
+from amqpd.management.slices import Slices
+from amqpd.management.users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost

@@ -10,8 +10,6 @@ A name that may not be seen and a name that does not exist look the same to a ca
 from __future__ import annotations
 
 import json
-import time
-from asyncio import sleep
 from collections.abc import Awaitable, Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from amqpd.management.rates import Rates
     from amqpd.server import Server
 
-SLICE_S: Final = 0.003
-"""How long a handler works before the loop has its turn."""
 DEFAULT_EXCHANGE: Final = "amq.default"
 
 
@@ -157,38 +153,8 @@ NO_CONTENT: Final = Reply(204)
 
 
 def reply(data: object, status: int = 200) -> Reply:
-    """A small answer, encoded at once. Lists that grow with the broker go through `api_list`."""
+    """A small answer, encoded at once. Lists that grow with the broker go through `listing`."""
     return Reply(status, json.dumps(data).encode())
-
-
-class Slices:
-    """Keeps a long piece of work from holding the loop: `if slices.due: await slices.rest()` in its loop."""
-
-    def __init__(self) -> None:
-        self._until = time.perf_counter() + SLICE_S
-
-    @property
-    def due(self) -> bool:
-        return time.perf_counter() >= self._until
-
-    async def rest(self) -> None:
-        await sleep(0)
-        self._until = time.perf_counter() + SLICE_S
-
-
-async def release(value: object) -> None:
-    """Lets go of a large document's items little by little: a million objects that go at once hold the loop as well.
-
-    Empties its lists; what they held stays with whoever else has it.
-    """
-    slices = Slices()
-    lists = list(value.values()) if isinstance(value, dict) else [value]
-    for each in lists:
-        if isinstance(each, list):
-            while each:
-                del each[-1000:]
-                if slices.due:
-                    await slices.rest()
 
 
 class Call:

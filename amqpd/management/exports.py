@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.auth.permissions import Kind
 from amqpd.broker.queues.opening import opened
-from amqpd.management.api_call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
 from amqpd.storage.settle.hold import NAME
 
 if TYPE_CHECKING:

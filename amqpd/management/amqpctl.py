@@ -12,19 +12,11 @@ from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
 from amqpd.broker.catalogue.restore import Report
-from amqpd.management.api_call import (
-    NO_CONTENT,
-    ApiError,
-    BadRequest,
-    Call,
-    NotThere,
-    Reply,
-    Slices,
-    reply,
-)
-from amqpd.management.api_connections import pid, reason
-from amqpd.management.api_overview import Totals, failed_logs, listeners
-from amqpd.management.api_queues import drop, purge
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, reply
+from amqpd.management.connections import pid, reason
+from amqpd.management.overview import Totals, failed_logs, listeners
+from amqpd.management.queues import drop, purge
+from amqpd.management.slices import Slices
 from amqpd.metrics import disk_free_bytes, process
 
 STOP_DELAY_S: Final = 0.05

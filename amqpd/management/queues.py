@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
-from amqpd.management.api_bindings import show
-from amqpd.management.api_call import (
-    CREATED,
-    NO_CONTENT,
-    BadRequest,
-    Call,
-    Reply,
-    Slices,
-    clean_name,
-    number,
-    reply,
-)
-from amqpd.management.api_list import by_name, listing, one, plain
+from amqpd.management.bindings import show
+from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, clean_name, number, reply
+from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.rates import QUEUE
+from amqpd.management.slices import Slices
 from amqpd.protocol.properties import decode_properties
 
 if TYPE_CHECKING:
@@ -106,7 +97,7 @@ async def get_queue(call: Call) -> Reply:
 
 
 def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:
-    from amqpd.management.api_connections import consumer_item
+    from amqpd.management.connections import consumer_item
 
     return [consumer_item(call, consumer) for consumer in queue.consumers]
 

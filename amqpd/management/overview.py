@@ -11,8 +11,9 @@ from amqpd import __version__
 from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.queues.opening import opened
-from amqpd.management.api_call import BadRequest, Call, NotThere, Reply, Role, Slices, reply
+from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.rates import CHANNEL, QUEUE
+from amqpd.management.slices import Slices
 from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
 from amqpd.routing.exchange import exchange_type_names
 

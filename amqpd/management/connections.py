@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.channel.channel import ChannelConsumer
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
-from amqpd.management.api_call import NO_CONTENT, Call, NotThere, Reply, Role
-from amqpd.management.api_list import listing, one, plain
+from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
+from amqpd.management.listing import listing, one, plain
 from amqpd.management.rates import CHANNEL, CONNECTION
 from amqpd.protocol.codec import decode_table
 

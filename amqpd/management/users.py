@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.auth.backends import NoSuchUser
 from amqpd.auth.passwords import RABBIT_SHA256
-from amqpd.management.api_call import (
-    NO_CONTENT,
-    AlreadyThere,
-    BadRequest,
-    Call,
-    NotThere,
-    Reply,
-    Slices,
-    clean_name,
-    reply,
-)
-from amqpd.management.api_list import listing, one
+from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, clean_name, reply
+from amqpd.management.listing import listing, one
+from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
