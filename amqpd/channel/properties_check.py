@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from amqpd.broker.message import Message, make_message
+from amqpd.broker.publishing import router
 from amqpd.broker.queues.arguments import erlang_type
 from amqpd.broker.queues.expiry import TTL_MS_MAX
 from amqpd.channel.access import check_topic_keys
@@ -152,8 +153,8 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
     exchange = vhost.exchange(envelope.exchange)
     check_topic_keys(connection, exchange, keys)
     if vhost.unavailable:
-        vhost.check_available(exchange, keys, route.needs_headers)
-    destinations = vhost.route(exchange, keys, headers)
+        router.check_available(vhost, exchange, keys, route.needs_headers)
+    destinations = router.route(vhost, exchange, keys, headers)
     if selected and "BCC" in headers():
         message = _remade(message, without_headers(message.properties(), ("BCC",)))
     return message, route.to(destinations)

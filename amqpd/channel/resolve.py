@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqpd.broker.message import Envelope
+from amqpd.broker.publishing import router
 from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.route import Route
 from amqpd.errors import AccessRefused, FrameError, NotImplementedByBroker, SoftError
@@ -42,16 +43,16 @@ def _resolve(connection: Connection, command: commands.BasicPublish) -> tuple[Ro
     check_topic_keys(connection, exchange, (key,))
     envelope = Envelope(exchange.name, key)
     if exchange.matcher is None:
-        target = vhost.by_name(key)
+        target = router.by_name(vhost, key)
         if target is None:
             return Route(envelope, [], command.mandatory, exchange.routes, False), False
         return Route(envelope, [target], command.mandatory, target, False), True
-    needs_headers = vhost.needs_headers(exchange)
+    needs_headers = router.needs_headers(vhost, exchange)
     if vhost.unavailable:
-        vhost.check_available(exchange, [key], needs_headers)
+        router.check_available(vhost, exchange, [key], needs_headers)
     if needs_headers:
         return Route(envelope, [], command.mandatory, exchange.routes, True), True
-    destinations = vhost.route(exchange, [key], dict)
+    destinations = router.route(vhost, exchange, [key], dict)
     route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
     auth = connection.broker.auth
     limited = exchange.kind == "topic" and auth.topic_limited(connection.user, vhost.name, exchange.name)

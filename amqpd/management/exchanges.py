@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.publishing import router
 from amqpd.broker.queues.opening import opened
 from amqpd.channel.properties_check import check_expiration, sender_selected
 from amqpd.errors import AccessRefused
@@ -123,8 +124,8 @@ async def publish(call: Call) -> Reply:
     persistent = properties.delivery_mode == 2
     message = make_message(Envelope(exchange.name, key), encoded, body, persistent, scan(encoded, 0, len(encoded)))
     if vhost.unavailable:
-        vhost.check_available(exchange, keys, vhost.needs_headers(exchange))
-    destinations = vhost.route(exchange, keys, lambda: headers)
+        router.check_available(vhost, exchange, keys, router.needs_headers(vhost, exchange))
+    destinations = router.route(vhost, exchange, keys, lambda: headers)
     await _offer(call, vhost, destinations, message)
     return reply({"routed": bool(destinations)})
 

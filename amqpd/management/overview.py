@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.publishing import router
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.rates import CHANNEL, QUEUE
@@ -217,7 +218,7 @@ async def aliveness(call: Call) -> Reply:
     queue: Queue = found.apply() if isinstance(found, Coming) else found
     message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
     delivered = False
-    for destination in vhost.route(vhost.default_exchange, [ALIVENESS_QUEUE], dict):
+    for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if isinstance(found, Coming):

@@ -15,6 +15,7 @@ from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.queue import Queue
@@ -156,7 +157,7 @@ class Room:
         message = make_message(Envelope(exchange, name), encoded, body, persistent, scan(encoded, 0, len(encoded)))
         headers = dict(properties.get("headers") or {})  # type: ignore[call-overload]
         accepted = True
-        for destination in self.vhost.route(self.vhost.exchanges[exchange], [name], lambda: headers):
+        for destination in router.route(self.vhost, self.vhost.exchanges[exchange], [name], lambda: headers):
             destination.prepare()
             accepted = destination.offer(message) and accepted
         if turn:

@@ -79,7 +79,7 @@ class Exchange:
         self.deleted = False
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
-        # The answer of `VHost.needs_headers`, and the version that it holds for.
+        # The answer of `router.needs_headers`, and the version that it holds for.
         self.headers_wanted = False
         self.headers_version = -1
         self.published_in_count = 0

@@ -1,11 +1,10 @@
-"""A vhost: names, bindings, and where a message goes.
+"""A vhost: names and bindings.
 
 Owns its exchanges, queues and bindings, and nothing here waits. What is declared, bound or unbound is checked here and
 returned as `Coming`: it is made once its rows are committed (`declared.py`). What is deleted is out of memory at once,
 and the changes that remove its rows are returned. A name that is on its way is told by `OnItsWay`.
 
-`route` walks from the published exchange through exchange-to-exchange bindings; every exchange is visited once,
-whatever the cycles; an exchange that finds nothing hands over to its alternate.
+Where a message goes by these names and bindings is `publishing/router.py`'s.
 
 Errors are amqpd.errors with RabbitMQ's texts. Permissions are the channel's business; they are not checked here.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import logging
 import secrets
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -84,6 +82,8 @@ class VHost:
         self.default_queue_type = "classic"
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
+        # Consumers behind direct reply-to keys, of whatever vhost.
+        self.reply_consumers: dict[str, Destination] = broker.reply_consumers
         # Bindings by where they end, to find what goes with a queue or an exchange.
         self._inbound: dict[Queue | Exchange, dict[BindingKey, Binding]] = {}
         # Exchanges by the name of their alternate, which need not be there.
@@ -159,101 +159,6 @@ class VHost:
     def letters_behind(self) -> bool:
         """Whether what is over has to wait for dead letters."""
         return self.broker.dead_letters.is_behind()
-
-    # -- routing -----------------------------------------------------------------------------------------------------
-
-    def route(
-        self, exchange: Exchange, keys: list[str], headers: Callable[[], Mapping[str, object]]
-    ) -> list[Destination]:
-        """Queues for a message with these routing keys (its own, then CC and BCC), each once.
-
-        headers: called when an exchange looks at them. Cost: the exchanges visited, each once per key.
-        """
-        found: dict[Destination, None] = {}
-        seen = {exchange}
-        stack = [exchange]
-        while stack:
-            at = stack.pop()
-            empty = True
-            for key in keys:
-                if at.matcher is None:
-                    target = self.by_name(key)
-                    if target is not None:
-                        found[target] = None
-                        empty = False
-                    continue
-                table = headers() if at.matcher.needs_headers else None
-                for destination in at.matcher.match(key, table):
-                    empty = False
-                    if isinstance(destination, Exchange):
-                        if destination not in seen:
-                            seen.add(destination)
-                            stack.append(destination)
-                    elif isinstance(destination, Destination):
-                        found[destination] = None
-            if empty and at.alternate:
-                alternate = self.exchanges.get(at.alternate)
-                if alternate is not None and alternate not in seen:
-                    seen.add(alternate)
-                    stack.append(alternate)
-        return list(found)
-
-    def check_available(self, exchange: Exchange, keys: list[str], headers_wanted: bool) -> None:
-        """Refuses a publish that comes to an exchange whose type is not installed. For vhosts that have one.
-
-        headers_wanted: whatever its keys, as the message's headers have a say. Raises: PreconditionFailed.
-        """
-        seen = {exchange}
-        stack = [exchange]
-        while stack:
-            at = stack.pop()
-            if at.unavailable:
-                where = f"exchange '{at.name}' in vhost '{self.name}'"
-                raise PreconditionFailed(f"{where} is unavailable: {at.unavailable}")
-            reached: list[object] = []
-            if headers_wanted:
-                reached += [binding.destination for binding in at.bindings.values()]
-            elif at.matcher is not None:
-                reached += [destination for key in keys for destination in at.matcher.match(key, None)]
-            if at.alternate and (headers_wanted or not reached):
-                reached.append(self.exchanges.get(at.alternate))
-            for destination in reached:
-                if isinstance(destination, Exchange) and destination not in seen:
-                    seen.add(destination)
-                    stack.append(destination)
-
-    def by_name(self, key: str) -> Destination | None:
-        """The default exchange: a queue by its name, or a direct reply-to consumer by its key."""
-        queue = self.queues.get(key)
-        if queue is None and key.startswith("amq.rabbitmq.reply-to."):
-            return self.broker.reply_consumers.get(key)
-        return queue
-
-    def needs_headers(self, exchange: Exchange) -> bool:
-        """Whether a message published here may meet an exchange that looks at headers. Cost: all bindings behind it,
-        once per version of the exchange.
-        """
-        version = exchange.routes.version
-        if exchange.headers_version != version:
-            exchange.headers_wanted = self._needs_headers(exchange)
-            exchange.headers_version = version
-        return exchange.headers_wanted
-
-    def _needs_headers(self, exchange: Exchange) -> bool:
-        seen = {exchange}
-        stack = [exchange]
-        while stack:
-            at = stack.pop()
-            if at.needs_headers:
-                return True
-            reached = [binding.destination for binding in at.bindings.values()]
-            if at.alternate and at.alternate in self.exchanges:
-                reached.append(self.exchanges[at.alternate])
-            for destination in reached:
-                if isinstance(destination, Exchange) and destination not in seen:
-                    seen.add(destination)
-                    stack.append(destination)
-        return False
 
     # -- look-up -----------------------------------------------------------------------------------------------------
 

@@ -18,17 +18,16 @@ Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
+from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
+from amqpd.broker.publishing import router
 from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import PropertyInfo, scan, with_entries, with_headers, without_expiration
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.exchange import Exchange
 
 # As far as a death is counted, whatever number a client began with.
 COUNT_MAX: Final = 1 << 62
@@ -122,7 +121,7 @@ class Stories:
             first = self._first[key]
         else:
             first = None
-            if not queue.vhost.needs_headers(exchange):
+            if not router.needs_headers(queue.vhost, exchange):
                 first = first_death(queue, exchange, envelope, expiration, reason, self._time_s)
             if len(self._first) >= REMEMBERED_MAX:
                 self._first.clear()
@@ -145,7 +144,7 @@ def first_death(
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
-    destinations = queue.vhost.route(exchange, [out.routing_key], Headers({}).get)
+    destinations = router.route(queue.vhost, exchange, [out.routing_key], Headers({}).get)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 
 
@@ -163,7 +162,7 @@ def address(
     keys = [out.routing_key]
     if key is None:
         keys += [each for each in copies(table) if each not in keys]
-    destinations = queue.vhost.route(exchange, keys, Headers(table).get)
+    destinations = router.route(queue.vhost, exchange, keys, Headers(table).get)
     return Story(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
 
 
