@@ -12,10 +12,12 @@ from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
 from amqpd.broker.catalogue.restore import Report
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, reply
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.connections import pid, reason
-from amqpd.management.overview import Totals, failed_logs, listeners
+from amqpd.management.health import failed_logs
+from amqpd.management.overview import Totals, listeners
 from amqpd.management.queues import drop, purge
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.metrics import disk_free_bytes, process
 
@@ -200,3 +202,19 @@ async def delete_queue(call: Call) -> Reply:
     queue = call.queue()
     vhost.check_exclusive(queue, None)
     return reply({"message_count": await drop(call, queue, call.flag("if_unused"), call.flag("if_empty"))})
+
+
+ROUTES: Final = (
+    Route("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
+    Route("GET", "api/amqpd/version", Role.MANAGEMENT, version),
+    Route("GET", "api/amqpd/status", Role.MONITORING, status),
+    Route("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
+    Route("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
+    Route("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),
+    Route("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
+    Route("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
+    Route("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
+    Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    Route("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
+    Route("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
+)

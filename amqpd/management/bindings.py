@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus
 
 from amqpd.broker.queues.queue import Queue
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
+from amqpd.management.router import Route
 from amqpd.protocol.codec import encode_table
 
 if TYPE_CHECKING:
@@ -184,3 +185,21 @@ async def delete_binding(call: Call) -> Reply:
     _check(call, ends, binding.routing_key)
     await call.broker.make(call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments))
     return NO_CONTENT
+
+
+_TO_QUEUE: Final = "api/bindings/{vhost}/e/{exchange}/q/{queue}"
+_TO_EXCHANGE: Final = "api/bindings/{vhost}/e/{exchange}/e/{target}"
+ROUTES: Final = (
+    Route("GET", "api/exchanges/{vhost}/{exchange}/bindings/source", Role.MANAGEMENT, get_source_bindings),
+    Route("GET", "api/exchanges/{vhost}/{exchange}/bindings/destination", Role.MANAGEMENT, get_destination_bindings),
+    Route("GET", "api/bindings", Role.MANAGEMENT, get_bindings),
+    Route("GET", "api/bindings/{vhost}", Role.MANAGEMENT, get_bindings),
+    Route("GET", _TO_QUEUE, Role.MANAGEMENT, get_between),
+    Route("POST", _TO_QUEUE, Role.MANAGEMENT, post_binding),
+    Route("GET", _TO_QUEUE + "/{props}", Role.MANAGEMENT, get_binding),
+    Route("DELETE", _TO_QUEUE + "/{props}", Role.MANAGEMENT, delete_binding),
+    Route("GET", _TO_EXCHANGE, Role.MANAGEMENT, get_between),
+    Route("POST", _TO_EXCHANGE, Role.MANAGEMENT, post_binding),
+    Route("GET", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, get_binding),
+    Route("DELETE", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, delete_binding),
+)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.queues.queue import Queue
     from amqpd.management.rates import Rates
-    from amqpd.server import Server
+    from amqpd.management.server_control import ServerControl
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 
@@ -163,7 +163,7 @@ class Call:
     def __init__(
         self,
         broker: Broker,
-        server: Server,
+        server: ServerControl,
         rates: Rates,
         caller: Caller,
         method: str,

@@ -6,13 +6,14 @@ The `pid` of a connection is no process: it is a short name, unique while the br
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.channel.channel import ChannelConsumer
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.rates import CHANNEL, CONNECTION
+from amqpd.management.router import Route
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
@@ -217,3 +218,17 @@ async def get_consumers(call: Call) -> Reply:
 
 def _name(connection: Connection) -> str:
     return connection.name
+
+
+ROUTES: Final = (
+    Route("GET", "api/connections", Role.MANAGEMENT, get_connections),
+    Route("GET", "api/connections/{connection}", Role.MANAGEMENT, get_connection),
+    Route("DELETE", "api/connections/{connection}", Role.MANAGEMENT, delete_connection),
+    Route("GET", "api/connections/{connection}/channels", Role.MANAGEMENT, get_connection_channels),
+    Route("GET", "api/vhosts/{vhost}/connections", Role.MANAGEMENT, get_connections),
+    Route("GET", "api/vhosts/{vhost}/channels", Role.MANAGEMENT, get_channels),
+    Route("GET", "api/channels", Role.MANAGEMENT, get_channels),
+    Route("GET", "api/channels/{channel}", Role.MANAGEMENT, get_channel),
+    Route("GET", "api/consumers", Role.MANAGEMENT, get_consumers),
+    Route("GET", "api/consumers/{vhost}", Role.MANAGEMENT, get_consumers),
+)

@@ -6,12 +6,13 @@ Only what is durable is in it. The way back is `definitions_import`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd import __version__
 from amqpd.management.bindings import binding_item
-from amqpd.management.call import Call, Reply
+from amqpd.management.call import Call, Reply, Role
 from amqpd.management.listing import document, plain
+from amqpd.management.router import Route
 from amqpd.management.users import permission_item, topic_item, user_item
 
 if TYPE_CHECKING:
@@ -114,3 +115,9 @@ def _bindings(vhost: VHost) -> Iterator[Shown]:
             del item["vhost"]
             item["arguments"] = plain(item["arguments"])
             yield item
+
+
+ROUTES: Final = (
+    Route("GET", "api/definitions", Role.ADMINISTRATOR, get_definitions),
+    Route("GET", "api/definitions/{vhost}", Role.ADMINISTRATOR, get_vhost_definitions),
+)

@@ -15,18 +15,31 @@ from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.backends import TAGS_MAX, AuthError, user_row
-from amqpd.auth.passwords import RABBIT_SHA256, InvalidHash, check_hash
-from amqpd.auth.permissions import InvalidPattern, Permissions
+from amqpd.auth.backends import AuthError, user_row
+from amqpd.auth.passwords import InvalidHash
+from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.catalogue.declared import Coming, Name, named_in
 from amqpd.broker.catalogue.exchange import Binding, BindingKey
-from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.errors import AmqpError
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, clean_name
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role
+from amqpd.management.definitions_document import (
+    SYSTEM_EXCHANGES,
+    Item,
+    check_binding,
+    check_exchange,
+    check_permission,
+    check_queue,
+    check_user,
+    check_vhost,
+    permission_row,
+    queue_arguments,
+    read,
+)
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices, release
 from amqpd.management.users import tags_of
 from amqpd.protocol.codec import CodecError, encode_table
-from amqpd.routing.exchange import RoutingError, exchange_type
+from amqpd.routing.exchange import RoutingError
 from amqpd.storage.metadata.metadata import (
     BindingRow,
     Change,
@@ -45,117 +58,6 @@ if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.queues.queue import Queue
 
-Item = dict[str, Any]
-_MISSING: Final = object()
-
-# Kind of thing -> its keys: type, default (_MISSING: must be there). What RabbitMQ exports and means nothing here is
-# taken with the value it then has.
-_TEXT, _FLAG, _TABLE, _TAGS, _ANY = str, bool, dict, (str, list), object
-SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
-    "users": {
-        "name": (_TEXT, _MISSING),
-        "password_hash": (_TEXT, _MISSING),
-        "hashing_algorithm": (_TEXT, RABBIT_SHA256),
-        "tags": (_TAGS, ""),
-        "limits": (_ANY, {}),
-    },
-    "vhosts": {
-        "name": (_TEXT, _MISSING),
-        "description": (_TEXT, ""),
-        "tags": (_TAGS, ""),
-        "default_queue_type": (_TEXT, "classic"),
-        "metadata": (_TABLE, {}),
-        "limits": (_ANY, []),
-        "tracing": (_FLAG, False),
-    },
-    "permissions": dict.fromkeys(("user", "vhost", "configure", "write", "read"), (_TEXT, _MISSING)),
-    "topic_permissions": dict.fromkeys(("user", "vhost", "exchange", "write", "read"), (_TEXT, _MISSING)),
-    "exchanges": {
-        "name": (_TEXT, _MISSING),
-        "vhost": (_TEXT, _MISSING),
-        "type": (_TEXT, _MISSING),
-        "durable": (_FLAG, True),
-        "auto_delete": (_FLAG, False),
-        "internal": (_FLAG, False),
-        "arguments": (_TABLE, {}),
-    },
-    "queues": {
-        "name": (_TEXT, _MISSING),
-        "vhost": (_TEXT, _MISSING),
-        "type": (_TEXT, ""),
-        "durable": (_FLAG, True),
-        "auto_delete": (_FLAG, False),
-        "arguments": (_TABLE, {}),
-    },
-    "bindings": {
-        "source": (_TEXT, _MISSING),
-        "vhost": (_TEXT, _MISSING),
-        "destination": (_TEXT, _MISSING),
-        "destination_type": (_TEXT, _MISSING),
-        "routing_key": (_TEXT, ""),
-        "arguments": (_TABLE, {}),
-        "properties_key": (_ANY, ""),
-    },
-}
-ABSENT: Final = ("policies", "parameters")
-TITLES: Final = (
-    "rabbit_version", "rabbitmq_version", "product_name", "product_version", "original_vhost_name", "explanation",
-    "rabbitmq_definition_format", "original_cluster_name", "description", "default_queue_type", "metadata",
-)  # fmt: skip
-_OWN_PARAMETERS: Final = ("cluster_name", "internal_cluster_id", "cluster_tags")
-
-
-async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
-    """The document's items with every key set. vhost: of a document for one vhost, whose items name none.
-
-    Raises: BadRequest with the path of the first thing that is unknown, missing or of the wrong type.
-    """
-    found: dict[str, list[Item]] = {kind: [] for kind in SCHEMA}
-    slices = Slices()
-    for key, value in document.items():
-        if key in TITLES:
-            continue
-        if key in ABSENT or key == "global_parameters":
-            _check_absent(key, value)
-            continue
-        if key not in SCHEMA or (vhost is not None and key in ("users", "vhosts", "permissions", "topic_permissions")):
-            raise BadRequest(f"{key}: unknown")
-        if not isinstance(value, list):
-            raise BadRequest(f"{key}: must be a list")
-        for index, item in enumerate(value):
-            found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost))
-            if slices.due:
-                await slices.rest()
-    return found
-
-
-def _check_absent(key: str, value: object) -> None:
-    own = key == "global_parameters"
-    for index, each in enumerate(value if isinstance(value, list) else [value]):
-        if not (own and isinstance(each, dict) and each.get("name") in _OWN_PARAMETERS):
-            raise BadRequest(f"{key}[{index}]: not part of this version of amqpd")
-
-
-def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None) -> Item:
-    if not isinstance(given, dict):
-        raise BadRequest(f"{path}: must be an object")
-    if vhost is not None:
-        given = {**given, "vhost": vhost}
-    for key in given:
-        if key not in schema:
-            raise BadRequest(f"{path}.{key}: unknown")
-    item: Item = {}
-    for key, (kind, default) in schema.items():
-        value = given.get(key, default)
-        if value is _MISSING:
-            raise BadRequest(f"{path}.{key}: missing")
-        if kind is dict and value == []:  # rabbit: an empty table may be written as an empty list
-            value = {}
-        if not isinstance(value, kind):
-            raise BadRequest(f"{path}.{key}: wrong type")
-        item[key] = value
-    return item
-
 
 class Import:
     """One document, checked by `check`, then made by `make`."""
@@ -173,28 +75,28 @@ class Import:
         users = {row.name for row in self.broker.auth.users()} | {item["name"] for item in self.items["users"]}
         vhosts = set(self.broker.vhosts) | {item["name"] for item in self.items["vhosts"]}
         exchanges = {(v.name, x.name): x.kind for v in self.broker.vhosts.values() for x in v.exchanges.values()}
-        exchanges |= {(v, name): kind for v in vhosts for name, kind in _SYSTEM.items()}
+        exchanges |= {(v, name): kind for v in vhosts for name, kind in SYSTEM_EXCHANGES.items()}
         queues: set[tuple[str, str]] = set()
         for path, item in self._all("users"):
-            self._named(path, partial(_check_user, item))
+            self._named(path, partial(check_user, item))
             await self._rest()
         for path, item in self._all("vhosts"):
-            self._named(path, partial(_check_vhost, item))
+            self._named(path, partial(check_vhost, item))
             await self._rest()
         for kind in ("permissions", "topic_permissions"):
             for path, item in self._all(kind):
                 self._known(path, "user", item["user"] in users)
                 self._known(path, "vhost", item["vhost"] in vhosts)
-                self._named(path, partial(_check_permission, item))
+                self._named(path, partial(check_permission, item))
                 await self._rest()
         for path, item in self._all("exchanges"):
             self._known(path, "vhost", item["vhost"] in vhosts)
-            self._named(path, partial(_check_exchange, item))
+            self._named(path, partial(check_exchange, item))
             exchanges.setdefault((item["vhost"], item["name"]), item["type"])
             await self._rest()
         for path, item in self._all("queues"):
             self._known(path, "vhost", item["vhost"] in vhosts)
-            self._named(path, partial(_check_queue, item))
+            self._named(path, partial(check_queue, item))
             queues.add((item["vhost"], item["name"]))
             await self._rest()
         for path, item in self._all("bindings"):
@@ -205,7 +107,7 @@ class Import:
             self._known(path, "destination_type", to_queue or item["destination_type"] == "exchange")
             there = end in queues or self._has_queue(*end) if to_queue else bool(end[1]) and end in exchanges
             self._known(path, "destination", there)
-            self._named(path, partial(_check_binding, item, matcher or ""))
+            self._named(path, partial(check_binding, item, matcher or ""))
             await self._rest()
 
     def _has_queue(self, vhost: str, name: str) -> bool:
@@ -283,7 +185,7 @@ class Import:
             self._named(path, partial(plan.vhost, item))
         for kind in ("permissions", "topic_permissions"):
             for _, item in self._all(kind):
-                plan.permission(_permission(item))
+                plan.permission(permission_row(item))
         for path, item in self._all("exchanges"):
             self._known(path, "vhost", plan.knows(item))
             self._named(path, partial(plan.exchange, item))
@@ -381,7 +283,7 @@ class Plan:
         vhost, name = self._of(item), Name(item["vhost"], "queue", item["name"])
         if name.name in vhost.queues or name in self._new:
             return
-        arguments = _queue_arguments(item)
+        arguments = queue_arguments(item)
         kind = self._kinds.get(vhost.name, vhost.default_queue_type)
         if kind != vhost.default_queue_type and item["durable"] and not item["auto_delete"]:
             arguments.setdefault("x-queue-type", kind)  # as it will be when the queue is there
@@ -426,81 +328,6 @@ class Plan:
             vhost.add_binding(Binding(source, end, item["routing_key"], item["arguments"]))
 
 
-_SYSTEM: Final = {
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-    "amq.topic": "topic",
-}
-
-
-def _queue_arguments(item: Item) -> dict[str, object]:
-    arguments: dict[str, object] = dict(item["arguments"])
-    if item["type"] and item["type"] != "classic":
-        arguments.setdefault("x-queue-type", item["type"])
-    return arguments
-
-
-def _permission(item: Item) -> PermissionRow | TopicPermissionRow:
-    return TopicPermissionRow(**item) if "exchange" in item else PermissionRow(**item)
-
-
-def _check_permission(item: Item) -> None:
-    if item.get("exchange"):
-        clean_name(item["exchange"], "an exchange")
-    Permissions.check(_permission(item))
-
-
-def _check_user(item: Item) -> None:
-    clean_name(item["name"], "a user")
-    if item["password_hash"]:
-        check_hash(item["password_hash"], item["hashing_algorithm"])
-    tags = tags_of(item["tags"])
-    if len(tags) > TAGS_MAX or not all(0 < len(tag) < 256 and tag.isprintable() and " " not in tag for tag in tags):
-        raise BadRequest(f"tags are words, at most {TAGS_MAX}")
-
-
-def _check_vhost(item: Item) -> None:
-    clean_name(item["name"], "a vhost")
-    tags_of(item["tags"])
-    if item["tracing"]:
-        raise BadRequest("tracing is not part of this version of amqpd")
-    item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")
-    if item["default_queue_type"] not in ("classic", "quorum"):
-        raise BadRequest("default_queue_type is classic or quorum")
-
-
-def _check_exchange(item: Item) -> None:
-    if clean_name(item["name"], "an exchange").startswith("amq.") and item["name"] not in _SYSTEM:
-        raise BadRequest("the prefix amq. is reserved")
-    exchange_type(item["type"])
-    encode_table(item["arguments"])
-    if not isinstance(item["arguments"].get("alternate-exchange", ""), str):
-        raise BadRequest("alternate-exchange must be text")
-
-
-def _check_queue(item: Item) -> None:
-    name = clean_name(item["name"], "a queue")
-    # What a server-named queue is called may be exported, and so must be taken back.
-    if name.startswith("amq.") and not name.startswith("amq.gen-"):
-        raise BadRequest("the prefix amq. is reserved")
-    arguments = _queue_arguments(item)
-    encode_table(arguments)
-    queue_arguments.validate(item["name"], item["vhost"], arguments)
-    if "x-export" in arguments and not item["durable"]:
-        raise BadRequest("x-export needs a durable queue")
-    if arguments.get("x-queue-type") == "quorum" and (item["auto_delete"] or not item["durable"]):
-        raise BadRequest("a quorum queue is durable and not auto-delete")
-
-
-def _check_binding(item: Item, kind: str) -> None:
-    if len(item["routing_key"].encode()) > 255:
-        raise BadRequest("a routing key has at most 255 bytes")
-    encode_table(item["arguments"])
-    exchange_type(kind)().validate(item["routing_key"], item["arguments"])
-
-
 async def post_definitions(call: Call) -> Reply:
     """204 when everything is made and committed."""
     vhost = call.vhost().name if "vhost" in call.params else None
@@ -512,3 +339,9 @@ async def post_definitions(call: Call) -> Reply:
         raise
     await work.make()
     return NO_CONTENT
+
+
+ROUTES: Final = (
+    Route("POST", "api/definitions", Role.ADMINISTRATOR, post_definitions, definitions=True),
+    Route("POST", "api/definitions/{vhost}", Role.ADMINISTRATOR, post_definitions, definitions=True),
+)

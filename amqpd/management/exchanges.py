@@ -20,11 +20,13 @@ from amqpd.management.call import (
     BadRequest,
     Call,
     Reply,
+    Role,
     Unavailable,
     clean_name,
     reply,
 )
 from amqpd.management.listing import listing, one, plain
+from amqpd.management.router import Route
 from amqpd.protocol.properties import Properties, encode_properties, scan, without_headers
 
 if TYPE_CHECKING:
@@ -211,3 +213,14 @@ def _properties(call: Call) -> Properties:
 
 def _name(exchange: Exchange) -> str:
     return exchange.name
+
+
+_ONE: Final = "api/exchanges/{vhost}/{exchange}"
+ROUTES: Final = (
+    Route("GET", "api/exchanges", Role.MANAGEMENT, get_exchanges),
+    Route("GET", "api/exchanges/{vhost}", Role.MANAGEMENT, get_exchanges),
+    Route("GET", _ONE, Role.MANAGEMENT, get_exchange),
+    Route("PUT", _ONE, Role.MANAGEMENT, put_exchange),
+    Route("DELETE", _ONE, Role.MANAGEMENT, delete_exchange),
+    Route("POST", _ONE + "/publish", Role.MANAGEMENT, publish, quiet=True),
+)

@@ -5,11 +5,12 @@ To set and clear takes the configure permission on the queue, to commit and to l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.permissions import Kind
 from amqpd.broker.queues.opening import opened
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.router import Route
 from amqpd.storage.settle.hold import NAME
 
 if TYPE_CHECKING:
@@ -83,3 +84,11 @@ def _number(value: object, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadRequest(f"{name} must be a number of 0 or more")
     return value
+
+
+ROUTES: Final = (
+    Route("GET", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, get_exports),
+    Route("PUT", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, put_export),
+    Route("POST", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, commit_export, quiet=True),
+    Route("DELETE", "api/amqpd/exports/{vhost}/{queue}/{name}", Role.MANAGEMENT, delete_export),
+)

@@ -30,7 +30,7 @@ from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.management.api import QUIET, Route, Router
+from amqpd.management.api import ROUTES
 from amqpd.management.body import parsed, read_body
 from amqpd.management.call import (
     ApiError,
@@ -48,6 +48,7 @@ from amqpd.management.call import (
 from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.rates import Rates
+from amqpd.management.router import Route, Router
 from amqpd.management.slices import release
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.codec import CodecError
@@ -55,7 +56,7 @@ from amqpd.storage.metadata.metadata import MetadataError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.server import Server
+    from amqpd.management.server_control import ServerControl
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +80,10 @@ OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
 class AdminServer:
     """Serves the admin API from `start` to `stop`."""
 
-    def __init__(self, broker: Broker, server: Server) -> None:
+    def __init__(self, broker: Broker, server: ServerControl) -> None:
         self._broker = broker
         self._server = server
-        self._router = Router()
+        self._router = Router(ROUTES)
         self._rates = Rates(broker, server.connections)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
@@ -182,7 +183,7 @@ class AdminServer:
         if request.method in UNSAFE:
             who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
             about = {"user": caller.user.name, "peer": peer_address(request.transport) or None}
-            level = logging.DEBUG if route.handler in QUIET else logging.INFO
+            level = logging.DEBUG if route.quiet else logging.INFO
             log.log(level, "%s did %s %s", who, request.method, request.raw_path[:PATH_SHOWN_MAX], extra=about)
 
     def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:

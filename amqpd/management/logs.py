@@ -15,8 +15,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.management.call import ApiError, Call, NotThere, Reply, reply
+from amqpd.management.call import ApiError, Call, NotThere, Reply, Role, reply
 from amqpd.management.listing import Body
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -106,3 +107,10 @@ def _files(directory: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return found
+
+
+ROUTES: Final = (
+    Route("GET", "api/amqpd/logs/{vhost}", Role.MANAGEMENT, get_logs),
+    Route("GET", "api/amqpd/logs/{vhost}/{queue}", Role.MANAGEMENT, get_log),
+    Route("GET", "api/amqpd/logs/{vhost}/{queue}/{file}", Role.MANAGEMENT, get_log_file),
+)

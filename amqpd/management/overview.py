@@ -1,4 +1,4 @@
-"""The broker as a whole: overview, nodes, health checks, metrics, and the page at `/`."""
+"""The broker as a whole: overview, nodes, listeners, metrics, and the page at `/`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
-from amqpd.broker.catalogue.declared import Coming
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publishing import router
 from amqpd.broker.queues.opening import opened
-from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.call import Call, NotThere, Reply, Role, reply
 from amqpd.management.rates import CHANNEL, QUEUE
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
 from amqpd.routing.exchange import exchange_type_names
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.queue import Queue
 
-ALIVENESS_QUEUE: Final = "aliveness-test"
 PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>amqpd</title></head><body>
 <h1>amqpd</h1>
@@ -179,13 +175,14 @@ async def get_nodes(call: Call) -> Reply:
     return reply([node_item(call)])
 
 
-def _check_node(call: Call) -> None:
+def this_node(call: Call) -> None:
+    """The node of the path, if it names one, is this one: there is no other. Raises: NotThere."""
     if call.params.get("node", call.node) != call.node:
         raise NotThere(f"no node '{call.params['node']}'")
 
 
 async def get_node(call: Call) -> Reply:
-    _check_node(call)
+    this_node(call)
     return reply(node_item(call))
 
 
@@ -197,97 +194,6 @@ async def extensions(call: Call) -> Reply:
 async def auth_attempts(call: Call) -> Reply:
     """How one logs in here: with basic auth, not OAuth."""
     return reply({"oauth_enabled": False})
-
-
-# -- health ----------------------------------------------------------------------------------------------------------
-
-
-def _ok() -> Reply:
-    return reply({"status": "ok"})
-
-
-async def aliveness(call: Call) -> Reply:
-    """A message through a queue of the vhost and out again, in memory. The queue goes again if it was not there.
-
-    rabbit: the caller needs the permissions for a queue called aliveness-test.
-    """
-    vhost = call.vhost()
-    for kind in ("configure", "write", "read"):
-        call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
-    found = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
-    queue: Queue = found.apply() if isinstance(found, Coming) else found
-    message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
-    delivered = False
-    for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
-        destination.offer(message)
-        delivered = queue.get(True) is not None or bool(queue.consumers)
-    if isinstance(found, Coming):
-        call.broker.remove(vhost.delete_queue(queue)[1], [queue])
-    return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
-
-
-def failed_logs(call: Call) -> list[Any]:
-    """The queues whose log takes nothing more, because a write or a sync failed. Cost: a step per queue."""
-    return [
-        queue
-        for vhost in call.broker.vhosts.values()
-        for queue in vhost.queues.values()
-        if queue.store is not None and queue.store.failed
-    ]
-
-
-async def check_alarms(call: Call) -> Reply:
-    """rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
-    alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
-    failed = failed_logs(call)
-    alarms += [
-        {"node": call.node, "resource": "log", "vhost": queue.vhost.name, "queue": queue.name} for queue in failed
-    ]
-    if not alarms:
-        return _ok()
-    return reply({"status": "failed", "reason": "There are alarms in effect", "alarms": alarms}, 503)
-
-
-async def check_vhosts(call: Call) -> Reply:
-    down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
-    if not down:
-        return _ok()
-    return reply({"status": "failed", "reason": "Some virtual hosts are down", "virtual-hosts": down}, 503)
-
-
-async def check_port(call: Call) -> Reply:
-    text = call.params["port"]
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise BadRequest("Not an integer")
-    ports = [each["port"] for each in listeners(call)]
-    if int(text) in ports:
-        return reply({"status": "ok", "port": int(text)})
-    return reply({"status": "failed", "reason": "No active listener", "missing": int(text), "ports": ports}, 503)
-
-
-async def check_protocol(call: Call) -> Reply:
-    names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
-    wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
-    protocols = [each["protocol"] for each in listeners(call)]
-    if wanted in protocols:
-        return reply({"status": "ok", "protocol": wanted})
-    failed = {"status": "failed", "reason": "No active listener", "missing": wanted, "protocols": protocols}
-    return reply(failed, 503)
-
-
-async def check_quorum(call: Call) -> Reply:
-    """One node: stopping it leaves nobody without a majority who has one."""
-    return _ok()
-
-
-async def check_node(call: Call) -> Reply:
-    """rabbit: the old single health check; the app runs and no alarm is on."""
-    _check_node(call)
-    if not call.server.amqp_running:
-        return reply({"status": "failed", "reason": "the application is stopped"})
-    if call.broker.alarm_reason:
-        return reply({"status": "failed", "reason": f"resource alarm(s) in effect: {call.broker.alarm_reason}"})
-    return _ok()
 
 
 # -- metrics, page ---------------------------------------------------------------------------------------------------
@@ -302,3 +208,15 @@ async def metrics(call: Call) -> Reply:
 
 async def page(call: Call) -> Reply:
     return Reply(200, PAGE.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": PAGE_POLICY})
+
+
+ROUTES: Final = (
+    Route("GET", "", Role.PUBLIC, page),
+    Route("GET", "metrics", Role.PUBLIC, metrics),
+    Route("GET", "api/auth", Role.PUBLIC, auth_attempts),
+    Route("GET", "api/overview", Role.MANAGEMENT, overview),
+    Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
+    Route("GET", "api/extensions", Role.MANAGEMENT, extensions),
+    Route("GET", "api/nodes", Role.MONITORING, get_nodes),
+    Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),
+)

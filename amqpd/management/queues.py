@@ -9,9 +9,11 @@ from amqpd.broker.catalogue.declared import Coming
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, clean_name, number, reply
+from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, Role, clean_name, number, reply
+from amqpd.management.connections import consumer_item
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.rates import QUEUE
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.protocol.properties import decode_properties
 
@@ -97,8 +99,6 @@ async def get_queue(call: Call) -> Reply:
 
 
 def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:
-    from amqpd.management.connections import consumer_item
-
     return [consumer_item(call, consumer) for consumer in queue.consumers]
 
 
@@ -253,3 +253,16 @@ def _message(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, truncate: 
 
 def _name(queue: Queue) -> str:
     return queue.name
+
+
+_ONE: Final = "api/queues/{vhost}/{queue}"
+ROUTES: Final = (
+    Route("GET", "api/queues", Role.MANAGEMENT, get_queues),
+    Route("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
+    Route("GET", _ONE, Role.MANAGEMENT, get_queue),
+    Route("PUT", _ONE, Role.MANAGEMENT, put_queue),
+    Route("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
+    Route("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
+    Route("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
+    Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True),
+)

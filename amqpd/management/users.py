@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.backends import NoSuchUser
 from amqpd.auth.passwords import RABBIT_SHA256
-from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, clean_name, reply
+from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name, reply
 from amqpd.management.listing import listing, one
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -196,3 +197,25 @@ async def delete_topic_permission(call: Call) -> Reply:
     return NO_CONTENT
 
 
+ROUTES: Final = (
+    Route("GET", "api/whoami", Role.MANAGEMENT, whoami),
+    Route("GET", "api/users", Role.ADMINISTRATOR, get_users),
+    Route("GET", "api/users/without-permissions", Role.ADMINISTRATOR, get_users_without_permissions),
+    Route("POST", "api/users/bulk-delete", Role.ADMINISTRATOR, bulk_delete),
+    Route("GET", "api/users/{user}", Role.ADMINISTRATOR, get_user),
+    Route("PUT", "api/users/{user}", Role.ADMINISTRATOR, put_user),
+    Route("DELETE", "api/users/{user}", Role.ADMINISTRATOR, delete_user),
+    Route("GET", "api/users/{user}/permissions", Role.ADMINISTRATOR, get_permissions),
+    Route("GET", "api/users/{user}/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    Route("GET", "api/permissions", Role.ADMINISTRATOR, get_permissions),
+    Route("GET", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_permission),
+    Route("PUT", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_permission),
+    Route("DELETE", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_permission),
+    Route("GET", "api/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    Route("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
+    Route("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
+    Route("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
+    Route("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
+    Route("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
+    Route("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),
+)

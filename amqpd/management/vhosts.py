@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queues.opening import opened
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, clean_name
+from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
+from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.management.users import permission_item, tags_of, topic_item
 
@@ -97,3 +98,13 @@ async def get_vhost_permissions(call: Call) -> Reply:
 async def get_vhost_topic_permissions(call: Call) -> Reply:
     rows = call.broker.auth.topic_permissions(vhost=call.vhost().name)
     return await listing(call, rows, topic_item, lambda row: row.user)
+
+
+ROUTES: Final = (
+    Route("GET", "api/vhosts", Role.MANAGEMENT, get_vhosts),
+    Route("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
+    Route("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
+    Route("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
+    Route("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
+    Route("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
+)

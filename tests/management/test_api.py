@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.management.api import ROUTES, Route, Router
+from amqpd.management.api import ROUTES
 from amqpd.management.call import TAGS, MethodNotAllowed, NotThere, Role
+from amqpd.management.router import Route, Router
 
 STOPPING = {"api/amqpd/stop", "api/amqpd/stop_app", "api/amqpd/start_app", "api/amqpd/close_all_connections"}
 
@@ -29,18 +30,18 @@ class TestTable:
             Router((route, Route("GET", route.path, route.role, route.handler)))
 
     def test_a_word_goes_before_a_name(self) -> None:
-        router = Router()
+        router = Router(ROUTES)
         assert router.find("GET", "/api/users/without-permissions")[0].path == "api/users/without-permissions"
         assert router.find("GET", "/api/users/u%2Fv/permissions")[1] == {"user": "u/v"}
 
     def test_empty_segments_are_names(self) -> None:
         with pytest.raises(NotThere):
-            Router().find("GET", "/api//queues")
-        assert Router().find("GET", "/api/exchanges/%2F//bindings/source")[1] == {"vhost": "/", "exchange": ""}
+            Router(ROUTES).find("GET", "/api//queues")
+        assert Router(ROUTES).find("GET", "/api/exchanges/%2F//bindings/source")[1] == {"vhost": "/", "exchange": ""}
 
     def test_what_else_is_allowed(self) -> None:
         with pytest.raises(MethodNotAllowed) as caught:
-            Router().find("PATCH", "/api/queues/%2F/q")
+            Router(ROUTES).find("PATCH", "/api/queues/%2F/q")
         assert caught.value.headers == {"Allow": "DELETE, GET, HEAD, PUT"}
 
 

@@ -6,7 +6,7 @@ import pika
 import pytest
 
 from amqpd.management.call import BadRequest
-from amqpd.management.definitions_import import read
+from amqpd.management.definitions_document import read
 from amqpd.testing import BrokerProcess
 
 

@@ -1,0 +1,123 @@
+"""Health checks: 200 with `{"status": "ok"}`, or 503 with what is wrong; load balancers and probes ask them.
+
+`/api/health/checks/*` are RabbitMQ's checks of one thing each; `/api/healthchecks/node` is its older one of everything,
+which answers 200 in both cases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.publishing import router
+from amqpd.management.call import BadRequest, Call, Reply, Role, reply
+from amqpd.management.overview import listeners, this_node
+from amqpd.management.router import Route
+
+if TYPE_CHECKING:
+    from amqpd.broker.queues.queue import Queue
+
+ALIVENESS_QUEUE: Final = "aliveness-test"
+
+
+def _ok() -> Reply:
+    return reply({"status": "ok"})
+
+
+async def aliveness(call: Call) -> Reply:
+    """A message through a queue of the vhost and out again, in memory. The queue goes again if it was not there.
+
+    rabbit: the caller needs the permissions for a queue called aliveness-test.
+    """
+    vhost = call.vhost()
+    for kind in ("configure", "write", "read"):
+        call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
+    found = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
+    queue: Queue = found.apply() if isinstance(found, Coming) else found
+    message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
+    delivered = False
+    for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
+        destination.offer(message)
+        delivered = queue.get(True) is not None or bool(queue.consumers)
+    if isinstance(found, Coming):
+        call.broker.remove(vhost.delete_queue(queue)[1], [queue])
+    return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
+
+
+def failed_logs(call: Call) -> list[Any]:
+    """The queues whose log takes nothing more, because a write or a sync failed. Cost: a step per queue."""
+    return [
+        queue
+        for vhost in call.broker.vhosts.values()
+        for queue in vhost.queues.values()
+        if queue.store is not None and queue.store.failed
+    ]
+
+
+async def check_alarms(call: Call) -> Reply:
+    """rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
+    alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
+    failed = failed_logs(call)
+    alarms += [
+        {"node": call.node, "resource": "log", "vhost": queue.vhost.name, "queue": queue.name} for queue in failed
+    ]
+    if not alarms:
+        return _ok()
+    return reply({"status": "failed", "reason": "There are alarms in effect", "alarms": alarms}, 503)
+
+
+async def check_vhosts(call: Call) -> Reply:
+    down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
+    if not down:
+        return _ok()
+    return reply({"status": "failed", "reason": "Some virtual hosts are down", "virtual-hosts": down}, 503)
+
+
+async def check_port(call: Call) -> Reply:
+    text = call.params["port"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise BadRequest("Not an integer")
+    ports = [each["port"] for each in listeners(call)]
+    if int(text) in ports:
+        return reply({"status": "ok", "port": int(text)})
+    return reply({"status": "failed", "reason": "No active listener", "missing": int(text), "ports": ports}, 503)
+
+
+async def check_protocol(call: Call) -> Reply:
+    names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
+    wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
+    protocols = [each["protocol"] for each in listeners(call)]
+    if wanted in protocols:
+        return reply({"status": "ok", "protocol": wanted})
+    failed = {"status": "failed", "reason": "No active listener", "missing": wanted, "protocols": protocols}
+    return reply(failed, 503)
+
+
+async def check_quorum(call: Call) -> Reply:
+    """One node: stopping it leaves nobody without a majority who has one."""
+    return _ok()
+
+
+async def check_node(call: Call) -> Reply:
+    """rabbit: the old single health check; the app runs and no alarm is on."""
+    this_node(call)
+    if not call.server.amqp_running:
+        return reply({"status": "failed", "reason": "the application is stopped"})
+    if call.broker.alarm_reason:
+        return reply({"status": "failed", "reason": f"resource alarm(s) in effect: {call.broker.alarm_reason}"})
+    return _ok()
+
+
+ROUTES: Final = (
+    Route("GET", "api/aliveness-test/{vhost}", Role.MANAGEMENT, aliveness),
+    Route("GET", "api/healthchecks/node", Role.MONITORING, check_node),
+    Route("GET", "api/healthchecks/node/{node}", Role.MONITORING, check_node),
+    Route("GET", "api/health/checks/alarms", Role.MONITORING, check_alarms),
+    Route("GET", "api/health/checks/local-alarms", Role.MONITORING, check_alarms),
+    Route("GET", "api/health/checks/virtual-hosts", Role.MONITORING, check_vhosts),
+    Route("GET", "api/health/checks/port-listener/{port}", Role.MONITORING, check_port),
+    Route("GET", "api/health/checks/protocol-listener/{protocol}", Role.MONITORING, check_protocol),
+    Route("GET", "api/health/checks/node-is-quorum-critical", Role.MONITORING, check_quorum),
+    Route("GET", "api/health/checks/node-is-mirror-sync-critical", Role.MONITORING, check_quorum),
+)

@@ -1,0 +1,89 @@
+"""Routes, and how the route of a path is found.
+
+A path is cut at its slashes before it is decoded, so a name may hold any character, a slash included (%2F), and no name
+ever becomes a path. `{vhost}` and the like stand for one name. Each route says its role; one that forgot to would not
+be a Route. Permissions within a vhost come on top, in the handlers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from amqpd.management.call import BadRequest, Handler, MethodNotAllowed, NotThere, Role
+
+
+class Route(NamedTuple):
+    """path: segments, without a slash at either end. definitions: the body is a document of many items. quiet: a change
+    that is traffic rather than an operator's; the log tells of it at level debug.
+    """
+
+    method: str
+    path: str
+    role: Role
+    handler: Handler
+    definitions: bool = False
+    quiet: bool = False
+
+
+class _Node:
+    """One segment of the paths: what may follow it, and who answers when nothing does."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.routes: dict[str, tuple[Route, list[str]]] = {}
+
+
+class Router:
+    """Finds the route of a raw path. Built once. Raises: ValueError for two routes of one path and method."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._root = _Node()
+        for route in routes:
+            node, names = self._root, list[str]()
+            for segment in filter(None, route.path.split("/")):
+                if segment.startswith("{"):
+                    names.append(segment[1:-1])
+                    if node.any is None:
+                        node.any = _Node()
+                    node = node.any
+                else:
+                    node = node.words.setdefault(segment, _Node())
+            if route.method in node.routes:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+            node.routes[route.method] = (route, names)
+
+    def find(self, method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+        """The route and the decoded names. raw_path: as it came, without the query. HEAD is GET.
+
+        Raises: NotThere, MethodNotAllowed, BadRequest for what is no UTF-8.
+        """
+        segments = raw_path.split("/")[1:]
+        if segments and segments[-1] == "":
+            segments.pop()  # rabbit: a slash at the end is no matter
+        node = self._root
+        values: list[str] = []
+        for segment in segments:
+            following = node.words.get(segment)
+            if following is None:
+                following = node.any
+                if following is None:
+                    raise NotThere("Not Found")
+                values.append(_decoded(segment))
+            node = following
+        if not node.routes:
+            raise NotThere("Not Found")
+        found = node.routes.get("GET" if method == "HEAD" else method)
+        if found is None:
+            allowed = sorted({*node.routes, *(("HEAD",) if "GET" in node.routes else ())})
+            raise MethodNotAllowed(f"{method} is not for this path", {"Allow": ", ".join(allowed)})
+        route, names = found
+        return route, dict(zip(names, values, strict=True))
+
+
+def _decoded(segment: str) -> str:
+    try:
+        return unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        raise BadRequest("a name in the path is not UTF-8") from None

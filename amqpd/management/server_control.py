@@ -1,0 +1,41 @@
+"""What the admin API sees and may do of the server it is part of; `amqpd.server` fills it.
+
+The server composes the rooms and so knows this one; the other way round goes through what is handed over here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from amqpd.connection.connections import Connections
+    from amqpd.listening import Listener
+
+
+class ServerControl(Protocol):
+    """One broker process, as handlers have it."""
+
+    @property
+    def connections(self) -> Connections:
+        """The AMQP connections."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What is listened on now."""
+
+    @property
+    def http_port(self) -> int: ...
+
+    @property
+    def amqp_running(self) -> bool:
+        """Whether clients can connect: False between `stop_amqp` and `listen_amqp`."""
+
+    async def stop_amqp(self) -> None:
+        """`amqpctl stop_app`: the ports close, clients are told to go. Returns when they are gone, in 3 s at most."""
+
+    async def listen_amqp(self) -> None:
+        """`amqpctl start_app`: on the same ports again. Raises: OSError when one is taken."""
+
+    def stop(self) -> None:
+        """Asks for a clean end of the process; returns at once."""

@@ -1,0 +1,46 @@
+"""Paths of RabbitMQ's that this version does not serve: their lists are empty, to set one is 501.
+
+Tools ask for these lists and take a refusal for a failure; a setting that was taken and not obeyed would be worse.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.management.call import Call, NotBuilt, Reply, Role, reply
+from amqpd.management.router import Route
+
+
+async def none_set(call: Call) -> Reply:
+    """The list of something that cannot be set in this version: tools that ask are told that there is none."""
+    if "vhost" in call.params:
+        call.vhost()
+    return reply([])
+
+
+async def not_built(call: Call) -> Reply:
+    """A path of RabbitMQ's that this version does not serve yet."""
+    raise NotBuilt("this part of the management API is not part of this version of amqpd")
+
+
+ROUTES: Final = (
+    Route("GET", "api/policies", Role.MANAGEMENT, none_set),
+    Route("GET", "api/policies/{vhost}", Role.MANAGEMENT, none_set),
+    Route("PUT", "api/policies/{vhost}/{name}", Role.POLICYMAKER, not_built),
+    Route("DELETE", "api/policies/{vhost}/{name}", Role.POLICYMAKER, not_built),
+    Route("GET", "api/operator-policies", Role.MANAGEMENT, none_set),
+    Route("GET", "api/operator-policies/{vhost}", Role.MANAGEMENT, none_set),
+    Route("PUT", "api/operator-policies/{vhost}/{name}", Role.ADMINISTRATOR, not_built),
+    Route("GET", "api/parameters", Role.POLICYMAKER, none_set),
+    Route("GET", "api/parameters/{component}", Role.POLICYMAKER, none_set),
+    Route("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, none_set),
+    Route("PUT", "api/parameters/{component}/{vhost}/{name}", Role.POLICYMAKER, not_built),
+    Route("GET", "api/global-parameters", Role.POLICYMAKER, none_set),
+    Route("PUT", "api/global-parameters/{name}", Role.ADMINISTRATOR, not_built),
+    Route("GET", "api/vhost-limits", Role.MANAGEMENT, none_set),
+    Route("GET", "api/vhost-limits/{vhost}", Role.MANAGEMENT, none_set),
+    Route("PUT", "api/vhost-limits/{vhost}/{name}", Role.ADMINISTRATOR, not_built),
+    Route("GET", "api/user-limits", Role.MANAGEMENT, none_set),
+    Route("PUT", "api/user-limits/{user}/{name}", Role.ADMINISTRATOR, not_built),
+    Route("GET", "api/feature-flags", Role.MONITORING, none_set),
+)
