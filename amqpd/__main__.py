@@ -13,14 +13,14 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 
-from amqpd.settings import EXIT_USAGE, Settings, SettingsError  # noqa: E402
+from amqpd.settings import EXIT_USAGE, SettingsError, load  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code. argv: without the program's name; None takes the process's own."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        loaded = Settings.load(arguments, os.environ)
+        loaded = load(arguments, os.environ)
     except SettingsError as error:
         for problem in error.problems:
             print(f"amqpd: {problem}", file=sys.stderr)
@@ -31,16 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _show(version_line())
     if loaded.wish == "help":
-        from amqpd.settings_help import help_text
+        from amqpd.settings.help import help_text
 
         return _show(help_text())
     if loaded.wish == "print-settings":
-        from amqpd.settings_help import settings_text
+        from amqpd.settings.help import settings_text
 
         return _show(settings_text(loaded))
     from amqpd.server import run
 
-    return run(loaded.settings, _started, lambda: Settings.load(arguments, os.environ).settings)
+    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings)
 
 
 def _show(text: str) -> int:

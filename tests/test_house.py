@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from amqpd.settings import rows
-from amqpd.settings_help import shown
+from amqpd.settings.help import shown
 
 ROOT = Path(__file__).parent.parent
 LINKED = ("routing", "storage", "cli")
@@ -281,9 +281,14 @@ class TestImports:
 
     def test_start_up_imports_nothing_heavy(self) -> None:
         """What the settings and `--version` need is part of every start."""
-        light = {"amqpd", "amqpd.settings", "amqpd.settings_help", "amqpd._build"}
+
+        def light(module: str) -> bool:
+            return module in {"amqpd", "amqpd._build"} or within(module, "amqpd.settings")
+
         assert not offences(
-            one for one in all_imports() if one.importer in light and is_ours(one.module) and one.module not in light
+            one
+            for one in all_imports()
+            if light(one.importer) and is_ours(one.module) and not light(one.module)
         )
 
 
@@ -330,13 +335,13 @@ class TestDocumentation:
         assert [module for module in written if not ast.get_docstring(tree_of(module))] == []
 
     def test_the_settings_table_is_the_settings(self) -> None:
-        """After a change of a setting: put this text between the two marks of amqpd/README.md."""
+        """After a change of a setting: put this text between the two marks of amqpd/settings/README.md."""
         table = ["| setting | type | default | meaning |", "|---|---|---|---|"]
         for row in rows():
             default = f"`{shown(row.default)}`" if shown(row.default) else ""
             also = f" Also `{row.environ_also}`." if row.environ_also else ""
             table.append(f"| `{row.name}` | {row.kind.word.replace('|', ' or ')} | {default} | {row.doc}{also} |")
-        text = (ROOT / "amqpd" / "README.md").read_text("utf-8")
+        text = (ROOT / "amqpd" / "settings" / "README.md").read_text("utf-8")
         documented = text.partition("<!-- settings -->\n")[2].partition("<!-- end of settings -->")[0]
         assert documented.splitlines() == table
 
@@ -349,7 +354,7 @@ class TestDocumentation:
         read = {
             reading
             for module in sources()
-            if module not in {"amqpd.settings", "amqpd.settings_help"}
+            if not within(module, "amqpd.settings")
             for reading in settings_read(tree_of(module))
         }
         looked_for = {row.name: ".".join(["settings", *row.name.split(".")][-2:]) for row in rows()}

@@ -15,8 +15,8 @@ import pytest
 import amqpd
 from amqpd import __main__ as program
 from amqpd import __version__
-from amqpd.settings import EXIT_USAGE, Loaded, Settings, SettingsError, rows, value_of
-from amqpd.settings_help import MASK, help_text, settings_text, shown
+from amqpd.settings import EXIT_USAGE, Loaded, Settings, SettingsError, load, rows, value_of
+from amqpd.settings.help import MASK, help_text, settings_text, shown
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def problems(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
     with pytest.raises(SettingsError) as refused:
-        Settings.load(argv, environ or {})
+        load(argv, environ or {})
     return refused.value.problems
 
 
@@ -38,7 +38,7 @@ def only_problem(argv: Sequence[str] = (), environ: Mapping[str, str] | None = N
 
 class TestNames:
     def test_the_promised_defaults(self) -> None:
-        settings = Settings.load([], {}).settings
+        settings = load([], {}).settings
         assert settings == Settings()
         assert settings.data_dir == Path("amqpd-data")
         assert (settings.amqp.port, settings.http.host, settings.http.port) == (5672, "127.0.0.1", 15672)
@@ -64,7 +64,7 @@ class TestNames:
         assert row.doc.endswith(".")
 
     def test_the_tree_is_frozen_and_hides_the_password(self) -> None:
-        settings = Settings.load(["--default.password", "s3cret"], {}).settings
+        settings = load(["--default.password", "s3cret"], {}).settings
         with pytest.raises(dataclasses.FrozenInstanceError):
             settings.amqp.port = 1  # type: ignore[misc]
         assert "s3cret" not in repr(settings)
@@ -77,7 +77,7 @@ class TestSources:
             "[amqp.tls]\nverify_peer = false\n"
         )
         environ = {"AMQPD_AMQP__PORT": "2", "AMQPD_AMQP__HEARTBEAT_S": "6", "HOME": "/"}
-        loaded = Settings.load(["--amqp.port", "3"], environ)
+        loaded = load(["--amqp.port", "3"], environ)
         assert loaded.settings.amqp.port == 3
         assert loaded.settings.amqp.heartbeat_s == 6
         assert loaded.settings.data_dir == Path("one")
@@ -96,24 +96,24 @@ class TestSources:
     def test_a_named_file(self, tmp_path: Path, argv: list[str], environ: dict[str, str]) -> None:
         (tmp_path / "my.toml").write_text("amqp.port = 7\n")
         (tmp_path / "amqpd.toml").write_text("amqp.port = 8\n")
-        assert Settings.load(argv, environ).settings.amqp.port == 7
+        assert load(argv, environ).settings.amqp.port == 7
 
     def test_the_option_of_the_file_wins_over_its_variable(self, tmp_path: Path) -> None:
         (tmp_path / "a.toml").write_text("amqp.port = 7\n")
         (tmp_path / "b.toml").write_text("amqp.port = 8\n")
-        assert Settings.load(["--config", "a.toml"], {"AMQPD_CONFIG": "b.toml"}).settings.amqp.port == 7
+        assert load(["--config", "a.toml"], {"AMQPD_CONFIG": "b.toml"}).settings.amqp.port == 7
 
     def test_rabbitmq_variables_stand_below_ours(self) -> None:
         environ = {"RABBITMQ_DEFAULT_USER": "u", "RABBITMQ_DEFAULT_PASS": "p", "RABBITMQ_DEFAULT_VHOST": "v"}
-        default = Settings.load([], environ).settings.default
+        default = load([], environ).settings.default
         assert (default.user, default.password, default.vhost) == ("u", "p", "v")
-        loaded = Settings.load([], {"AMQPD_DEFAULT__USER": "ours"} | environ)
+        loaded = load([], {"AMQPD_DEFAULT__USER": "ours"} | environ)
         assert loaded.settings.default.user == "ours"
         assert loaded.sources["default.user"] == "environment AMQPD_DEFAULT__USER"
         assert loaded.sources["default.vhost"] == "environment RABBITMQ_DEFAULT_VHOST"
 
     def test_spellings_of_the_command_line(self) -> None:
-        settings = Settings.load(
+        settings = load(
             ["--amqp.port=1", "--amqp.port", "2", "--data_dir=a=b", "--amqp.heartbeat-s", "0", "--amqp.host", "::1"], {}
         ).settings
         assert (settings.amqp.port, settings.data_dir, settings.amqp.heartbeat_s) == (2, Path("a=b"), 0)
@@ -126,7 +126,7 @@ class TestSources:
             "AMQPD_SERVICE_HOST": "10.0.0.1",
             "AMQPD_SERVICE_PORT_HTTP": "15672",
         }
-        assert Settings.load([], environ).settings == Settings()
+        assert load([], environ).settings == Settings()
 
 
 class TestConversion:
@@ -149,14 +149,14 @@ class TestConversion:
     )
     def test_text(self, name: str, text: str, value: object) -> None:
         option = "--" + name.replace("_", "-")
-        assert value_of(Settings.load([option, text], {}).settings, name) == value
+        assert value_of(load([option, text], {}).settings, name) == value
 
     def test_toml_types(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text(
             '[amqp]\nloopback_users = []\nhandshake_timeout_s = 3\nframe_max = "8 KiB"\n'
             "[storage]\nsegment_size_bytes = 8192\n"
         )
-        settings = Settings.load([], {}).settings
+        settings = load([], {}).settings
         assert settings.amqp.loopback_users == ()
         assert settings.amqp.handshake_timeout_s == 3
         assert settings.amqp.frame_max == settings.storage.segment_size_bytes == 8192
@@ -234,23 +234,23 @@ class TestAgreement:
         for name in ("cert.pem", "key.pem", "ca.pem"):
             (tmp_path / name).touch()
         server = ["--amqp.tls.port", "5671", "--amqp.tls.certificate", "cert.pem", "--amqp.tls.key", "key.pem"]
-        assert Settings.load(server, {}).settings.amqp.tls.port == 5671
+        assert load(server, {}).settings.amqp.tls.port == 5671
         assert only_problem(server[:2]) == "amqp.tls.port needs amqp.tls.certificate and amqp.tls.key"
         assert only_problem([*server, "--amqp.port", "5671"]) == "amqp.tls.port must not be amqp.port (5671)"
         peer = [*server, "--amqp.tls.verify-peer", "true"]
         assert only_problem(peer) == "amqp.tls.verify_peer needs amqp.tls.ca"
-        assert Settings.load([*peer, "--amqp.tls.ca", "ca.pem"], {}).settings.amqp.tls.verify_peer
+        assert load([*peer, "--amqp.tls.ca", "ca.pem"], {}).settings.amqp.tls.verify_peer
         assert "needs amqp.tls.verify_peer" in only_problem([*server, "--amqp.tls.fail-if-no-peer-certificate", "true"])
         assert only_problem([*peer, "--amqp.tls.ca", "no.pem"]) == "amqp.tls.ca: there is no file no.pem"
 
     def test_two_free_ports_do_not_collide(self, tmp_path: Path) -> None:
         (tmp_path / "pem").touch()
         argv = ["--amqp.port", "0", "--amqp.tls.port", "0", "--amqp.tls.certificate", "pem", "--amqp.tls.key", "pem"]
-        assert Settings.load(argv, {}).settings.amqp.tls.port == 0
+        assert load(argv, {}).settings.amqp.tls.port == 0
 
     def test_product(self) -> None:
         assert Settings().product == ("amqpd", __version__)
-        assert Settings.load(["--compat", "rabbitmq-3.12"], {}).settings.product == ("RabbitMQ", "3.12.0")
+        assert load(["--compat", "rabbitmq-3.12"], {}).settings.product == ("RabbitMQ", "3.12.0")
 
 
 class TestProgram:
@@ -292,7 +292,7 @@ class TestProgram:
 
     def test_print_settings_as_a_table(self) -> None:
         environ = {"AMQPD_METADATA__URL": "postgresql://joe:s3cret@db/amqpd", "AMQPD_DEFAULT__PASSWORD": "s3cret"}
-        text = settings_text(Settings.load(["--print-settings"], environ))
+        text = settings_text(load(["--print-settings"], environ))
         assert "s3cret" not in text
         lines = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
         assert lines["name"] == ["value", "source"]
@@ -301,7 +301,7 @@ class TestProgram:
         assert lines["data_dir"] == ["./amqpd-data", "default"]
 
     def test_print_settings_as_json(self) -> None:
-        loaded = Settings.load(["--print-settings", "--formatter", "json", "--amqp.port", "0"], {})
+        loaded = load(["--print-settings", "--formatter", "json", "--amqp.port", "0"], {})
         assert isinstance(loaded, Loaded)
         found = {one["name"]: one for one in json.loads(settings_text(loaded))}
         assert list(found) == [row.name for row in rows()]
@@ -314,7 +314,7 @@ class TestProgram:
     def test_settings_cost_no_server_and_no_parser_library(self) -> None:
         """Start-up time: what is not imported costs nothing."""
         code = (
-            "import sys; before = set(sys.modules); import amqpd.settings as s; s.Settings.load([], {});"
+            "import sys; before = set(sys.modules); import amqpd.settings as s; s.load([], {});"
             "print(*set(sys.modules) - before)"
         )
         home = Path(amqpd.__file__).parent.parent

@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.server import Server
-from amqpd.settings import Settings
+from amqpd.settings import Settings, load
 from amqpd.storage.metadata.metadata import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
@@ -30,7 +30,7 @@ class Name(str):
 
 
 def settings(path: Path) -> Settings:
-    return Settings.load([f"--data-dir={path}", "--amqp.port=0", "--http.port=0"], {}).settings
+    return load([f"--data-dir={path}", "--amqp.port=0", "--http.port=0"], {}).settings
 
 
 def started(path: Path, vhosts: int, queues: int, exchanges: int, monkeypatch: pytest.MonkeyPatch) -> int:

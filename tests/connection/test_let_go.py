@@ -27,7 +27,7 @@ import trustme
 import uvloop
 
 from amqpd.server import Server
-from amqpd.settings import Settings
+from amqpd.settings import load
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 PERSISTENT = b"\x10\x00\x02"
@@ -56,7 +56,7 @@ class Embedded:
             "data_dir": data / "data",
         }
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        self.settings = Settings.load(arguments, {}).settings
+        self.settings = load(arguments, {}).settings
         self.trust = ssl.create_default_context()
         authority.configure_trust(self.trust)
         self._ready = threading.Event()

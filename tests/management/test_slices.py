@@ -32,7 +32,7 @@ from amqpd.management.call import ApiError, Call, Caller
 from amqpd.management.rates import Rates
 from amqpd.management.slices import release
 from amqpd.server import Server
-from amqpd.settings import Settings
+from amqpd.settings import load
 
 FEW = 600
 MANY = 100_000
@@ -55,7 +55,7 @@ def settle_collector() -> None:
 
 @pytest.fixture
 async def server(tmp_path) -> AsyncIterator[Server]:
-    server = Server(Settings.load(["--data-dir", str(tmp_path)], {}).settings, asyncio.get_running_loop())
+    server = Server(load(["--data-dir", str(tmp_path)], {}).settings, asyncio.get_running_loop())
     server.load()
     yield server
     server.stop()

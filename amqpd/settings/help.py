@@ -1,6 +1,6 @@
 """What `amqpd --help` and `amqpd --print-settings` show, made from the rows of the settings tree.
 
-Apart from `settings` because a broker that starts needs none of it.
+Imported only when one of them is asked for: a broker that starts needs none of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqpd._build import describe
-from amqpd.settings import Loaded, rows, value_of
+from amqpd.settings.loading import Loaded
+from amqpd.settings.tree import rows, value_of
 
 MASK: Final = "********"
 WIDTH: Final = 100

@@ -1,0 +1,151 @@
+"""Kinds of settings: how a text of the command line or a value of the file becomes a typed value within its bounds.
+
+A kind is made once, with its bounds, and stands in a field of the tree. Whatever it refuses is a ValueError whose text
+goes on where the setting's name ends: "amqp.port must be from 0 to 65535, not 70000".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+N = TypeVar("N", int, float)
+
+
+class Kind(NamedTuple):
+    """A type of setting. word: for the help; convert: raises ValueError with text that follows the setting's name."""
+
+    word: str
+    convert: Callable[[object], Any]
+
+
+def _number(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise ValueError(f"must be a whole number, not {raw!r}")
+    try:
+        return int(raw)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {raw!r}") from None
+
+
+def _within(value: N, low: float, high: float) -> N:
+    if not low <= value <= high:
+        raise ValueError(f"must be from {low} to {high}, not {value}")
+    return value
+
+
+def integer(low: int, high: int, word: str = "number") -> Kind:
+    return Kind(word, lambda raw: _within(_number(raw), low, high))
+
+
+def seconds(low: float, high: float) -> Kind:
+    def convert(raw: object) -> float:
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise ValueError(f"must be a number of seconds, not {raw!r}")
+        try:
+            value = float(raw)
+        except ValueError:
+            raise ValueError(f"must be a number of seconds, not {raw!r}") from None
+        return _within(value, low, high)
+
+    return Kind("seconds", convert)
+
+
+def _to_share(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError(f"must be a number between 0 and 1, not {raw!r}")
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(f"must be a number between 0 and 1, not {raw!r}") from None
+    return _within(value, 0.0, 1.0)
+
+
+_UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def byte_count(low: int, high: int) -> Kind:
+    def convert(raw: object) -> int:
+        if isinstance(raw, str):
+            match = re.fullmatch(r"(\d+) ?([a-z]*)", raw.strip(), re.IGNORECASE)
+            if match is None or match[2].upper() not in _UNITS:
+                raise ValueError(f"must be a number of bytes such as 65536 or 64 MiB, not {raw!r}")
+            raw = int(match[1]) * _UNITS[match[2].upper()]
+        return _within(_number(raw), low, high)
+
+    return Kind("bytes", convert)
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"must be text, not {raw!r}")
+    if "\0" in raw:
+        raise ValueError("must not hold a NUL character")
+    return raw
+
+
+def _some_text(raw: object) -> str:
+    text = _text(raw)
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _short_text(raw: object) -> str:
+    text = _some_text(raw)
+    if len(text.encode("utf-8", "surrogateescape")) > 255:
+        raise ValueError("must be at most 255 bytes long")  # spec: a short string
+    return text
+
+
+def _boolean(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in {"true", "yes", "on", "1"}:
+        return True
+    if isinstance(raw, str) and raw.lower() in {"false", "no", "off", "0"}:
+        return False
+    raise ValueError(f"must be true or false, not {raw!r}")
+
+
+def _names(raw: object) -> tuple[str, ...]:
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"must be a list of names, not {raw!r}")
+    return tuple(name for part in parts if (name := part.strip()))
+
+
+def choice(*words: str) -> Kind:
+    def convert(raw: object) -> str:
+        text = _text(raw).lower()
+        if text not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, not {raw!r}")
+        return text
+
+    return Kind("|".join(words), convert)
+
+
+def _compat(raw: object) -> str:
+    text = _text(raw)
+    if text and re.fullmatch(r"rabbitmq-\d{1,3}\.\d{1,3}", text) is None:
+        raise ValueError(f"must be empty or rabbitmq-MAJOR.MINOR such as rabbitmq-3.12, not {raw!r}")
+    return text
+
+
+def _off_port(raw: object) -> int | None:
+    return None if isinstance(raw, str) and raw.lower() in {"", "off", "none"} else _within(_number(raw), 0, 65535)
+
+
+PORT: Final = integer(0, 65535, "port")
+OFF_PORT: Final = Kind("port|off", _off_port)
+TEXT: Final = Kind("text", _text)
+SOME_TEXT: Final = Kind("text", _some_text)
+SHORT_TEXT: Final = Kind("text", _short_text)
+SHARE: Final = Kind("share", _to_share)
+BOOLEAN: Final = Kind("true|false", _boolean)
+NAMES: Final = Kind("name,name...", _names)
+PATH: Final = Kind("path", lambda raw: Path(_some_text(raw)))
+NO_PATH: Final = Kind("path", lambda raw: Path(raw) if (raw := _text(raw)) else None)
+COMPAT: Final = Kind("rabbitmq-X.Y", _compat)

@@ -1,0 +1,229 @@
+"""Loading: which value a setting has, and where it came from.
+
+The later wins: the default in the tree, the TOML file, the environment, the command line. The file is the one named by
+`--config`, else by `AMQPD_CONFIG`, else `./amqpd.toml` if there is one. RabbitMQ's `RABBITMQ_DEFAULT_USER`, `_PASS` and
+`_VHOST` count as environment, below our own names.
+
+A value that cannot be used, an unknown name in the file, the environment or the command line: each is a line of one
+`SettingsError`, so that all of them can be put right at once. Invariant: a `Settings` that `load` returns is within its
+bounds and agrees with itself (`_disagreements`).
+
+What only some calls need (TOML, a guess at the name that was meant) is imported when it is needed: this is part of the
+start-up time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+
+from amqpd.settings.tree import Row, Settings, rows
+
+EXIT_USAGE: Final = 64
+"""Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
+
+CONFIG_VARIABLE: Final = "AMQPD_CONFIG"
+NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
+"""Variables that begin like ours without naming a setting: the file, and what setup.py obeys."""
+
+SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
+"""What Kubernetes puts into every container when a service is called `amqpd`; it means no setting."""
+
+T = TypeVar("T")
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used. problems: one line each, ready to be shown."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class Loaded(NamedTuple):
+    """What `load` found.
+
+    sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`.
+    wish: what the command line asks the program to do. formatter: for print-settings.
+    """
+
+    settings: Settings
+    sources: dict[str, str]
+    wish: Literal["run", "help", "version", "print-settings"]
+    formatter: Literal["table", "json"]
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
+    """The settings that defaults, file, `environ` and `argv` (without the program's name) add up to.
+
+    Cost: one read of the TOML file if there is one. Raises: SettingsError.
+    """
+    known = {row.name: row for row in rows()}
+    line = _parse_arguments(argv, known)
+    sources = dict.fromkeys(known, "default")
+    if line.wish in {"help", "version"}:
+        return Loaded(Settings(), sources, line.wish, line.formatter)
+    problems = line.problems
+    raw: dict[str, object] = {}
+    from_file, file_name = _read_file(line.config or environ.get(CONFIG_VARIABLE, ""), known, problems)
+    for name, value in from_file.items():
+        raw[name], sources[name] = value, file_name
+    for name, (text, variable) in _read_environment(environ, known, problems).items():
+        raw[name], sources[name] = text, f"environment {variable}"
+    for name, text in line.values.items():
+        raw[name], sources[name] = text, "command line"
+    values: dict[str, object] = {}
+    for name, given in raw.items():
+        try:
+            values[name] = known[name].kind.convert(given)
+        except ValueError as error:
+            # The text may quote the value, which must not put a password into a log.
+            text = "must be text, and not empty" if known[name].secret else str(error)
+            problems.append(f"{name} {text} ({sources[name]})")
+    if not problems:
+        settings = _build(Settings, values)
+        problems = _disagreements(settings)
+    if problems:
+        raise SettingsError(problems)
+    return Loaded(settings, sources, line.wish, line.formatter)
+
+
+def _build(tree: type[T], values: Mapping[str, object], prefix: str = "") -> T:
+    arguments: dict[str, object] = {}
+    for one in fields(cast(Any, tree)):
+        name = prefix + one.name
+        if is_dataclass(one.default):
+            arguments[one.name] = _build(type(one.default), values, name + ".")
+        elif name in values:
+            arguments[one.name] = values[name]
+    return tree(**arguments)
+
+
+def _unknown(given: str, known: Sequence[str]) -> str:
+    """`unknown setting` with the nearest known spelling."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(given, known, 1)
+    return f"unknown setting {given}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+class _CommandLine(NamedTuple):
+    wish: Literal["run", "help", "version", "print-settings"]
+    formatter: Literal["table", "json"]
+    config: str
+    values: dict[str, str]  # by name of the setting
+    problems: list[str]
+
+
+def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandLine:
+    """Splits the command line; `--name value` and `--name=value` are the same, the last of a name wins."""
+    wishes: list[str] = []
+    problems: list[str] = []
+    values: dict[str, str] = {}
+    ours = ["--config", "--formatter", "--help", "--print-settings", "--version"]
+    config = formatter = ""
+    options = {row.option: row for row in known.values()}
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        option, equals, value = argument.partition("=")
+        if argument in {"--help", "-h", "--version", "--print-settings"}:
+            wishes.append("help" if argument == "-h" else argument.removeprefix("--"))
+            continue
+        if not option.startswith("--"):
+            problems.append(f"unexpected argument {argument!r}")
+            continue
+        option = option.replace("_", "-")
+        if option not in options and option not in {"--config", "--formatter"}:
+            problems.append(_unknown(option, [*options, *ours]))
+            if not equals and rest and not rest[0].startswith("--"):
+                rest.pop(0)  # its value, which is no second mistake
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                problems.append(f"{option} needs a value")
+                continue
+            value = rest.pop(0)
+        if option == "--config":
+            config = value
+        elif option == "--formatter":
+            formatter = value
+        else:
+            values[options[option].name] = value
+    if formatter and "print-settings" not in wishes:
+        problems.append("--formatter goes with --print-settings")
+    if formatter not in {"", "table", "json"}:
+        problems.append(f"--formatter must be table or json, not {formatter!r}")
+    wish = next((wish for wish in ("help", "version", "print-settings") if wish in wishes), "run")
+    return _CommandLine(cast(Any, wish), "json" if formatter == "json" else "table", config, values, problems)
+
+
+def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tuple[dict[str, object], str]:
+    """Values of the TOML file by name, and what `sources` calls the file; one that was not named may be missing."""
+    path = Path(named or "amqpd.toml")
+    if not named and not path.exists():
+        return {}, ""
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror}")
+        return {}, ""
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not TOML: {error}")
+        return {}, ""
+    values: dict[str, object] = {}
+    sections = {name.rpartition(".")[0] for name in known} | {"amqp"}
+
+    def walk(table: Mapping[str, object], prefix: str) -> None:
+        for key, value in table.items():
+            name = prefix + key
+            if name in known:
+                values[name] = value
+            elif isinstance(value, dict) and name in sections:
+                walk(value, name + ".")
+            else:
+                problems.append(f"{path}: {_unknown(name, list(known))}")
+
+    walk(document, "")
+    return values, f"file {path}"
+
+
+def _read_environment(
+    environ: Mapping[str, str], known: Mapping[str, Row], problems: list[str]
+) -> dict[str, tuple[str, str]]:
+    """Setting's name -> (text, variable)."""
+    variables = {row.variable: row for row in known.values()}
+    found: dict[str, tuple[str, str]] = {}
+    for row in known.values():
+        if row.environ_also in environ:
+            found[row.name] = environ[row.environ_also], row.environ_also
+    for variable, text in environ.items():
+        if variable in variables:
+            found[variables[variable].name] = text, variable
+        elif variable.startswith("AMQPD_") and variable not in NO_SETTING and not SERVICE_LINK.fullmatch(variable):
+            problems.append(f"environment: {_unknown(variable, list(variables))}")
+    return found
+
+
+def _disagreements(settings: Settings) -> list[str]:
+    """What is wrong with settings that are each within their bounds; files that must be there are looked for."""
+    tls = settings.amqp.tls
+    problems = []
+    if tls.port is not None and (tls.certificate is None or tls.key is None):
+        problems.append("amqp.tls.port needs amqp.tls.certificate and amqp.tls.key")
+    if tls.port is not None and tls.port == settings.amqp.port != 0:
+        problems.append(f"amqp.tls.port must not be amqp.port ({tls.port})")
+    if tls.verify_peer and tls.ca is None:
+        problems.append("amqp.tls.verify_peer needs amqp.tls.ca")
+    if tls.fail_if_no_peer_certificate and not tls.verify_peer:
+        problems.append("amqp.tls.fail_if_no_peer_certificate needs amqp.tls.verify_peer")
+    for name, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
+        if path is not None and not path.is_file():
+            problems.append(f"amqp.tls.{name}: there is no file {path}")
+    return problems

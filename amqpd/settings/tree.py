@@ -1,0 +1,236 @@
+"""The settings: one frozen, typed tree.
+
+It is the only list of them: conversion, bounds, `--help`, `--print-settings` and the check of the documentation are
+made from the fields below. A setting stands here only if some module obeys it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from amqpd import __version__
+from amqpd.settings.kinds import (
+    BOOLEAN,
+    COMPAT,
+    NAMES,
+    NO_PATH,
+    OFF_PORT,
+    PATH,
+    PORT,
+    SHARE,
+    SHORT_TEXT,
+    SOME_TEXT,
+    TEXT,
+    Kind,
+    byte_count,
+    choice,
+    integer,
+    seconds,
+)
+
+T = TypeVar("T")
+
+
+class Row(NamedTuple):
+    """One setting, as the tree describes it. environ_also: a foreign variable that is honoured too, or empty."""
+
+    name: str
+    default: object
+    kind: Kind
+    doc: str
+    secret: bool
+    environ_also: str
+
+    @property
+    def variable(self) -> str:
+        return "AMQPD_" + self.name.replace(".", "__").upper()
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _setting(default: T, kind: Kind, doc: str, *, secret: bool = False, environ_also: str = "") -> T:
+    metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """AMQP over TLS 1.2 and 1.3, on a port of its own."""
+
+    port: int | None = _setting(None, OFF_PORT, "Port for AMQP over TLS, usually 5671; 0 takes any free one.")
+    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).")
+    key: Path | None = _setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
+    ca: Path | None = _setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign clients' certificates.")
+    verify_peer: bool = _setting(False, BOOLEAN, "Ask clients for a certificate and refuse one that `ca` did not sign.")
+    fail_if_no_peer_certificate: bool = _setting(False, BOOLEAN, "Refuse a client that shows no certificate at all.")
+
+
+@dataclass(frozen=True)
+class AmqpSettings:
+    """The AMQP listener, and what connections may ask for."""
+
+    host: str = _setting(
+        "",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
+        TEXT,
+        "Address to listen on: empty is every interface, IPv4 and where there is one IPv6; 0.0.0.0 is IPv4 alone.",
+    )
+    port: int = _setting(5672, PORT, "Port for AMQP; 0 takes any free one and the ready line names it.")
+    frame_max: int = _setting(131072, byte_count(4096, 1 << 27), "Largest frame, offered in connection.tune.")
+    channel_max: int = _setting(2047, integer(1, 65535), "Channels that one connection may have, offered in tune.")
+    heartbeat_s: int = _setting(60, integer(0, 65535, "seconds"), "Heartbeat offered in tune; 0 offers none.")
+    message_size_max_bytes: int = _setting(
+        1 << 27, byte_count(1, 1 << 29), "Largest message body; a larger one closes its channel with 406."
+    )
+    handshake_timeout_s: float = _setting(
+        10.0, seconds(0.1, 3600.0), "A connection that is not open after this time is closed."
+    )
+    loopback_users: tuple[str, ...] = _setting(
+        ("guest",), NAMES, "Users that may log in from this machine only; empty frees all of them."
+    )
+    tls: TlsSettings = TlsSettings()
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """The admin API."""
+
+    host: str = _setting("127.0.0.1", SOME_TEXT, "Address the admin API listens on.")
+    port: int = _setting(15672, PORT, "Port of the admin API; 0 takes any free one and the ready line names it.")
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The log of the server."""
+
+    level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", choice("debug", "info", "warning", "error"), "Least grave messages that are logged."
+    )
+    format: Literal["text", "json"] = _setting(
+        "text", choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
+    )
+    file: Path | None = _setting(
+        None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 opens it anew."
+    )
+
+
+@dataclass(frozen=True)
+class MetadataSettings:
+    """Where vhosts, users, permissions, exchanges, queues and bindings are kept."""
+
+    url: str = _setting("", TEXT, "SQLAlchemy URL of the metadata database; empty is SQLite in data_dir.", secret=True)
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """The logs of the durable queues."""
+
+    segment_size_bytes: int = _setting(
+        64 << 20, byte_count(4096, (1 << 31) - 1), "A log begins a new segment before one would grow beyond this."
+    )
+    segment_age_s: float = _setting(
+        604_800.0,
+        seconds(1.0, 3.2e9),
+        "A log begins a new segment when the first message in the last one is older than this, looked at each upkeep.",
+    )
+    upkeep_interval_s: float = _setting(
+        60.0,
+        seconds(0.05, 86_400.0),
+        "How often logs are looked after: old or drained segments rolled, files removed late.",
+    )
+    recovery: Literal["salvage", "strict"] = _setting(
+        "salvage",
+        choice("salvage", "strict"),
+        "What damage in the middle of a log does: salvage passes over it, strict reads all logs and refuses to start.",
+    )
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """When publishers are held until there is room again, by connection.blocked where an alarm is the reason."""
+
+    memory_high_watermark: float = _setting(
+        0.4, SHARE, "Share of the machine's (or cgroup's) memory; with more in use publishers are held."
+    )
+    disk_free_bytes: int = _setting(
+        50_000_000, byte_count(0, 1 << 60), "With less free space in data_dir's file system publishers are held."
+    )
+    unopened_share: float = _setting(
+        0.5,
+        SHARE,
+        "Share of the process's descriptors; with more AMQP sockets, those that have not logged in are closed, the "
+        "oldest of the address that has most of them first.",
+    )
+    reserved_descriptors: int = _setting(
+        256,
+        integer(0, 1 << 20),
+        "Descriptors that no AMQP socket gets: for files and the admin API. At most a quarter of them all.",
+    )
+    unfinished_bodies_bytes: int = _setting(
+        1 << 28,
+        byte_count(0, 1 << 40),
+        "Message bodies on their way, of all connections; with more, all but the oldest are not read. At most a "
+        "quarter of the memory alarm's limit, never less than amqp.message_size_max_bytes.",
+    )
+
+
+@dataclass(frozen=True)
+class DefaultSettings:
+    """The first user and vhost: made at the first start, when the metadata is empty, and never looked at again."""
+
+    user: str = _setting("guest", SHORT_TEXT, "Name of the first user.", environ_also="RABBITMQ_DEFAULT_USER")
+    password: str = _setting(
+        "guest", SOME_TEXT, "Password of the first user.", secret=True, environ_also="RABBITMQ_DEFAULT_PASS"
+    )
+    vhost: str = _setting("/", SHORT_TEXT, "Name of the first vhost.", environ_also="RABBITMQ_DEFAULT_VHOST")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of the server."""
+
+    data_dir: Path = _setting(
+        Path("./amqpd-data"), PATH, "Directory of everything that is kept, made if need be; one broker per directory."
+    )
+    compat: str = _setting(
+        "",
+        COMPAT,
+        "Name to clients: empty says amqpd and its version, rabbitmq-3.12 says RabbitMQ 3.12.0.",
+    )
+    amqp: AmqpSettings = AmqpSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    storage: StorageSettings = StorageSettings()
+    limits: LimitSettings = LimitSettings()
+    default: DefaultSettings = DefaultSettings()
+
+    @property
+    def product(self) -> tuple[str, str]:
+        """Product and version for the server-properties: `compat` read."""
+        if not self.compat:
+            return "amqpd", __version__
+        return "RabbitMQ", self.compat.removeprefix("rabbitmq-") + ".0"
+
+
+def rows(tree: type = Settings, prefix: str = "") -> list[Row]:
+    """Every setting, in the order of the tree."""
+    found: list[Row] = []
+    for one in fields(tree):
+        name = prefix + one.name
+        if is_dataclass(one.default):
+            found += rows(type(one.default), name + ".")
+        else:
+            found.append(Row(name, one.default, **one.metadata))
+    return found
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    """The value of the setting with this dotted name."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
