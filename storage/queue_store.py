@@ -26,7 +26,7 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.commit.group import JobPart
+from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.log.batch import (
     COMMIT_RECORDS,

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from amqpd.storage.commit import group
 from amqpd.storage.commit.committer import Committer, InlineCommitter, Removal, run_job
-from amqpd.storage.commit.group import JobPart, SyncJob
+from amqpd.storage.commit.job import SyncJob
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
 from amqpd.storage.description import describe
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.keep.departures import Departures
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.upkeep import Upkeep
 from amqpd.storage.log import recovery
 from amqpd.storage.log.log import Log
@@ -336,7 +336,7 @@ class Storage:
         if not self._cut_noted and not self._uncut:
             self._cut_noted = True  # every log has taken note of the power cut, so the next start need not
             self._place.note_boot()
-        if find_hold(store.log):
+        if find_hold(self.filesystem, store.log.directory):
             self.hold(store).load()
         if store.log.dirty:  # what was found is synced, and what was settled removed, soon
             self._gather(store)
@@ -637,7 +637,7 @@ class Storage:
         self.generation += 1
         for store in self._stores:
             if store.log.dirty or store.write_failed:
-                part = JobPart(store, store.name)
+                part = group.StorePart(store)
                 part.write_failed = store.write_failed
                 store.collect(part)
                 job.parts.append(part)

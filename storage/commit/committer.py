@@ -18,7 +18,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from amqpd.storage.commit.group import JobPart, SyncJob
+from amqpd.storage.commit.job import JobPart, SyncJob
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.settle.settled_files import FULL

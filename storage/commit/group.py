@@ -6,62 +6,22 @@ the job's end is told to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import final
 
 from mypy_extensions import i64
 
-from amqpd.storage.filesystem import FileSystem, OpenFile
+from amqpd.storage.commit.job import JobPart
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.queue_store import QueueStore
 
-if TYPE_CHECKING:
-    from amqpd.storage.queue_store import QueueStore
 
+@final
+class StorePart(JobPart):
+    """One store's share in a job, which that store is told the end of."""
 
-class JobPart:
-    """One store's share in a job. store: None in tests of the committer alone."""
-
-    def __init__(self, store: QueueStore | None, name: str) -> None:
+    def __init__(self, store: QueueStore) -> None:
+        super().__init__(store.name)
         self.store = store
-        self.name = name
-        self.files: list[OpenFile] = []
-        self.closed = False  # others were written to and closed already: only a sync of the whole disk covers them
-        self.paths: list[str] = []  # small files, closed already
-        self.directories: list[str] = []
-        self.checkpoints: list[tuple[str, bytes]] = []  # written when all of the above is safe
-        self.renames: list[tuple[str, str]] = []  # (from, to), likewise
-        self.renamed = True  # False when that did not succeed
-        self.unlinks: list[str] = []  # then removed, in this order
-        self.discards: list[str] = []  # then renamed `.deleted`, where they exist
-        self.removed: list[int] = []  # base offsets of the segments these files belong to
-        self.end_offset = 0
-        self.failed = False  # the sync did
-        self.write_failed = False  # a write before it did
-
-    def follows(self) -> bool:
-        """Whether there is something to do once the syncs are done."""
-        return bool(self.checkpoints or self.unlinks or self.discards or self.renames)
-
-
-class SyncJob:
-    """One group. `generation`: see `Storage.generation`. `size_bytes`: what was appended to it."""
-
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.parts: list[JobPart] = []
-        self.size_bytes = 0
-
-    def file_count(self) -> int:
-        """Files to sync."""
-        count = 0
-        for part in self.parts:
-            count += len(part.files)
-        return count
-
-    def closed(self) -> bool:
-        """Whether some of what is to be synced has no descriptor any more."""
-        for part in self.parts:  # noqa: SIM110  # a generator would cost a nested function when compiled
-            if part.closed:
-                return True
-        return False
 
 
 def write(
@@ -125,7 +85,7 @@ def collect(gathered: list[QueueStore], settled_too: bool) -> list[JobPart]:
     """The share of each store in the next job."""
     parts: list[JobPart] = []
     for store in gathered:
-        part = JobPart(store, store.name)
+        part = StorePart(store)
         store.gathered = False
         part.write_failed = store.write_failed
         store.write_failed = False
@@ -139,9 +99,9 @@ def synced(parts: list[JobPart], gathered: list[QueueStore]) -> list[QueueStore]
     failed: list[QueueStore] = []
     count = len(parts)
     for part in parts:
-        store = part.store
-        if store is None:
+        if not isinstance(part, StorePart):
             continue
+        store = part.store
         store.synced(part, count)
         if store.deleted:
             continue

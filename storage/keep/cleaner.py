@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 from google_crc32c import extend, value
 
 from amqpd.storage.filesystem import READ, FileSystem
+from amqpd.storage.keep.policy import CleanerPolicy
 from amqpd.storage.log.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -51,26 +52,6 @@ _COVERED: Final = struct.Struct(">hiqqqhii")
 _BEFORE_CRC: Final = struct.Struct(">qiibI")
 _SLOT_SIZE: Final = 24
 _CHUNK_SIZE: Final = 1 << 20
-
-
-def routing_key(record: Record) -> bytes | None:
-    """The key that a record has on the disk."""
-    return record.routing_key or None
-
-
-@dataclass(frozen=True)
-class CleanerPolicy:
-    """How a log is compacted.
-
-    key: of a record; None: it has none and stays. min_dirty_ratio: share of the sealed bytes that must be dirty.
-    tombstone_retention_ms: see the module. map_size_bytes: what the map of keys may take, 24 bytes for each, a quarter
-    free.
-    """
-
-    key: Callable[[Record], bytes | None] = routing_key
-    min_dirty_ratio: float = 0.5
-    tombstone_retention_ms: int = 24 * 3_600_000
-    map_size_bytes: int = 64 << 20
 
 
 class Cancelled(Exception):

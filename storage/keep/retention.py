@@ -19,32 +19,15 @@ which the road rolls by size only: an old one is rolled, and one that is drained
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from amqpd.storage.keep.policy import RetentionPolicy
+
 if TYPE_CHECKING:
-    from amqpd.storage.keep.cleaner import CleanerPolicy
     from amqpd.storage.log.log import Log
     from amqpd.storage.queue_store import QueueStore
 
-FILE_DELETE_DELAY_MS = 60_000
 DRAINED_SIZE_MIN = 64 * 1024  # bytes; below it a drained active segment waits until it is old
-
-
-@dataclass(frozen=True)
-class RetentionPolicy:
-    """What a log keeps. -1: no limit.
-
-    segment_age_ms: a segment whose first record is older is rolled, so that age can take effect where little is
-    appended. file_delete_delay_ms: how long removed files stay, renamed `.deleted`. compaction: see cleaner.py.
-    """
-
-    max_age_ms: int = -1
-    max_bytes: int = -1
-    max_records: int = -1
-    segment_age_ms: int = -1
-    file_delete_delay_ms: int = FILE_DELETE_DELAY_MS
-    compaction: CleanerPolicy | None = None
 
 
 def retain(store: QueueStore, now_ms: int) -> int:

@@ -16,8 +16,9 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from amqpd.storage.commit.group import JobPart
+from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
+from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.log.segment import Segment
@@ -27,8 +28,6 @@ from amqpd.storage.settle.settled_files import FULL, PASSING, SettledFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from amqpd.storage.keep.retention import RetentionPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from google_crc32c import value as crc32c
 from amqpd.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
-    from amqpd.storage.log.log import Log
     from amqpd.storage.log.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -160,9 +159,9 @@ class Hold:
         return (each for each in segments if each.sealed and each.live == 0 and not each.gone and not each.removing)
 
 
-def find_hold(log: Log) -> bool:
-    """Whether there are exporters' files to load. Cost: one listing."""
-    return any(map(is_hold, log.filesystem.listdir(log.directory)))
+def find_hold(filesystem: FileSystem, directory: str) -> bool:
+    """Whether a log's directory has exporters' files to load. Cost: one listing."""
+    return any(map(is_hold, filesystem.listdir(directory)))
 
 
 def is_hold(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from amqpd.storage.log import checkpoint
 
 if TYPE_CHECKING:
-    from amqpd.storage.commit.group import JobPart
+    from amqpd.storage.commit.job import JobPart
     from amqpd.storage.log.segment import Segment
     from amqpd.storage.settle.hold import Hold
 

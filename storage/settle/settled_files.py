@@ -12,7 +12,7 @@ import logging
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.commit.group import JobPart
+from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import APPEND, FileSystem, OpenFile, Reserve
 from amqpd.storage.log.segment import REWRITE_FROM, Segment
 from amqpd.storage.settle import settled

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import RetentionPolicy
 
 KEY: Final = b"eu.new"
 Rows = dict[str, str]

@@ -24,7 +24,8 @@ from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
 from amqpd.storage.description import DESCRIPTION, read_description
-from amqpd.storage.keep.retention import RetentionPolicy, trim
+from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.keep.retention import trim
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.settle.removal import DELETED

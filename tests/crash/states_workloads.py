@@ -15,8 +15,7 @@ from states_workloads_paced import (
     settled_and_not_written,
 )
 
-from amqpd.storage.keep.cleaner import CleanerPolicy
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 
 Steps = Callable[[Life, random.Random], Iterator[None]]
 

@@ -20,7 +20,7 @@ import pytest
 from numbered import Publisher, number_of
 from quickclient import connect
 
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log.lookup import offset_at
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_store import QueueStore

@@ -13,8 +13,7 @@ from states_disk import SECTOR, Disk, Image
 from states_ledger import Ledger, judge
 from states_life import QUEUES, Life, find
 
-from amqpd.storage.keep.cleaner import CleanerPolicy
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 
 EMPTY: Image = {"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None}
 

@@ -10,8 +10,7 @@ import pytest
 
 from amqpd.storage.export import offsets
 from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.keep.cleaner import CleanerPolicy
-from amqpd.storage.keep.retention import FILE_DELETE_DELAY_MS, RetentionPolicy
+from amqpd.storage.keep.policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
 
 KEYS = 7

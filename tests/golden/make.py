@@ -20,8 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amqpd.storage.keep.cleaner import CleanerPolicy
-from amqpd.storage.keep.retention import RetentionPolicy
+from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.checkpoint import FORMAT_VERSION
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from amqpd.storage.commit.committer import run_job
-from amqpd.storage.commit.group import JobPart, SyncJob
+from amqpd.storage.commit.job import JobPart, SyncJob
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
 from amqpd.storage.simulation import SimulatedFileSystem
 
@@ -170,7 +170,7 @@ def test_a_sync_waits_for_a_descriptor() -> None:
 
     filesystem.fault = fault
     job = SyncJob(1)
-    part = JobPart(None, "q")
+    part = JobPart("q")
     part.directories.append("/d")
     job.parts.append(part)
     run_job(filesystem, job, -1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amqpd.storage.commit.committer import run_job
-from amqpd.storage.commit.group import JobPart, SyncJob
+from amqpd.storage.commit.job import JobPart, SyncJob
 from amqpd.storage.simulation import SimulatedFileSystem
 
 
@@ -27,7 +27,7 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     filesystem.mkdir("/data")
     for name in ("0.log", "0.index", "9.settled"):
         SimulatedFileSystem.replace_file(filesystem, f"/data/{name}", b"x", sync=False)
-    part = JobPart(None, "tasks")
+    part = JobPart("tasks")
     part.checkpoints = [("/data/log-start", b"1")]
     part.unlinks = ["/data/9.settled", "/data/0.log", "/data/0.index"]
     job = SyncJob(1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.keep.retention import FILE_DELETE_DELAY_MS, RetentionPolicy, trim
+from amqpd.storage.keep.policy import FILE_DELETE_DELAY_MS, RetentionPolicy
+from amqpd.storage.keep.retention import trim
 from amqpd.storage.keep.upkeep import Upkeep
 from amqpd.storage.log.checkpoint import read_lines
 from amqpd.storage.settle.settled import SettledSet
