@@ -4,7 +4,7 @@
 before the `end_of_turn` that writes it. `end_of_turn` writes every dirty store and, if the committer is idle, hands it
 the group and begins the next; while it is at work the next turns' writes gather in one group. Turns in which nothing
 was appended but something settled wait for the next append's sync, 50 ms at the latest, since a settlement that is
-lost costs a redelivery and never a message. With `later` they are written at that pace, too: see `QueueStore.tick`.
+lost costs a redelivery and never a message. With `later` they are written at that pace, too: see `LocalLog.tick`.
 
 Everything here runs on the loop's thread, except the committer, which is given immutable work and posts its answer
 back.
@@ -30,10 +30,11 @@ from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.keep.departures import Departures
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.upkeep import Upkeep
+from amqpd.storage.local_log import DIRTY_MAX, LocalLog, LogKeeper, StoreContext
 from amqpd.storage.log import recovery
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.readahead import ReadAhead
-from amqpd.storage.queue_store import DIRTY_MAX, QueueStore, StoreContext
+from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.settle.hold import Hold, Losses, find_hold
 from amqpd.storage.survey import Survey, survey
 from amqpd.storage.worker import Worker
@@ -51,7 +52,7 @@ OPEN_FILE_COUNT_MAX = 4096  # or three quarters of what the process may open, wh
 CLOSE_PAUSE_S = 0.2  # between two looks at all logs for files to close
 
 
-class Storage:
+class Storage(LogKeeper):
     """See the module.
 
     post: calls a function with arguments on the loop, from any thread (`loop.call_soon_threadsafe`).
@@ -86,14 +87,14 @@ class Storage:
         self.strict = strict
         self.generation = 1
         self.unsynced_bytes = 0
-        self.on_commit: Callable[[int, list[QueueStore]], None] = _nobody
+        self.on_commit: Callable[[int, list[QueueLog]], None] = _nobody
         self.export_losses = Losses()
         self.filesystem.open_file_count_max = _own_share() if open_file_count_max is None else open_file_count_max
         self.filesystem.make_room = self._make_room
         self._ahead = ReadAhead(self.filesystem, post)
         self._post = post
         self._opener = None if inline else Worker("amqpd-recovery")
-        self._openings: dict[QueueStore, recovery.Opening] = {}  # read, and not in use yet
+        self._openings: dict[LocalLog, recovery.Opening] = {}  # read, and not in use yet
         self._context = StoreContext(clock if clock is not None else Clock(), None if inline else self._ahead)
         self._context.paced = later is not None
         self._later = later
@@ -101,13 +102,13 @@ class Storage:
         self._write_cost_s = 0.0
         self._closed_some_s = -CLOSE_PAUSE_S
         self._late_wanted = False
-        self._ticking: list[QueueStore] = []  # those that the tick at work has not come to
+        self._ticking: list[LocalLog] = []  # those that the tick at work has not come to
         self._postponed = False
         self._dirty = self._context.dirty
-        self._stores: dict[QueueStore, None] = {}  # in their order, so that simulations repeat themselves
+        self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
         self._removals = 0
         self._turn = 0
-        self._gathered: list[QueueStore] = []
+        self._gathered: list[LocalLog] = []
         self._gathered_bytes = 0
         self._gathered_commit = False
         self._job: SyncJob | None = None
@@ -122,7 +123,7 @@ class Storage:
         self._boot = self._place.boot
         self.power_cut = self._place.power_cut
         self._cut_noted = not self.power_cut
-        self._uncut: set[QueueStore] = set()  # logs that have not taken note of the power cut
+        self._uncut: set[LocalLog] = set()  # logs that have not taken note of the power cut
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._reserve = Reserve(filesystem, f"{self.data_dir}/{RESERVE}")
         self._reserve_tried_s = self._context.clock.monotonic()
@@ -157,7 +158,7 @@ class Storage:
         queue_id: str = "",
         auto_delete: bool = False,
         arguments: bytes = b"",
-    ) -> tuple[str, QueueStore]:
+    ) -> tuple[str, LocalLog]:
         """(random 128-bit id in hexadecimal, an empty store). Nothing is on the disk before the first append.
 
         policy: for a log that keeps what is read; see `set_policy`. queue_id: the one its row has already. vhost_name,
@@ -166,7 +167,7 @@ class Storage:
         queue_id = queue_id or secrets.token_hex(16)
         log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         self._keep(log, policy)
-        store = QueueStore(self._context, log, vhost_id, queue_id, name, None)
+        store = LocalLog(self._context, log, vhost_id, queue_id, name, self, True)
         self._stores[store] = None
         return queue_id, store
 
@@ -179,13 +180,13 @@ class Storage:
         policy: RetentionPolicy | None = None,
         auto_delete: bool = False,
         arguments: bytes = b"",
-    ) -> QueueStore:
+    ) -> LocalLog:
         """The store of an existing queue. Reads nothing: the log is recovered by its first use or by
         `store.recover()`.
         """
         log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         self._keep(log, policy)
-        store = QueueStore(self._context, log, vhost_id, queue_id, name, self._recover)
+        store = LocalLog(self._context, log, vhost_id, queue_id, name, self, False)
         self._stores[store] = None
         if not self._cut_noted:
             self._uncut.add(store)
@@ -198,7 +199,7 @@ class Storage:
         for store in list(self._stores):
             store.recover()
 
-    def temporary_queue(self, name: str = "", first_offset: int = 0) -> QueueStore:
+    def temporary_queue(self, name: str = "", first_offset: int = 0) -> LocalLog:
         """A store that is never synced and gone at the next start. `delete_queue` removes its files.
 
         first_offset: of its first record; the queue kept what is below in memory.
@@ -214,12 +215,12 @@ class Storage:
             self._reserve,
             False,
         )
-        store = QueueStore(self._context, log, "", queue_id, name, None)
+        store = LocalLog(self._context, log, "", queue_id, name, self, True)
         store.next_offset = first_offset
         self._stores[store] = None
         return store
 
-    def set_policy(self, store: QueueStore, policy: RetentionPolicy | None) -> None:
+    def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """What the store's log keeps from now on; the next `maintain` acts on it. None: what is settled goes."""
         self._keep(store.log, policy)
 
@@ -227,16 +228,22 @@ class Storage:
         log.policy = policy
         log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
 
-    def hold(self, store: QueueStore) -> Hold:
-        """What the store's log keeps for exports; a new hold keeps nothing before it has exporters."""
+    def find_hold(self, store: QueueLog) -> Hold | None:
+        """What the log keeps for exports, if anything was ever to be kept of it."""
+        return store.log.removals.hold if isinstance(store, LocalLog) else None
+
+    def hold(self, store: QueueLog) -> Hold:
+        """The same; a new hold keeps nothing before it has exporters. Raises: TypeError when it is not a local log."""
+        if not isinstance(store, LocalLog):
+            raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         removals = store.log.removals
         if removals.hold is None:
             removals.hold = Hold(self.filesystem, store.log.chain, store.name, self.export_losses)
         return removals.hold
 
-    def hold_changed(self, store: QueueStore) -> None:
+    def hold_changed(self, store: QueueLog) -> None:
         """Somebody has set, cleared or moved a hold: what it lets go is removed soon, on the next commit's way."""
-        if store.ready and not store.failed:
+        if isinstance(store, LocalLog) and store.ready and not store.failed:
             store.log.removals.wanted = True
             self._gather(store)
 
@@ -247,7 +254,7 @@ class Storage:
         """
         self._upkeep.maintain(list(self._stores))
 
-    def delete_queue(self, store: QueueStore, done: Callable[[], None] | None = None) -> None:
+    def delete_queue(self, store: LocalLog, done: Callable[[], None] | None = None) -> None:
         """The store is not used any more; its files are removed behind the syncs at work. For one that no metadata
         knows of: deletions that are answered go by `retire_queue`.
 
@@ -258,23 +265,35 @@ class Storage:
         removal = Removal(store.log.directory, lambda: self._removed(done))
         self._upkeep.when_free(store, lambda: self._committer.submit(removal))
 
-    def retire_queue(self, store: QueueStore, done: Callable[[], None]) -> None:
+    def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
         """The store is not used any more, and its directory is renamed: see departures.py. `done()` on the loop when
         that is on the medium. A commit that waits for this store counts as done for it.
         """
         self._abandon(store)
         self._upkeep.when_free(store, lambda: self.departures.rename(store.log.chain, done))
 
-    def retire_vhost(self, vhost_id: str, stores: Sequence[QueueStore], done: Callable[[], None]) -> None:
-        """The same for a vhost's directory, with these stores in it."""
+    def retire_vhost(self, vhost_id: str, stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
+        """The same for a vhost's directory, with these logs in it; those that are elsewhere retire one by one."""
+        local = [store for store in stores if isinstance(store, LocalLog)]
+        left = 1 + len(stores) - len(local)
+
+        def one_done() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                done()
+
         for store in stores:
+            if not isinstance(store, LocalLog):
+                store.retire(one_done)
+        for store in local:
             self._abandon(store)
         chain = self.vhost_chain(vhost_id)
-        for store in stores:
+        for store in local:
             if self._upkeep.is_at(store):
-                self._upkeep.when_free(store, lambda: self.departures.rename(chain, done))
+                self._upkeep.when_free(store, lambda: self.departures.rename(chain, one_done))
                 return
-        self.departures.rename(chain, done)
+        self.departures.rename(chain, one_done)
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
         """The directories down to a queue's, the data directory first, it being the last."""
@@ -284,7 +303,7 @@ class Storage:
         """The same for a vhost's."""
         return self._place.queue_chain(vhost_id, "")[:3]
 
-    def _abandon(self, store: QueueStore) -> None:
+    def _abandon(self, store: LocalLog) -> None:
         store.deleted = True  # also to `_tick`, which forgets it
         store.failed = True
         self._stores.pop(store, None)
@@ -326,7 +345,8 @@ class Storage:
             True,
         )
 
-    def _recover(self, store: QueueStore) -> None:
+    def recover(self, store: LocalLog) -> None:
+        """Fills the log from the disk; once, before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
         opening = self._openings.pop(store, None)
         if opening is None:
             opening = self._begin_opening(store)
@@ -341,7 +361,7 @@ class Storage:
         if store.log.dirty:  # what was found is synced, and what was settled removed, soon
             self._gather(store)
 
-    def open_soon(self, store: QueueStore, done: Callable[[], None]) -> bool:
+    def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
         """Whether the store can be used now. Else its log has been read, and what recovery has to write and sync is
         with another thread: `done` is called on the loop when `store.recover()` no longer waits for the disk. Who
         cannot wait calls that at once. Raises: as `recover`.
@@ -359,7 +379,7 @@ class Storage:
         opening.waiting.append(done)
         return False
 
-    def _begin_opening(self, store: QueueStore) -> recovery.Opening:
+    def _begin_opening(self, store: LocalLog) -> recovery.Opening:
         try:
             return recovery.begin(store, self._boot, self._context.clock, power_cut=self.power_cut, strict=self.strict)
         except OSError as error:
@@ -380,7 +400,7 @@ class Storage:
     def _close_later(self, fd: int) -> None:
         self._chores.call(partial(self.filesystem.close, fd))
 
-    def _gather(self, store: QueueStore) -> None:
+    def _gather(self, store: LocalLog) -> None:
         if not store.gathered:
             store.gathered = True
             self._gathered.append(store)
@@ -663,7 +683,7 @@ class Storage:
                 logger.error("what an earlier life left could not be synced: %s", error)
 
 
-def _nobody(generation: int, failed: list[QueueStore]) -> None:
+def _nobody(generation: int, failed: list[QueueLog]) -> None:
     """Until the broker sets `on_commit`."""
 
 
@@ -672,6 +692,6 @@ def _own_share() -> int:
     return OPEN_FILE_COUNT_MAX if soft == resource.RLIM_INFINITY else min(OPEN_FILE_COUNT_MAX, soft * 3 // 4)
 
 
-def _turn_of(entry: tuple[int, int, QueueStore]) -> int:
+def _turn_of(entry: tuple[int, int, LocalLog]) -> int:
     return entry[0]
 

@@ -47,7 +47,7 @@ from amqpd.storage.metadata.metadata import (
     VhostRow,
     random_id,
 )
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Broker:
 
         self.deletions.drop_vhost(vhost, queues, renamed)
 
-    def _log_failed(self, store: QueueStore) -> None:
+    def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""
         ranges = store.take_failed_ranges()
         for vhost in self.vhosts.values():

@@ -9,7 +9,7 @@ from mypy_extensions import i64
 if TYPE_CHECKING:
     from amqpd.broker.message import Message
     from amqpd.storage.log.prepared import Prepared
-    from amqpd.storage.queue_store import QueueStore
+    from amqpd.storage.queue_log import QueueLog
 
 
 class NotOpenYet(Exception):
@@ -47,7 +47,7 @@ class Destination(Versioned):
         """
         return True
 
-    def log(self) -> QueueStore | None:
+    def log(self) -> QueueLog | None:
         """The synced log that a persistent message to here ends in, if any."""
         return None
 

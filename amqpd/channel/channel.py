@@ -33,7 +33,7 @@ from amqpd.errors import AmqpError, PreconditionFailed, ResourceError
 from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.codec import CodecError, shortstr
 from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.channel.reply_to import ReplyConsumer
@@ -159,7 +159,7 @@ class ConfirmMark:
     """
 
     def __init__(
-        self, generation: i64, sequence: i64, routes: list[Route], reply: bytes, stores: list[QueueStore]
+        self, generation: i64, sequence: i64, routes: list[Route], reply: bytes, stores: list[QueueLog]
     ) -> None:
         self.generation = generation
         self.sequence = sequence
@@ -225,7 +225,7 @@ class Channel(Confirmer):
         self._last_route: Route | None = None
         self._marks: deque[ConfirmMark] = deque()
         self.pending_reply = b""
-        self.pending_stores: list[QueueStore] = []
+        self.pending_stores: list[QueueLog] = []
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ class Channel(Confirmer):
 
     # -- confirms ----------------------------------------------------------------------------------------------------
 
-    def commit_reply(self, reply: bytes, stores: list[QueueStore]) -> None:
+    def commit_reply(self, reply: bytes, stores: list[QueueLog]) -> None:
         """Sends `reply` (tx.commit-ok) once everything appended or settled so far is synced. stores: the logs of what
         was settled.
         """
@@ -459,7 +459,7 @@ class Channel(Confirmer):
         self._marks.append(ConfirmMark(generation, self.publish_sequence, routes, reply, stores))
         return True
 
-    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
         marks = self._marks
         while marks and marks[0].generation <= generation:
             mark = marks.popleft()
@@ -473,7 +473,7 @@ class Channel(Confirmer):
                 self._end_commit(mark.reply, mark.stores)
         return len(marks) > 0
 
-    def _end_commit(self, reply: bytes, stores: list[QueueStore]) -> None:
+    def _end_commit(self, reply: bytes, stores: list[QueueLog]) -> None:
         for store in stores:
             if store.failed and not store.deleted:
                 self.connection.fail_commit(self)
@@ -626,7 +626,7 @@ class Channel(Confirmer):
             self.cancelled_here.append(consumer.tag)
 
 
-def _touches(routes: list[Route], failed: list[QueueStore]) -> bool:
+def _touches(routes: list[Route], failed: list[QueueLog]) -> bool:
     for route in routes:
         for destination in route.destinations:
             log = destination.log()

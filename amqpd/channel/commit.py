@@ -34,7 +34,7 @@ from amqpd.errors import InternalError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import TxCommitOk
 from amqpd.storage.log.prepared import Prepared
-from amqpd.storage.queue_store import LogFailed, QueueStore
+from amqpd.storage.queue_log import LogFailed, QueueLog
 
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
@@ -61,7 +61,7 @@ _OVER: Final = 5
 class Part:
     """What one queue gets. messages: all of them, or the first of those that are prepared."""
 
-    def __init__(self, destination: Destination, prepared: Prepared | None, synced_log: QueueStore | None) -> None:
+    def __init__(self, destination: Destination, prepared: Prepared | None, synced_log: QueueLog | None) -> None:
         self.destination = destination
         self.prepared = prepared
         self.synced_log = synced_log
@@ -114,8 +114,8 @@ class Commit:
         self._settlements = settlements
         self._parts: dict[Destination, Part] = {}
         self._waiting: list[Part] = []
-        self._logs: set[QueueStore] = set()
-        self._settled_logs: set[QueueStore] = set()
+        self._logs: set[QueueLog] = set()
+        self._settled_logs: set[QueueLog] = set()
         self._looked: i64 = 0
         self._syncs: i64 = 0
         self._failed = False
@@ -173,7 +173,7 @@ class Commit:
                 return False
         return True
 
-    def _check(self, store: QueueStore) -> None:
+    def _check(self, store: QueueLog) -> None:
         if store.failed and not store.deleted:
             self._failed = True
 
@@ -256,7 +256,7 @@ class Commit:
         del messages[:done]
         return not messages
 
-    def _synced(self, failed: list[QueueStore]) -> None:
+    def _synced(self, failed: list[QueueLog]) -> None:
         self._syncs -= 1
         for store in failed:
             if store in self._logs:

@@ -21,7 +21,7 @@ from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback,
 if TYPE_CHECKING:
     from amqpd.broker.destination import Destination
     from amqpd.channel.channel import Channel
-    from amqpd.storage.queue_store import QueueStore
+    from amqpd.storage.queue_log import QueueLog
 
 
 def select(channel: Channel, _command: TxSelect) -> None:
@@ -39,7 +39,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
         return
     publishes = [(channel.still_there(route), message) for route, message in channel.tx_publishes]
     whole: dict[Destination, None] = {}  # with a log that gets something persistent
-    concerned: set[QueueStore] = set()
+    concerned: set[QueueLog] = set()
     for route, message in publishes:
         for destination in route.destinations:
             log = destination.log()

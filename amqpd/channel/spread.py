@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.message import Message
@@ -50,7 +50,7 @@ class Spread:
         destinations = self._route.destinations
         message = self._message
         deadline = time.monotonic() + SLICE_S
-        logs: list[QueueStore] = []
+        logs: list[QueueLog] = []
         stores = connection.turn.stores
         cost = min(len(stores.dirty), stores.dirty_max // 2)  # others may have had theirs, but it goes on
         while self._next < len(destinations) and cost < stores.dirty_max:
@@ -75,7 +75,7 @@ class Spread:
         elif self._syncs == 0:
             connection.control.soon(self._finish)
 
-    def _synced(self, logs: list[QueueStore], failed: list[QueueStore]) -> None:
+    def _synced(self, logs: list[QueueLog], failed: list[QueueLog]) -> None:
         self._syncs -= 1
         if failed and any(log in failed for log in logs):
             self._accepted = False

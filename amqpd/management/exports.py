@@ -14,13 +14,13 @@ from amqpd.management.router import Route
 from amqpd.storage.settle.hold import NAME
 
 if TYPE_CHECKING:
-    from amqpd.storage.queue_store import QueueStore
+    from amqpd.storage.queue_log import QueueLog
 
 
 async def get_exports(call: Call) -> Reply:
     """The exporters, how far each has come, and what is kept."""
     store = await _store(call, "read")
-    hold = store.log.removals.hold
+    hold = call.broker.storage.find_hold(store)
     if hold is None:
         return reply({"id": store.queue_id, "exports": [], "kept_bytes": 0})
     found = [{"name": name, "offset": offset} for name, offset in sorted(hold.exported.items())]
@@ -48,7 +48,7 @@ async def commit_export(call: Call) -> Reply:
     if call.text("id", store.queue_id) != store.queue_id:
         raise NotThere("the queue was deleted and declared anew")
     name, offset = call.text("name"), _number(call.fields().get("offset"), "offset")
-    hold = store.log.removals.hold
+    hold = call.broker.storage.find_hold(store)
     if hold is None or not hold.commit(name, offset):
         raise NotThere(f"the queue keeps nothing for an export '{name}'")
     call.broker.storage.hold_changed(store)
@@ -59,7 +59,7 @@ async def delete_export(call: Call) -> Reply:
     """Nothing is kept for that exporter any more."""
     store = await _store(call, "configure")
     name = call.params["name"]
-    hold = store.log.removals.hold
+    hold = call.broker.storage.find_hold(store)
     if hold is not None and hold.declared == name:
         raise BadRequest(f"the queue is declared with x-export '{name}'")
     if hold is None or not hold.clear(name):
@@ -68,7 +68,7 @@ async def delete_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def _store(call: Call, kind: Kind) -> QueueStore:
+async def _store(call: Call, kind: Kind) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", call.params["queue"])
     queue = call.queue()

@@ -23,7 +23,7 @@ from amqpd.management.slices import Slices
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.queues.queue import Queue
-    from amqpd.storage.queue_store import QueueStore
+    from amqpd.storage.queue_log import QueueLog
 
 FILE: Final = re.compile(
     r"\d{20}\.(?:log|log\.swap|log\.deleted|index|timeindex|settled|settled\.swap)|high-watermark|leader-epoch-checkpoint"
@@ -59,7 +59,7 @@ async def get_logs(call: Call) -> Reply:
 async def get_log(call: Call) -> Reply:
     """The queue's id, and name and size of each file."""
     store = _readable(call)
-    files = await asyncio.get_running_loop().run_in_executor(None, _files, store.log.directory)
+    files = await asyncio.get_running_loop().run_in_executor(None, _files, store.directory)
     return reply({"id": store.queue_id, "files": files})
 
 
@@ -72,10 +72,10 @@ async def get_log_file(call: Call) -> Reply:
     name = call.params["file"]
     if FILE.fullmatch(name) is None:
         raise NotThere(f"no file '{name}' in a log")
-    return Reply(200, None, "application/octet-stream", file=f"{store.log.directory}/{name}")
+    return Reply(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
 
 
-def _readable(call: Call) -> QueueStore:
+def _readable(call: Call) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
@@ -86,7 +86,7 @@ def _readable(call: Call) -> QueueStore:
     return store
 
 
-def _store(queue: Queue) -> QueueStore | None:
+def _store(queue: Queue) -> QueueLog | None:
     return queue.store if queue.durable else None
 
 

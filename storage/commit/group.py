@@ -12,20 +12,21 @@ from mypy_extensions import i64
 
 from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.queue_log import QueueLog
 
 
 @final
 class StorePart(JobPart):
     """One store's share in a job, which that store is told the end of."""
 
-    def __init__(self, store: QueueStore) -> None:
+    def __init__(self, store: LocalLog) -> None:
         super().__init__(store.name)
         self.store = store
 
 
 def write(
-    filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore], turn: i64
+    filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog], turn: i64
 ) -> tuple[i64, bool]:
     """Writes what `stores` have of this turn; those with something to sync join `gathered`.
 
@@ -53,7 +54,7 @@ def write(
 
 
 def tick(
-    filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore], busy: list[QueueStore]
+    filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog], busy: list[LocalLog]
 ) -> None:
     """Has `stores` write what could wait; those that have more to come join `busy`."""
     for store in stores:
@@ -68,7 +69,7 @@ def tick(
             gathered.append(store)
 
 
-def write_late(filesystem: FileSystem, stores: list[QueueStore], gathered: list[QueueStore]) -> None:
+def write_late(filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog]) -> None:
     """Has `stores` write what could wait for the next tick, which then comes all the same."""
     for store in stores:
         if store.deleted:
@@ -81,7 +82,7 @@ def write_late(filesystem: FileSystem, stores: list[QueueStore], gathered: list[
             gathered.append(store)
 
 
-def collect(gathered: list[QueueStore], settled_too: bool) -> list[JobPart]:
+def collect(gathered: list[LocalLog], settled_too: bool) -> list[JobPart]:
     """The share of each store in the next job."""
     parts: list[JobPart] = []
     for store in gathered:
@@ -94,9 +95,9 @@ def collect(gathered: list[QueueStore], settled_too: bool) -> list[JobPart]:
     return parts
 
 
-def synced(parts: list[JobPart], gathered: list[QueueStore]) -> list[QueueStore]:
+def synced(parts: list[JobPart], gathered: list[LocalLog]) -> list[QueueLog]:
     """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
-    failed: list[QueueStore] = []
+    failed: list[QueueLog] = []
     count = len(parts)
     for part in parts:
         if not isinstance(part, StorePart):

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from amqpd.storage.keep.policy import RetentionPolicy
 
 if TYPE_CHECKING:
+    from amqpd.storage.local_log import LocalLog
     from amqpd.storage.log.log import Log
-    from amqpd.storage.queue_store import QueueStore
 
 DRAINED_SIZE_MIN = 64 * 1024  # bytes; below it a drained active segment waits until it is old
 
 
-def retain(store: QueueStore, now_ms: int) -> int:
+def retain(store: LocalLog, now_ms: int) -> int:
     """Rolls what is old enough and removes what the policy of the store's log says. Returns the start offset.
 
     Cost: a step per segment. Raises: OSError; LogFailed where the log takes nothing more.
@@ -52,7 +52,7 @@ def retain(store: QueueStore, now_ms: int) -> int:
     return log.start_offset()
 
 
-def roll_idle(store: QueueStore, now_ms: int, age_ms: int) -> bool:
+def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     """Rolls the active segment of a log without a policy, if it is time: its first message is older than `age_ms` (-1:
     none ever is), or all of DRAINED_SIZE_MIN bytes and more is settled. True when it did.
 
@@ -73,7 +73,7 @@ def roll_idle(store: QueueStore, now_ms: int, age_ms: int) -> bool:
     return True
 
 
-def trim(store: QueueStore, offset: int) -> int:
+def trim(store: LocalLog, offset: int) -> int:
     """Everything before `offset` goes, if it is there. Returns the new start offset; it is safe with the next commit.
 
     Kafka's DeleteRecords. Cost: a step per segment. Raises: OSError; LogFailed.

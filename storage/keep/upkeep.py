@@ -20,12 +20,13 @@ from amqpd.storage.commit.committer import Committer, Task
 from amqpd.storage.filesystem import Clock, FileSystem, OpenFile
 from amqpd.storage.keep import cleaner, retention, swap
 from amqpd.storage.keep.cleaner import Cancelled, Cleaning
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import UnknownFormat
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord
 from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.queue_store import LogFailed, QueueStore
+from amqpd.storage.queue_log import LogFailed
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Upkeep:
         clock: Clock,
         committer: Committer,
         post: Callable[..., object],
-        gather: Callable[[QueueStore], None],
+        gather: Callable[[LocalLog], None],
         boot: tuple[int, int],
         segment_age_ms: int,
         inline: bool,
@@ -58,17 +59,17 @@ class Upkeep:
         self._boot = boot
         self._segment_age_ms = segment_age_ms
         self._inline = inline
-        self._round: list[QueueStore] = []
-        self._left: list[QueueStore] = []  # of the round
+        self._round: list[LocalLog] = []
+        self._left: list[LocalLog] = []  # of the round
         self._due: list[str] = []
-        self._store: QueueStore | None = None  # being cleaned
+        self._store: LocalLog | None = None  # being cleaned
         self._cleaning: Cleaning | None = None
         self._thread: threading.Thread | None = None
         self._naming = 0  # tasks with the committer
         self._waiting: list[Callable[[], None]] = []
         self._stopped = False  # the directory may be another process's by now
 
-    def maintain(self, stores: Iterable[QueueStore]) -> None:
+    def maintain(self, stores: Iterable[LocalLog]) -> None:
         """A round; nothing while the last one is under way. Raises nothing.
 
         Cost: 1 us per log, a step per segment of those that keep; their first round recovers them.
@@ -97,7 +98,7 @@ class Upkeep:
         if self._store is None:
             self._clean_dirtiest(stores, now_ms)
 
-    def _look_after(self, store: QueueStore, now_ms: int) -> None:
+    def _look_after(self, store: LocalLog, now_ms: int) -> None:
         log = store.log
         if store.deleted:
             return
@@ -121,7 +122,7 @@ class Upkeep:
 
     # -- cleaning
 
-    def _clean_dirtiest(self, stores: Iterable[QueueStore], now_ms: int) -> None:
+    def _clean_dirtiest(self, stores: Iterable[LocalLog], now_ms: int) -> None:
         best: Cleaning | None = None
         for store in stores:
             policy = store.log.policy
@@ -234,17 +235,17 @@ class Upkeep:
         for action in waiting:
             action()
 
-    def _wake(self, store: QueueStore) -> None:
+    def _wake(self, store: LocalLog) -> None:
         if store.log.dirty:
             self._gather(store)
 
     # -- others
 
-    def is_at(self, store: QueueStore) -> bool:
+    def is_at(self, store: LocalLog) -> bool:
         """Whether a cleaner is at work in the store's directory."""
         return self._store is store
 
-    def when_free(self, store: QueueStore, action: Callable[[], None]) -> None:
+    def when_free(self, store: LocalLog, action: Callable[[], None]) -> None:
         """Calls `action` once no cleaner is at work in the store's directory; a cleaning of it is given up."""
         if self._store is not store:
             action()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, crc_fits
 
 if TYPE_CHECKING:
+    from amqpd.storage.local_log import LocalLog
     from amqpd.storage.log.segment import Segment
-    from amqpd.storage.queue_store import QueueStore
 
 
-def offset_at(store: QueueStore, timestamp_ms: int) -> int:
+def offset_at(store: LocalLog, timestamp_ms: int) -> int:
     """The offset of the first message appended at `timestamp_ms` or later; `next_offset` where there is none.
 
     timestamp_ms: the broker's time of appending, since 1970. Where the clock went back in between, the first in the
@@ -34,23 +34,23 @@ def offset_at(store: QueueStore, timestamp_ms: int) -> int:
     return int(store.next_offset)
 
 
-def _in_segment(store: QueueStore, segment: Segment, timestamp_ms: int) -> int:
+def _in_segment(store: LocalLog, segment: Segment, timestamp_ms: int) -> int:
     """The offset of the first live message of that time in the segment, -1 for none."""
     offset = segment.base
     relative = segment.times().offset_before(timestamp_ms)
     if 0 < relative < segment.end - segment.base and _early(store, segment, relative, timestamp_ms):
         offset = segment.base + relative + 1
     while offset < segment.end:
-        for record in store.read(offset, 65536):
+        for record in store.cursor.read(offset, 65536).records:
             if record.timestamp_ms >= timestamp_ms:
                 return int(record.offset) if record.offset < segment.end else -1
             offset = int(record.offset) + 1
-        if not store.read(offset, 1):
+        if not store.cursor.read(offset, 1).records:
             break
     return -1
 
 
-def _early(store: QueueStore, segment: Segment, relative: int, timestamp_ms: int) -> bool:
+def _early(store: LocalLog, segment: Segment, relative: int, timestamp_ms: int) -> bool:
     """Whether a good batch before `timestamp_ms` ends at the relative offset, as a time index entry says."""
     found, position = segment.index().floor(relative)
     if found != relative:

@@ -1,7 +1,7 @@
 """A transaction's records, encoded before they have their offsets.
 
 A batch's records count from its base offset, which stands in the header only. So those of a large transaction can be
-written out over many loop turns, and then go into the log as one (`QueueStore.append_prepared`) at the price of the
+written out over many loop turns, and then go into the log as one (`LocalLog.append_prepared`) at the price of the
 headers. Nothing here touches the disk, and nothing of it is anybody's before that call.
 """
 
@@ -49,7 +49,7 @@ class Prepared:
         body_end: i64,
         persistent: bool,
     ) -> None:
-        """As `QueueStore.append`, without an offset."""
+        """As `LocalLog.append`, without an offset."""
         writer = self._writer
         body_size: i64 = body_end - body_start
         if self._open_count > 0 and (

@@ -44,8 +44,8 @@ from amqpd.storage.settle.settled_files import FULL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from amqpd.storage.local_log import LocalLog
     from amqpd.storage.log.log import Log
-    from amqpd.storage.queue_store import QueueStore
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Rest:
 class Opening:
     """See the module. Made by `begin`."""
 
-    def __init__(self, store: QueueStore, state: _Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
+    def __init__(self, store: LocalLog, state: _Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
         self.store = store
         self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
         self._state = state  # None: there is no log yet
@@ -197,7 +197,7 @@ class Opening:
         store.recovered(_told_mark(state), seen_end, state.returned, state.lost)
 
 
-def begin(store: QueueStore, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> Opening:
+def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> Opening:
     """Reads the log from the directory. A missing directory is an empty log.
 
     power_cut: the whole process before this one ended with the machine, so clean marks are not to be trusted with what

@@ -17,7 +17,7 @@ from amqpd.broker.queues.pump_retries import FIRST_S, RETRY_S_MAX, PumpRetries
 from amqpd.connection.connection import OFFERS_MAX
 from amqpd.connection.read_gate import ALARM, SHARING, SYNC
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.queue_store import StoreContext
+from amqpd.storage.local_log import StoreContext
 
 PERSISTENT = b"\x10\x00\x02"
 MIB = 1 << 20

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from amqpd.auth.backends import bootstrap
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import Metadata, Put, QueueRow
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.storage import Storage
 
 TURN = 500
@@ -55,7 +55,7 @@ def body_of(queue: int, number: int, size: int) -> bytes:
     return b"%d.%d." % (queue, number) + b"x" * (size - len(b"%d.%d." % (queue, number)))
 
 
-def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: Posted) -> list[QueueStore]:
+def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: Posted) -> list[LocalLog]:
     metadata = Metadata("", data_dir, loop.post)
     state = metadata.open(lambda: bootstrap("guest", "guest", "/"))
     vhost = state.vhosts[0]

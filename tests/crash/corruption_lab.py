@@ -110,7 +110,7 @@ def _open(specimen: Specimen, disk: Disk, new: bytes) -> Finding:
     life = Life(disk, ledger, 1, segment_size_bytes=specimen.segment_size_bytes)
     store = life.stores["q"]
     store.recover()
-    records = store.read(0, 1 << 30)
+    records = store.cursor.read(0, 1 << 30).records
     last = -1
     for record in records:
         if record.body == b"new":

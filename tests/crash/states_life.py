@@ -26,8 +26,8 @@ from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 from amqpd.storage.description import DESCRIPTION, read_description
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.retention import trim
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
@@ -79,7 +79,7 @@ class Life:
             inline=True,
         )
         self.storage.on_commit = self._committed
-        self.stores: dict[str, QueueStore] = {}
+        self.stores: dict[str, LocalLog] = {}
         rows = ledger.rows[-1]
         found = self.storage.survey()
         deleted = found.deleted.get("v", [])
@@ -110,7 +110,7 @@ class Life:
         if queue in self.ledger.exports:
             self.storage.hold(store).declare(self.ledger.exports[queue], None)
 
-    def _committed(self, generation: int, failed: list[QueueStore]) -> None:
+    def _committed(self, generation: int, failed: list[LocalLog]) -> None:
         self.ledger.version += 1
         if failed:
             why = [(store.name, store.log.error, store.write_failed) for store in failed]
@@ -313,7 +313,7 @@ class Life:
         self.turn()
         self.flush()
         for queue, store in self.stores.items():
-            left = {record.offset for record in store.read(0, 1 << 30)}
+            left = {record.offset for record in store.cursor.read(0, 1 << 30).records}
             for message in self.ledger.queues[queue]:
                 if message.may_go and message.offset not in left:
                     message.settled = message.settle_written = message.settle_safe = True
@@ -457,7 +457,7 @@ class Life:
             if queue in self.ledger.ahead:  # what comes next has offsets that no mark may speak of
                 self.ledger.ahead[queue] = min(self.ledger.ahead[queue], store.next_offset - 1)
             found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
-            offsets = {_body(record): record.offset for record in store.read(0, 1 << 30)}
+            offsets = {_body(record): record.offset for record in store.cursor.read(0, 1 << 30).records}
             for message in self.ledger.queues.setdefault(queue, []):
                 if message.body not in found:
                     # A settlement that only the page cache knows may be lost yet: the message then comes again.
@@ -482,7 +482,7 @@ def _nothing() -> None:
     """It is done by now: all of this is inline."""
 
 
-def _nobody(generation: int, failed: list[QueueStore]) -> None:
+def _nobody(generation: int, failed: list[LocalLog]) -> None:
     """To whom it is told that something is safe when nothing is done any more."""
 
 
@@ -520,7 +520,7 @@ def find(life: Life) -> Outcome:
     outcome: Outcome = {}
     for queue, store in life.stores.items():
         store.recover()
-        records = store.read(0, 1 << 30)
+        records = store.cursor.read(0, 1 << 30).records
         outcome[queue] = Found(
             [(_body(record), store.redelivered(record.offset), record.delivery_count) for record in records],
             store.record_count,

@@ -21,9 +21,9 @@ from numbered import Publisher, number_of
 from quickclient import connect
 
 from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.lookup import offset_at
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
@@ -148,7 +148,7 @@ class Kept:
         self.times: dict[int, int] = {}
         self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.storage: Storage
-        self.store: QueueStore
+        self.store: LocalLog
         self.begin()
 
     def begin(self) -> None:
@@ -182,7 +182,7 @@ class Kept:
         self.loop()
 
     def offsets(self) -> list[int]:
-        return [record.offset for record in self.store.read(0, 1 << 30)]
+        return [record.offset for record in self.store.cursor.read(0, 1 << 30).records]
 
 
 def walk(house: Kept, chance: random.Random, steps: int, look: Callable[[], None]) -> None:
@@ -210,7 +210,7 @@ def test_a_time_is_found_whatever_the_clock_did(seed: int) -> None:
     for time_ms in [0, *chance.sample(times, 30), *(each + 1 for each in chance.sample(times, 30))]:
         wanted = min([offset for offset, at in house.times.items() if at >= time_ms], default=house.store.next_offset)
         assert offset_at(house.store, time_ms) == wanted
-    assert [record.timestamp_ms for record in house.store.read(0, 1 << 30)] == list(house.times.values())
+    assert [record.timestamp_ms for record in house.store.cursor.read(0, 1 << 30).records] == list(house.times.values())
 
 
 @pytest.mark.parametrize("seed", range(6))

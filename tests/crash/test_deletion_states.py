@@ -124,7 +124,7 @@ class House:
         for name in ("kept", "other"):
             assert name in there, f"{name} is not there, with {rows}"
             row = there[name]
-            record = storage.open_queue(vhosts[row.vhost], row.id, name).read_one(0)
+            record = storage.open_queue(vhosts[row.vhost], row.id, name).cursor.read_one(0)
             assert record is not None and record.body == name.encode(), f"{name} is empty, with {rows}"
 
 

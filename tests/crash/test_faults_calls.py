@@ -24,8 +24,9 @@ from faults_disk import Injector, skip_or_fail
 from numbered import Publisher
 from quickclient import Gone, connect
 
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import LogFailed, QueueStore
+from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerFailed, BrokerProcess
@@ -107,7 +108,7 @@ class Script:
             inline=True,
         )
 
-    def _append(self, name: str, store: QueueStore, turn: int) -> None:
+    def _append(self, name: str, store: LocalLog, turn: int) -> None:
         for size in (20, 200 if turn % 2 else 700):
             self._number += 1
             body = (b"%s%d." % (name.encode(), self._number)).ljust(size, b"-")
@@ -134,7 +135,7 @@ class Script:
     def _settle(self, name: str) -> None:
         store = self.stores[name]
         try:
-            records = store.read(0, 1 << 20)[:3]
+            records = store.cursor.read(0, 1 << 20).records[:3]
         except OSError:
             return
         for record in records:
@@ -155,7 +156,7 @@ class Script:
             function(*arguments)
         self._posted.clear()
 
-    def _committed(self, generation: int, failed: list[QueueStore]) -> None:
+    def _committed(self, generation: int, failed: list[LocalLog]) -> None:
         for name, waiting in self._waiting.items():
             done = [each for each in waiting if each[0] <= generation]
             self._waiting[name] = [each for each in waiting if each[0] > generation]
@@ -173,7 +174,7 @@ class Script:
         storage = self.start(filesystem, boot)
         for name in ("q", "r"):
             store = storage.open_queue("v", name, name, "/")
-            bodies = [record.body for record in store.read(0, 1 << 30)]
+            bodies = [record.body for record in store.cursor.read(0, 1 << 30).records]
             assert len(bodies) == len(set(bodies)), f"{name}: something is there twice"
             lost = self.confirmed[name] - set(bodies) - self.settled[name]
             assert not lost, f"{name}: confirmed and not there: {sorted(lost)[:3]}"

@@ -18,8 +18,8 @@ import pytest
 
 from amqpd.storage.export.files import LogFiles, LogSource, QueueName
 from amqpd.storage.export.plan import Part, Snapshot
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -120,7 +120,7 @@ class Lake:
             inline=True,
         )
 
-    def again(self) -> QueueStore:
+    def again(self) -> LocalLog:
         """The broker was killed and starts again."""
         self.filesystem = self.filesystem.killed()
         self.posted = []
@@ -203,7 +203,7 @@ class Lake:
 
     def live(self) -> list[Record]:
         """What the store itself would deliver."""
-        return self.store.read(0, 1 << 60)
+        return self.store.cursor.read(0, 1 << 60).records
 
     def names(self, suffix: str) -> list[str]:
         return sorted(name for name in self.filesystem.listdir(self.place) if name.endswith(suffix))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import FORMAT_VERSION
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import (
@@ -34,7 +35,6 @@ from amqpd.storage.metadata.metadata import (
     UserRow,
     VhostRow,
 )
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
@@ -68,7 +68,7 @@ class Maker:
             self.storage.flush()
             self.turn()
 
-    def fill(self, store: QueueStore, count: int, keys: int = 3) -> None:
+    def fill(self, store: LocalLog, count: int, keys: int = 3) -> None:
         for number in range(count):
             route = RecordRoute(b"events", b"key.%d" % (number % keys))
             store.append_parts(route, PROPERTIES, b"body %d " % number + b"\xfe" * 40, True)
@@ -77,14 +77,16 @@ class Maker:
         self.turn()
 
 
-def told(store: QueueStore) -> dict[str, Any]:
+def told(store: LocalLog) -> dict[str, Any]:
     """What a queue's store answers, as JSON can have it."""
     return {
         "next_offset": int(store.next_offset),
         "record_count": int(store.record_count),
         "delivered_mark": int(store.delivered_mark),
         "returned": {str(offset): count for offset, count in store.returned.items()},
-        "redelivered": [record.offset for record in store.read(0, 1 << 40) if store.redelivered(record.offset)],
+        "redelivered": [
+            record.offset for record in store.cursor.read(0, 1 << 40).records if store.redelivered(record.offset)
+        ],
         "epochs": [list(each) for each in store.log.epochs],
         "records": [
             {
@@ -98,7 +100,7 @@ def told(store: QueueStore) -> dict[str, Any]:
                 "delivery_count": record.delivery_count,
                 "tombstone": record.tombstone,
             }
-            for record in store.read(0, 1 << 40)
+            for record in store.cursor.read(0, 1 << 40).records
         ],
     }
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -21,17 +21,17 @@ class House:
         self.clock = SimulatedClock()
         self.arguments: dict[str, Any] = {"segment_size_bytes": 1 << 26, "boot_id": "1" * 32, **arguments}
         self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self.commits: list[tuple[int, list[QueueStore]]] = []
+        self.commits: list[tuple[int, list[LocalLog]]] = []
         self.queue_id = ""
         self.storage: Storage
-        self.store: QueueStore
+        self.store: LocalLog
 
-    def begin(self) -> QueueStore:
+    def begin(self) -> LocalLog:
         self._storage()
         self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
         return self.store
 
-    def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> QueueStore:
+    def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
         """The next start of the broker: on what a kill leaves, if nothing else is given."""
         self.filesystem = filesystem if filesystem is not None else self.filesystem.killed()
         self.arguments.update(arguments)
@@ -67,10 +67,10 @@ class House:
             function(*arguments)
 
     def bodies(self, offset: int = 0) -> list[bytes]:
-        return [record.body for record in self.store.read(offset, 1 << 40)]
+        return [record.body for record in self.store.cursor.read(offset, 1 << 40).records]
 
     def offsets(self, offset: int = 0) -> list[int]:
-        return [record.offset for record in self.store.read(offset, 1 << 40)]
+        return [record.offset for record in self.store.cursor.read(offset, 1 << 40).records]
 
     @property
     def directory(self) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import amqpd.storage.queue_store
+import amqpd.storage.local_log
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
@@ -67,7 +67,7 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
     per("end of turn, per record", writing, COUNT)
     began = clock()
     offset = count = 0
-    while records := store.read(offset, 256 * 1024):
+    while records := store.cursor.read(offset, 256 * 1024).records:
         offset = records[-1].offset + 1
         count += len(records)
     per("read on, from the page cache", clock() - began, count)
@@ -130,7 +130,7 @@ def wide(directory: str, loop: Loop) -> None:
 
 
 def main() -> None:
-    print(amqpd.storage.queue_store.__file__)
+    print(amqpd.storage.local_log.__file__)
     directory = tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None)
     loop = Loop()
     try:

@@ -65,7 +65,7 @@ class Twin:
     def check(self, offsets: list[int]) -> None:
         bodies = {offset: body for offset, _, body in self.all}
         keys = {offset: key for offset, key, _ in self.all}
-        found = self.house.store.read(0, 1 << 40)
+        found = self.house.store.cursor.read(0, 1 << 40).records
         assert [record.offset for record in found] == offsets
         for record in found:
             assert record.routing_key == keys[record.offset]
@@ -201,7 +201,8 @@ def test_kafka_reads_what_was_cleaned(twin: Twin) -> None:
         while (batch := batches.next_batch()) is not None:
             assert batch.validate_crc()
             found += [(record.offset, record.key, record.value) for record in batch]
-    assert found == [(record.offset, record.routing_key, record.body) for record in twin.house.store.read(0, 1 << 40)]
+    records = twin.house.store.cursor.read(0, 1 << 40).records
+    assert found == [(record.offset, record.routing_key, record.body) for record in records]
 
 
 def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
@@ -213,7 +214,7 @@ def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
     wanted = {key: offset for offset, key, _ in twin.all}
     for _ in range(40):
         maintain(twin.house)
-        found = {record.routing_key: record.offset for record in twin.house.store.read(0, 1 << 40)}
+        found = {record.routing_key: record.offset for record in twin.house.store.cursor.read(0, 1 << 40).records}
         assert found == wanted
         assert set(found) == keys
     assert twin.house.store.record_count < 150
@@ -245,7 +246,7 @@ def test_transactions_and_transient_messages(twin: Twin) -> None:
     twin.house.turn()
     twin.fill(40)
     maintain(twin.house)
-    found = [record.offset for record in store.read(0, 1 << 40)]
+    found = [record.offset for record in store.cursor.read(0, 1 << 40).records]
     assert offset in found
     assert found == sorted({*twin.compacted(twin.active()), offset})
     twin.house.again()
@@ -256,9 +257,9 @@ def test_transactions_and_transient_messages(twin: Twin) -> None:
 def test_reading_goes_on_while_it_is_cleaned(twin: Twin) -> None:
     twin.fill(30)
     active = twin.active()
-    first = twin.house.store.read(0, 300)
+    first = twin.house.store.cursor.read(0, 300).records
     maintain(twin.house)
-    after = twin.house.store.read(first[-1].offset + 1, 1 << 40)
+    after = twin.house.store.cursor.read(first[-1].offset + 1, 1 << 40).records
     assert [record.offset for record in after] == [
         offset for offset in twin.compacted(active) if offset > first[-1].offset
     ]
@@ -325,10 +326,10 @@ def test_compaction_and_retention_together(make_house: Callable[..., Any]) -> No
     twin.fill(60, keys=200)
     maintain(twin.house)
     maintain(twin.house)
-    oldest = twin.house.store.read(0, 1)[0]
+    oldest = twin.house.store.cursor.read(0, 1).records[0]
     assert oldest.timestamp_ms >= twin.house.clock.now_ms - 40_000 - 10_000
     twin.house.again()
-    assert twin.house.store.read(0, 1)[0].offset == oldest.offset
+    assert twin.house.store.cursor.read(0, 1).records[0].offset == oldest.offset
 
 
 def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
@@ -420,7 +421,7 @@ def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
     storage.close(clean=True)
     storage = Storage(tmp_path, post=post, segment_size_bytes=100_000)
     store = storage.open_queue("v", queue_id, "q", "/")
-    found = {record.routing_key: record.offset for record in store.read(0, 1 << 30)}
+    found = {record.routing_key: record.offset for record in store.cursor.read(0, 1 << 30).records}
     assert found == last
     storage.close(clean=False)
 
@@ -445,7 +446,7 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == names
     storage = Storage(tmp_path, post=lambda *arguments: None, segment_size_bytes=50_000)
     store = storage.open_queue("v", queue_id, "q", "/")
-    found = {record.routing_key: record.offset for record in store.read(0, 1 << 30)}
+    found = {record.routing_key: record.offset for record in store.cursor.read(0, 1 << 30).records}
     assert sorted(found.values()) == list(range(2991, 3000))
     storage.close(clean=False)
 

@@ -82,7 +82,7 @@ def test_wrong_entries_lose_nothing(make_house: Callable[..., Any], clean: bool)
         house.data(name)[place // 8] ^= 1 << place % 8
         house.again(image.killed())
         for offset in range(0, 90, 7):
-            assert house.store.read_one(offset).offset == offset
+            assert house.store.cursor.read_one(offset).offset == offset
         assert house.store.lost == []
         house.filesystem = image
         house.data(name)[place // 8] ^= 1 << place % 8

@@ -61,7 +61,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
     storage = Storage(tmp_path, post=lambda function, *arguments: posted.put((function, arguments)))
     store = storage.open_queue("v", queue_id)
-    records = store.read(0, 1 << 40)
+    records = store.cursor.read(0, 1 << 40).records
     offsets = [record.offset for record in records]
     assert offsets == list(range(offsets[0], store.next_offset))
     assert store.next_offset >= int(safe)

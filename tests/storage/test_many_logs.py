@@ -6,20 +6,20 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 COUNT = 200
 BOUND = 24
 
 
-def many(house: Any) -> list[QueueStore]:
+def many(house: Any) -> list[LocalLog]:
     house.begin()
     return [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(COUNT)]
 
 
-def append_all(stores: list[QueueStore], body: bytes) -> None:
+def append_all(stores: list[LocalLog], body: bytes) -> None:
     for store in stores:
         store.append_parts(ROUTE, b"\x10\x00\x02", body, True)
 
@@ -62,7 +62,7 @@ def test_a_turn_writes_to_more_logs_than_there_are_descriptors(make_house: Calla
     house._storage()
     for store in stores:
         again = house.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.body for record in again.read(0, 1000)] == [b"0", b"1", b"2"]
+        assert [record.body for record in again.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
 
 
 def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
@@ -81,7 +81,7 @@ def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callabl
     house._storage()
     for store in stores:
         again = house.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.offset for record in again.read(0, 1000)] == [1]
+        assert [record.offset for record in again.cursor.read(0, 1000).records] == [1]
         assert again.redelivered(1)
 
 
@@ -108,4 +108,4 @@ def test_what_others_took_is_made_up_for(make_house: Callable[..., Any]) -> None
     house.turn()
     assert all(failed == [] for _, failed in house.commits)
     assert not any(store.take_failed_ranges() for store in stores)
-    assert [record.body for record in stores[100].read(0, 1000)] == [b"0", b"1"]
+    assert [record.body for record in stores[100].cursor.read(0, 1000).records] == [b"0", b"1"]

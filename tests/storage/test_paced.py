@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.local_log import AHEAD_MAX, LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
-from amqpd.storage.queue_store import AHEAD_MAX, QueueStore
 from amqpd.storage.settle.settled import DELIVERED, SETTLED, decode_entries
 from amqpd.storage.storage import POSTPONE_FROM
 
@@ -38,9 +38,9 @@ class Paced:
             call()
         self.house.loop()
 
-    def again(self, *arguments: Any) -> QueueStore:
+    def again(self, *arguments: Any) -> LocalLog:
         self.waiting = []
-        store: QueueStore = self.house.again(*arguments)
+        store: LocalLog = self.house.again(*arguments)
         return store
 
     def entries(self, kind: int) -> list[tuple[int, int]]:
@@ -224,7 +224,7 @@ def test_the_high_watermark_of_many_queues(make_house: Callable[..., Any]) -> No
             paced.append(b"a")
         paced.turn()
         paced.house.store = first
-        assert first.synced_end == count
+        assert first.high_watermark == count
         assert told() == count - 1
         if count == 2:
             for _ in range(5):
@@ -261,7 +261,7 @@ def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
                 settled[offset] = paced.clock.now_ms
                 unacked.remove(offset)
             if choose.random() < 0.1:
-                store.read(choose.randrange(max(store.next_offset, 1)), 500)
+                store.cursor.read(choose.randrange(max(store.next_offset, 1)), 500)
             paced.storage.end_of_turn()
             written |= set(new)  # and only now bytes go to a socket
             delivered |= set(going)

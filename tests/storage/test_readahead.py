@@ -113,14 +113,12 @@ class Reading:
         """As a queue reads: what is at hand, and again when the disk has answered."""
         found: list[Record] = []
         while True:
-            records = self.store.read_at_hand(offset, READ_SIZE, self.arrived)
-            found += records
-            if records:
-                offset = records[-1].offset + 1
-            elif self.store.waiting_offset < 0:
+            fetch = self.store.cursor.read_at_hand(offset, READ_SIZE, self.arrived)
+            found += fetch.records
+            offset = fetch.next_offset
+            if not fetch.records and not fetch.waiting:
                 return found
-            else:
-                offset = self.store.waiting_offset
+            if not fetch.records:
                 self.waits += 1
                 before = self.arrivals
                 self.until(lambda before=before: self.arrivals > before)  # type: ignore[misc]
@@ -160,16 +158,16 @@ def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
 def test_the_next_stretch_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
     """A chunk first, so that it comes soon; then a stretch ahead, no more, however long the reader takes."""
     reading.fill(30_000)
-    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
-    assert reading.store.waiting_offset == 0
+    fetch = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived)
+    assert (fetch.records, fetch.next_offset, fetch.waiting) == ([], 0, True)
     reading.until(lambda: reading.arrivals == 1)
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE
-    records = reading.store.read_at_hand(0, READ_SIZE, reading.arrived)
+    records = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records
     assert len(records) > 100
     reading.until(lambda: reading.storage._ahead.count == 2)  # nobody waits for it yet
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE + STRETCH_SIZE
     for _ in range(4):
-        records = reading.store.read_at_hand(records[-1].offset + 1, READ_SIZE, reading.arrived)
+        records = reading.store.cursor.read_at_hand(records[-1].offset + 1, READ_SIZE, reading.arrived).records
         assert len(records) > 100
     reading.until(lambda: reading.storage._ahead.count == 3)
     assert reading.filesystem.fetches == 3
@@ -204,7 +202,7 @@ def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
     """Its descriptors go when the thread is done with them; nobody is called."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
     file = reading.store.log.segments[0].log_file
     assert file is not None and file.pins == 1
     gone: list[bool] = []
@@ -218,7 +216,7 @@ def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
 def test_files_in_use_are_not_given_up(reading: Reading) -> None:
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
+    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
     assert not reading.store.release()
     reading.filesystem.gate.set()
     reading.until(lambda: reading.arrivals == 1)
@@ -230,9 +228,9 @@ def test_a_read_that_waits_comes_between(reading: Reading) -> None:
     """basic.get behind a consumer: it waits for the disk, and the other one goes on where it was."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.read_at_hand(0, READ_SIZE, reading.arrived) == []
-    assert reading.numbers(reading.store.read(0, 1)) == [0]
-    assert reading.numbers(reading.store.read(4_000, 1)) == [4_000]
+    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
+    assert reading.numbers(reading.store.cursor.read(0, 1).records) == [0]
+    assert reading.numbers(reading.store.cursor.read(4_000, 1).records) == [4_000]
     reading.filesystem.gate.set()
     assert reading.numbers(reading.read_all(1)) == list(range(1, 6_000))
 
@@ -300,7 +298,7 @@ def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
     assert begun.wait(10)
     other.append_parts(ROUTE, b"\x00\x00", b"one", True)
     reading.storage.end_of_turn()
-    reading.until(lambda: other.synced_end == 1)
+    reading.until(lambda: other.high_watermark == 1)
     assert not gone
     let_go.set()
     reading.until(lambda: bool(gone))

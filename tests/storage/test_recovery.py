@@ -237,7 +237,7 @@ def test_side_files_may_go(make_house: Callable[..., Any], suffix: str, damage: 
             house.data(name)[:] = b"" if damage == "empty" else b"\x5a" * 77
     house.again()
     assert house.offsets()[-35:] == list(range(1, 36))
-    assert house.store.read_one(20).offset == 20
+    assert house.store.cursor.read_one(20).offset == 20
     house.append(b"new")
     house.turn()
     house.again()
@@ -287,7 +287,7 @@ def test_returned_offsets_keep_their_count(house: Any) -> None:
     house.turn()
     store = house.again()
     assert store.returned == {5: 3}
-    assert store.read_one(5).delivery_count == 3
+    assert store.cursor.read_one(5).delivery_count == 3
     assert store.redelivered(5)
     assert not store.redelivered(6)
 

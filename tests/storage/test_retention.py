@@ -67,7 +67,7 @@ def test_records(small: Any) -> None:
     count = small.store.record_count
     assert 10 <= count < 10 + 6 + 1
     assert small.offsets() == list(range(30 - count, 30))
-    assert count == len(small.again().read(0, 1 << 30))
+    assert count == len(small.again().cursor.read(0, 1 << 30).records)
 
 
 def test_the_active_segment_stays_whatever_it_holds(make_house: Any) -> None:
@@ -80,7 +80,7 @@ def test_the_active_segment_stays_whatever_it_holds(make_house: Any) -> None:
 def test_age(small: Any) -> None:
     kept(small, RetentionPolicy(max_age_ms=5 * HOUR))
     maintain(small)
-    oldest = small.store.read(0, 1)[0]
+    oldest = small.store.cursor.read(0, 1).records[0]
     segment = small.store.log.segment_of(oldest.offset)
     assert segment.latest_ms() >= small.clock.now_ms - 5 * HOUR
     assert small.offsets() == list(range(oldest.offset, 30))
@@ -97,7 +97,7 @@ def test_age_after_a_restart(small: Any) -> None:
     small.storage.set_policy(store, RetentionPolicy(max_age_ms=5 * HOUR))
     maintain(small)
     assert 0 < len(small.offsets()) < 30
-    assert small.store.read(0, 1)[0].timestamp_ms >= small.clock.now_ms - 7 * HOUR
+    assert small.store.cursor.read(0, 1).records[0].timestamp_ms >= small.clock.now_ms - 7 * HOUR
 
 
 def test_age_where_nothing_tells_the_times(small: Any) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from amqpd.storage.data_directory import DataDirectoryInUse
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"tasks")
@@ -24,12 +24,12 @@ class Loop:
 
     def __init__(self) -> None:
         self._posted: queue.Queue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.Queue()
-        self.commits: list[tuple[int, list[QueueStore]]] = []
+        self.commits: list[tuple[int, list[LocalLog]]] = []
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
         self._posted.put((function, arguments))
 
-    def commit(self, generation: int, failed: list[QueueStore]) -> None:
+    def commit(self, generation: int, failed: list[LocalLog]) -> None:
         self.commits.append((generation, failed))
 
     def until(self, ready: Callable[[], bool]) -> None:
@@ -67,7 +67,7 @@ def test_groups_merge_while_one_is_synced(storage: Storage, loop: Loop) -> None:
     assert generations == sorted(generations)
     assert [generation for generation, _ in loop.commits] == list(range(1, generations[-1] + 1))
     assert all(failed == [] for _, failed in loop.commits)
-    assert (first.synced_end, second.synced_end) == (25, 25)
+    assert (first.high_watermark, second.high_watermark) == (25, 25)
 
 
 def test_a_turn_without_anything_costs_nothing(storage: Storage, loop: Loop) -> None:
@@ -153,7 +153,7 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post, segment_size_bytes=20_000)
     store = storage.open_queue("v", queue_id, 'näme "1"')
     assert not store.ready
-    assert [record.offset for record in store.read(0, 1 << 30)] == [*range(10), *range(20, 300)]
+    assert [record.offset for record in store.cursor.read(0, 1 << 30).records] == [*range(10), *range(20, 300)]
     assert (store.record_count, store.next_offset, store.delivered_mark) == (290, 300, 25)
     assert store.size_bytes == sum(len(b"%d" % number * 100) for number in [*range(10), *range(20, 300)]) + sum(
         len(b"%d" % number * 100) for number in range(10, 20)
@@ -185,7 +185,7 @@ def test_what_stands_in_the_directory(tmp_path: Path, loop: Loop) -> None:
     assert Path(moved).parent == tmp_path / "lost+found"
     assert unknown in moved
     assert (Path(moved) / "queue.json").exists()
-    assert storage.open_queue("v", known).read_one(0) is not None
+    assert storage.open_queue("v", known).cursor.read_one(0) is not None
     storage.close(clean=False)
 
 
@@ -210,7 +210,7 @@ def test_temporary_queues_are_gone_at_the_next_start(tmp_path: Path, loop: Loop)
     storage = Storage(tmp_path, post=loop.post)
     store = storage.temporary_queue("spill")
     store.append_parts(ROUTE, b"", b"x" * 100, True)
-    assert store.read_one(0).body == b"x" * 100
+    assert store.cursor.read_one(0).body == b"x" * 100
     generation = storage.generation
     storage.end_of_turn()
     assert storage.generation == generation
@@ -232,7 +232,7 @@ def test_open_files_are_bounded(tmp_path: Path, loop: Loop) -> None:
             loop.until(lambda: storage.unsynced_bytes == 0)
     assert sum(store.log.open_file_count() for store in stores) <= 42
     assert storage.filesystem.open_file_count == sum(store.log.open_file_count() for store in stores)
-    assert [record.offset for record in stores[50].read(0, 1000)] == [0, 1, 2]
+    assert [record.offset for record in stores[50].cursor.read(0, 1000).records] == [0, 1, 2]
     storage.close(clean=True)
 
 
@@ -258,4 +258,4 @@ def test_what_spills_is_synced_in_large_pieces(storage: Storage, loop: Loop) -> 
     assert storage.unsynced_bytes >= 16 << 20, "publishers are held by what spills, too"
     loop.until(lambda: storage.unsynced_bytes == 0)
     assert len(synced) == 1
-    assert [len(record.body) for record in store.read(0, 1 << 30)] == [1 << 20] * 17
+    assert [len(record.body) for record in store.cursor.read(0, 1 << 30).records] == [1 << 20] * 17

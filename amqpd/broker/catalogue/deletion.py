@@ -71,10 +71,10 @@ class Deletions:
             store = queue.store
             queue.store = None
             if store is not None and queue.id:
-                self._storage.retire_queue(store, partial(gone, queue))
+                store.retire(partial(gone, queue))
             else:
                 if store is not None:
-                    self._storage.delete_queue(store)
+                    store.remove()
                 gone(None)
 
     def drop_vhost(self, vhost: VHost, queues: Sequence[Queue], done: Callable[[], None]) -> None:
@@ -82,7 +82,7 @@ class Deletions:
         stores = [queue.store for queue in queues if queue.store is not None and queue.id]
         for queue in queues:
             if queue.store is not None and not queue.id:
-                self._storage.delete_queue(queue.store)
+                queue.store.remove()
             queue.store = None
 
         def renamed() -> None:

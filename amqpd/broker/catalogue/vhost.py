@@ -45,7 +45,7 @@ from amqpd.storage.metadata.metadata import (
     VhostRow,
     random_id,
 )
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -122,11 +122,11 @@ class VHost:
         """Whether its log is open, or cannot be; else `queue.openers` are called when it is."""
         return self.broker.opener.open(queue)
 
-    def temporary_store(self, start_offset: int) -> QueueStore:
+    def temporary_store(self, start_offset: int) -> QueueLog:
         return self.broker.storage.temporary_queue(first_offset=start_offset)
 
-    def drop_temporary(self, store: QueueStore) -> None:
-        self.broker.storage.delete_queue(store)
+    def drop_temporary(self, store: QueueLog) -> None:
+        store.remove()
 
     @property
     def timers(self) -> Timers:
@@ -264,7 +264,7 @@ class VHost:
         """Its row is committed. queue_id: empty for what is not durable."""
         if self.deleted:
             raise OnItsWay(self.broker.declared, Name(self.name, "queue", name))
-        store: QueueStore | None = None
+        store: QueueLog | None = None
         if queue_id:
             table = encode_table(arguments)
             store = self.broker.storage.create_queue(self.id, name, self.name, None, queue_id, auto_delete, table)[1]

@@ -18,7 +18,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
-from amqpd.storage.queue_store import QueueStore, StoreContext
+from amqpd.storage.local_log import StoreContext
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.flow.timers import Timers
@@ -58,7 +59,7 @@ class Confirmer:
         """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""
         raise NotImplementedError
 
-    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
         """Every group up to `generation` is synced but for these logs. True: something still waits."""
         raise NotImplementedError
 
@@ -69,7 +70,7 @@ class SyncWaiter(Confirmer):
     done: called once, with the logs that failed.
     """
 
-    def __init__(self, done: Callable[[list[QueueStore]], None]) -> None:
+    def __init__(self, done: Callable[[list[QueueLog]], None]) -> None:
         self.done = done
         self.generation: i64 = 0
 
@@ -80,7 +81,7 @@ class SyncWaiter(Confirmer):
         self.generation = generation
         return True
 
-    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
         if generation < self.generation:
             return True
         self.done(failed)
@@ -101,7 +102,7 @@ class Turn:
         # Somebody waits for settlements alone (tx.commit): they are synced with this turn, not 50 ms later.
         self.urgent = False
         # Called with each log that failed, before its publishers are nacked.
-        self.log_failed: Callable[[QueueStore], None] | None = None
+        self.log_failed: Callable[[QueueLog], None] | None = None
         # Goes up with each turn; what was read in it, of all connections and at most of one.
         self.number: i64 = 0
         self.taken_bytes: i64 = 0
@@ -170,7 +171,7 @@ class Turn:
         self._confirming.append(channel)
         self.want()
 
-    def when_synced(self, done: Callable[[list[QueueStore]], None]) -> None:
+    def when_synced(self, done: Callable[[list[QueueLog]], None]) -> None:
         """Calls `done` when everything appended so far is synced. Off the road: one object per call."""
         self.confirm_later(SyncWaiter(done))
 
@@ -255,7 +256,7 @@ class Turn:
             count -= 1
             paced.popleft().read_on()
 
-    def committed(self, generation: int, failed: list[QueueStore]) -> None:
+    def committed(self, generation: int, failed: list[QueueLog]) -> None:
         """Called on the loop when the committer has synced every group up to `generation`."""
         if failed and self.log_failed is not None:
             for store in failed:

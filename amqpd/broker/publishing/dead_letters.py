@@ -33,7 +33,7 @@ from amqpd.broker.publishing.deaths import Stories, Story
 from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Letter:
         self.message = message
         self.reason = reason
         # Where it was published, while that is not synced.
-        self.targets: list[QueueStore] = []
+        self.targets: list[QueueLog] = []
 
 
 @final
@@ -194,7 +194,7 @@ class DeadLetters(Confirmer):
         else:
             turn.want()
 
-    def _synced(self, failed: list[QueueStore]) -> None:
+    def _synced(self, failed: list[QueueLog]) -> None:
         self._pausing = False
         if self._letters:
             self._schedule()
@@ -221,7 +221,7 @@ class DeadLetters(Confirmer):
             _settle(letter)
             return
         dead = with_properties(message, story.envelope, story.properties, story.info)
-        targets: list[QueueStore] = []
+        targets: list[QueueLog] = []
         try:
             taken = _offer(story, dead, targets)
         except NotOpenYet as waits:
@@ -245,14 +245,14 @@ class DeadLetters(Confirmer):
             self._take()
             return count, size
         try:
-            records = store.read(letter.first, READ_BYTES)
+            records = store.cursor.read(letter.first, READ_BYTES).records
         except OSError as error:
             log.error("dead letters cannot be read: %s", error, extra=_about(queue))
             self._take()
             self._keep(letter)
             return count, size
         logged = queue.log() is not None
-        targets: list[QueueStore] = []
+        targets: list[QueueLog] = []
         for record in records:
             offset = record.offset
             if offset > letter.last:
@@ -289,7 +289,7 @@ class DeadLetters(Confirmer):
             self._take()
         return count, size
 
-    def _wait(self, queue: LimitedQueue, offset: i64, size: i64, reason: str, targets: list[QueueStore]) -> None:
+    def _wait(self, queue: LimitedQueue, offset: i64, size: i64, reason: str, targets: list[QueueLog]) -> None:
         """It is published, and settled when its targets are synced. Neighbours with the same fate wait as one."""
         if self._fresh:
             end = self._fresh[-1]
@@ -335,12 +335,12 @@ class DeadLetters(Confirmer):
         self._waiting.append((group, letters))
         return True
 
-    def committed(self, generation: i64, failed: list[QueueStore]) -> bool:
+    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
         while self._waiting and self._waiting[0][0] <= generation:
             self._settle_all(self._waiting.popleft()[1], failed)
         return len(self._waiting) > 0
 
-    def _settle_all(self, letters: list[Letter], failed: list[QueueStore]) -> None:
+    def _settle_all(self, letters: list[Letter], failed: list[QueueLog]) -> None:
         for letter in letters:
             if failed and _any_of(letter.targets, failed):
                 self._keep(letter)
@@ -350,7 +350,7 @@ class DeadLetters(Confirmer):
             self._turn.want()
 
 
-def _offer(story: Story, dead: Message, targets: list[QueueStore]) -> bool:
+def _offer(story: Story, dead: Message, targets: list[QueueLog]) -> bool:
     """Publishes it. targets: gets the logs that have to be synced. False: a target takes nothing now. Raises:
     NotOpenYet, and none has it.
     """
@@ -380,7 +380,7 @@ def _settle(letter: Letter) -> None:
             offset += 1
 
 
-def _same(left: list[QueueStore], right: list[QueueStore]) -> bool:
+def _same(left: list[QueueLog], right: list[QueueLog]) -> bool:
     if len(left) != len(right):
         return False
     for index, store in enumerate(left):  # noqa: SIM110  # a generator would cost a nested function when compiled
@@ -389,7 +389,7 @@ def _same(left: list[QueueStore], right: list[QueueStore]) -> bool:
     return True
 
 
-def _any_of(targets: list[QueueStore], failed: list[QueueStore]) -> bool:
+def _any_of(targets: list[QueueLog], failed: list[QueueLog]) -> bool:
     return any(store in failed for store in targets)
 
 

@@ -30,7 +30,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -77,7 +77,7 @@ class LimitedQueue(Queue):
         auto_delete: bool,
         exclusive_owner: object,
         arguments: dict[str, object],
-        store: QueueStore | None,
+        store: QueueLog | None,
     ) -> None:
         super().__init__(vhost, name, durable, auto_delete, exclusive_owner, arguments, store)
         timers: Timers = vhost.timers

@@ -30,7 +30,7 @@ from amqpd.broker.queues.limited_queue import LimitedQueue, number_argument
 from amqpd.broker.queues.queue import COLD_READ_BYTES, within
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -144,7 +144,7 @@ class PriorityQueue(LimitedQueue):
         auto_delete: bool,
         exclusive_owner: object,
         arguments: dict[str, object],
-        store: QueueStore | None,
+        store: QueueLog | None,
     ) -> None:
         super().__init__(vhost, name, durable, auto_delete, exclusive_owner, arguments, store)
         maximum = number_argument(arguments, "x-max-priority")
@@ -188,9 +188,10 @@ class PriorityQueue(LimitedQueue):
         """A turn's share of the reading; whether it is through. Cost: some 2 us a message, more for large ones."""
         store = self.store
         assert store is not None  # only what was in a log is read
-        records = store.read_at_hand(self._scan_offset, COLD_READ_BYTES, self._scan_arrived)
-        if not records and store.waiting_offset >= 0:
-            self._scan_offset = store.waiting_offset
+        fetch = store.cursor.read_at_hand(self._scan_offset, COLD_READ_BYTES, self._scan_arrived)
+        records = fetch.records
+        if not records and fetch.waiting:
+            self._scan_offset = fetch.next_offset
             return False
         if self._note(records):
             return True
@@ -205,7 +206,7 @@ class PriorityQueue(LimitedQueue):
         """All the rest of it, waiting for the disk."""
         store = self.store
         assert store is not None  # only what was in a log is read
-        while not self._note(store.read(self._scan_offset, COLD_READ_BYTES)):
+        while not self._note(store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
     def _note(self, records: list[Record]) -> bool:
@@ -314,7 +315,7 @@ class PriorityQueue(LimitedQueue):
                 self.ready_count -= level.cold_count
                 level.cold_count = 0
                 return
-            record = store.read_one(offset)  # where that raises, it is still to be read
+            record = store.cursor.read_one(offset)  # where that raises, it is still to be read
             index.remove(offset)
             level.cursor = offset + 1
             level.cold_count -= 1
@@ -330,7 +331,7 @@ class PriorityQueue(LimitedQueue):
             size += entry.body_size
             count += 1
 
-    def note_delivered(self, store: QueueStore, offset: i64) -> None:
+    def note_delivered(self, store: QueueLog, offset: i64) -> None:
         # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
         store.mark_returned(offset, store.returned.get(offset, 0))
 
@@ -397,7 +398,7 @@ class PriorityQueue(LimitedQueue):
         self._clear()
         return count
 
-    def _settle_ready(self, store: QueueStore) -> None:
+    def _settle_ready(self, store: QueueLog) -> None:
         """Each by itself, as unacked entries lie between them."""
         size = self.ready_bytes
         for level in self._levels:

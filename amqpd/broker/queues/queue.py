@@ -34,7 +34,7 @@ from amqpd.storage.log.checkpoint import UnknownFormat
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record
 from amqpd.storage.log.recovery import DamagedLog
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -65,7 +65,7 @@ class Queue(Destination):
         auto_delete: bool,
         exclusive_owner: object,
         arguments: dict[str, object],
-        store: QueueStore | None,
+        store: QueueLog | None,
     ) -> None:
         super().__init__()
         self.vhost = vhost
@@ -145,7 +145,7 @@ class Queue(Destination):
         if store is None or self._prepared or self.deleted:
             return True
         try:
-            return self.vhost.broker.storage.open_soon(store, self.opened)
+            return store.open_soon(self.opened)
         except (OSError, UnknownFormat, DamagedLog):
             return True  # `can_open` meets it too, and tells
 
@@ -193,7 +193,7 @@ class Queue(Destination):
         """
         store = self.store
         if store is not None:
-            record = store.read_first(self.cold_offset, self._first_arrived)
+            record = store.cursor.read_first(self.cold_offset, self._first_arrived)
             if record is not None:
                 self._window_from(store, record)
 
@@ -204,7 +204,7 @@ class Queue(Destination):
     def recovered(self) -> None:
         """The log is known, nothing is read yet: a kind of queue that keeps more than counts looks here."""
 
-    def log(self) -> QueueStore | None:
+    def log(self) -> QueueLog | None:
         return None if self.spilled else self.store
 
     def gone(self) -> bool:
@@ -452,7 +452,7 @@ class Queue(Destination):
                 return entry
         return None
 
-    def note_delivered(self, store: QueueStore, offset: i64) -> None:
+    def note_delivered(self, store: QueueLog, offset: i64) -> None:
         """A consumer is about to see it: after a kill it counts as redelivered, as does all before it."""
         store.mark_delivered(offset)
 
@@ -496,7 +496,7 @@ class Queue(Destination):
     def read_back(self, entry: Entry) -> None:
         store = self.store
         if store is not None:
-            record = store.read_one(entry.offset)
+            record = store.cursor.read_one(entry.offset)
             if record is not None:
                 entry.message = self._message(record)
 
@@ -509,11 +509,10 @@ class Queue(Destination):
         if store is None or self.returned:
             return True
         self.reading = False
-        if not self._keep(store, store.read_at_hand(self.cold_offset, self.cold_read_bytes(), self._log_arrived)):
-            offset = store.waiting_offset
-            if offset >= 0:
-                self.cold_offset = offset
-                self.reading = True
+        fetch = store.cursor.read_at_hand(self.cold_offset, self.cold_read_bytes(), self._log_arrived)
+        if not self._keep(store, fetch.records) and fetch.waiting:
+            self.cold_offset = fetch.next_offset
+            self.reading = True
         return not self.reading
 
     def _log_arrived(self) -> None:
@@ -530,9 +529,9 @@ class Queue(Destination):
         if store is None:
             return False
         self.reading = False
-        return self._keep(store, store.read(self.cold_offset, self.cold_read_bytes()))
+        return self._keep(store, store.cursor.read(self.cold_offset, self.cold_read_bytes()).records)
 
-    def _keep(self, store: QueueStore, records: list[Record]) -> bool:
+    def _keep(self, store: QueueLog, records: list[Record]) -> bool:
         hot = self.hot
         for record in records:
             self._window_from(store, record)
@@ -542,7 +541,7 @@ class Queue(Destination):
         """What one reading of the log brings back: less where windows are small."""
         return COLD_READ_BYTES if self.hot_bytes_max >= 16 * COLD_READ_BYTES else self.hot_bytes_max // 16
 
-    def _window_from(self, store: QueueStore, record: Record) -> None:
+    def _window_from(self, store: QueueLog, record: Record) -> None:
         entry = Entry(self, record.offset, self._message(record), store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
         self.hot.append(entry)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.priority_queue import PriorityQueue
 from amqpd.broker.queues.queue import Queue
-from amqpd.storage.queue_store import QueueStore
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -42,7 +42,7 @@ def make_queue(
     auto_delete: bool,
     owner: object,
     arguments: dict[str, object],
-    store: QueueStore | None,
+    store: QueueLog | None,
 ) -> Queue:
     """An empty queue, or the one whose log `store` is."""
     quorum = arguments.get("x-queue-type") == "quorum"

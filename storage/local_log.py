@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import Clock
@@ -46,6 +46,7 @@ from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.readahead import ReadAhead
 from amqpd.storage.log.reader import LogReader
 from amqpd.storage.log.record import BadRecord, Record, RecordRoute, around_body, write_record, write_tombstone
+from amqpd.storage.queue_log import Cursor, Fetch, LogFailed, QueueLog
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,6 @@ _PUBLISH_TICKS: Final[i64] = 4
 _INDEX_TICKS: Final[i64] = 20
 
 
-class LogFailed(Exception):
-    """The log takes nothing more: a write or a sync failed for a reason that does not pass. What is older can be
-    read.
-    """
-
-
 @final
 class StoreContext:
     """What all stores of one process share: the turn's dirty stores, spare writers, the clock, the reading ahead."""
@@ -75,20 +70,41 @@ class StoreContext:
     def __init__(self, clock: Clock, ahead: ReadAhead | None) -> None:
         self.clock: Clock = clock
         self.ahead: ReadAhead | None = ahead
-        self.dirty: list[QueueStore] = []
+        self.dirty: list[LocalLog] = []
         # So many logs are some milliseconds of writing, by what it took of late: then it is the others' turn.
         self.dirty_max: i64 = DIRTY_MAX
         self.paced: bool = False  # somebody calls `tick` for the stores in `late`, every 50 ms
-        self.late: list[QueueStore] = []
+        self.late: list[LocalLog] = []
         self.writers: list[BytesWriter] = []
         self.scratch: BytesWriter = BytesWriter()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LogKeeper:
+    """Who opens and removes the logs of a data directory, as they see it: `Storage`."""
+
+    def recover(self, store: LocalLog) -> None:
+        """Fills the log from the disk; once, before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
+        raise NotImplementedError
+
+    def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
+        """See `QueueLog.open_soon`."""
+        raise NotImplementedError
+
+    def delete_queue(self, store: LocalLog) -> None:
+        """See `QueueLog.remove`."""
+        raise NotImplementedError
+
+    def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
+        """See `QueueLog.retire`."""
+        raise NotImplementedError
+
+
 @final
-class QueueStore:
+class LocalLog(QueueLog):
     """See the module. Made by `Storage` only.
 
-    recover: fills the log from the disk; called once, before the first use. Loop thread only.
+    ready: there is nothing on the disk to recover. Loop thread only.
     """
 
     def __init__(
@@ -98,21 +114,11 @@ class QueueStore:
         vhost_id: str,
         queue_id: str,
         name: str,
-        loader: Callable[[QueueStore], None] | None,
+        keeper: LogKeeper,
+        ready: bool,
     ) -> None:
+        super().__init__(vhost_id, queue_id, name, log.directory, True)
         self.log: Log = log
-        self.vhost_id: str = vhost_id
-        self.queue_id: str = queue_id
-        self.name: str = name
-        self.next_offset: i64 = 0
-        self.record_count: i64 = 0
-        self.size_bytes: i64 = 0
-        self.failed: bool = False
-        self.deleted: bool = False
-        self.delivered_mark: i64 = -1
-        self.returned: dict[int, int] = {}
-        self.lost: list[tuple[int, int]] = []  # offset ranges that could not be read any more, since the log began
-        self.failed_ranges: list[tuple[int, int]] = []  # appended, but could not be written; see `take_failed_ranges`
         self.torn_bytes: i64 = 0  # cut off at recovery
         # for Storage
         self.gathered: bool = False
@@ -121,8 +127,8 @@ class QueueStore:
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
         self._context: StoreContext = context
-        self._loader: Callable[[QueueStore], None] | None = loader
-        self._ready: bool = loader is None
+        self._keeper: LogKeeper = keeper
+        self._ready: bool = ready
         self._seen_end: i64 = 0  # offsets below it may have been delivered in an earlier life
         self._dirty: bool = False
         # for `tick`
@@ -133,10 +139,8 @@ class QueueStore:
         self._ticks: i64 = 0
         self._pace: i64 = 0  # deliveries in a tick, the most of late
         self._steady: i64 = 0  # ticks on end that had some
-        self._reader: LogReader = LogReader(log, context.ahead)
-        self._cursor: BatchCursor | None = None
-        # where `read_at_hand` goes on when the disk has answered; -1: it stopped for another reason
-        self.waiting_offset: i64 = -1
+        self._cursor: LocalCursor | None = None  # the queue's own
+        self._cursors: list[LocalCursor] = []  # all there are
         # the open batch
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
@@ -163,12 +167,18 @@ class QueueStore:
         Cost: after a clean stop some 0.2 ms and 0.3 us per settlement entry; after a kill besides 25 ms per 64 MiB
         written since the recovery point. Raises: OSError; UnknownFormat.
         """
-        if self._ready:
-            return
-        loader = self._loader
-        if loader is not None:
-            loader(self)
-        self._ready = True
+        if not self._ready:
+            self._keeper.recover(self)
+            self._ready = True
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        return self._keeper.open_soon(self, done)
+
+    def remove(self) -> None:
+        self._keeper.delete_queue(self)
+
+    def retire(self, done: Callable[[], None]) -> None:
+        self._keeper.retire_queue(self, done)
 
     def recovered(
         self, told_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
@@ -196,13 +206,7 @@ class QueueStore:
         return self._ready
 
     @property
-    def degraded(self) -> bool:
-        """Whether offsets were lost to damage; `lost` says which."""
-        return len(self.lost) > 0
-
-    @property
-    def synced_end(self) -> int:
-        """Offsets below it are on the medium: the high watermark."""
+    def high_watermark(self) -> i64:
         return self.log.synced_end
 
     def _recount(self) -> None:
@@ -293,7 +297,8 @@ class QueueStore:
 
     def recount(self) -> None:
         """The cleaner has put other segments into the log: the totals follow."""
-        self._cursor = None
+        for cursor in self._cursors:
+            cursor.leave_batch()
         self._flush_runs()
         self._recount()
 
@@ -485,15 +490,9 @@ class QueueStore:
         if self._runs or self._run_first >= 0 or not self._ready:
             self._write_now()  # so that nothing is counted that was settled before
         end: i64 = self.log.synced_end if self.failed else self.log.end
+        place = self._own_cursor()
         while count < count_max and offset < end:
-            cursor = self._cursor
-            if cursor is None or cursor.remaining == 0 or offset < cursor.next_offset or offset > cursor.last_offset:
-                if not self._reader.at_hand(offset, _nothing):
-                    break
-                cursor = self._reader.cursor(offset)
-                if self._reader.lost:
-                    self._note_lost()
-                self._cursor = cursor
+            cursor = place.batch_at(offset, _nothing)
             if cursor is None or cursor.timestamp_ms > until_ms or cursor.base_offset >= end:
                 break
             segment = self.log.segment_of(cursor.base_offset)
@@ -598,75 +597,29 @@ class QueueStore:
 
     # -- reading
 
-    def read(self, offset: i64, size_bytes_max: i64) -> list[Record]:
-        """The live messages from `offset` on, in order: at least one if there is one, then as many as `size_bytes_max`
-        holds.
+    @property
+    def cursor(self) -> Cursor:
+        return self._own_cursor()
 
-        Sizes are of bodies and properties, 64 bytes more for each. Cost: about 0.3 us for 1 KiB from the page cache
-        when reading on where the last call ended; a look-up else. Raises: OSError when the disk does not answer.
-        """
-        return self._read(offset, size_bytes_max, None)
+    def _own_cursor(self) -> LocalCursor:
+        cursor = self._cursor
+        if cursor is None:
+            cursor = self._cursor = LocalCursor(self, self._context.ahead)
+        return cursor
 
-    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> list[Record]:
-        """As `read`, but does not wait for the disk: what stands before a batch that is not in memory, which may be
-        nothing. `waiting_offset` then says where to go on once `arrived` was called on the loop; else it is -1.
-        """
-        return self._read(offset, size_bytes_max, arrived)
+    def new_cursor(self) -> Cursor:
+        return LocalCursor(self, self._context.ahead)
 
-    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> list[Record]:
-        self.waiting_offset = -1
+    def read_end(self) -> i64:
+        """Where reading ends. What was appended and settled is written first: readers look at files alone."""
         if not self._ready:
             self.recover()
         if self._count > 0 or self._batches or self._runs or self._run_first >= 0:
             self._write_now()
-        records: list[Record] = []
-        budget: i64 = max(size_bytes_max, 1)
-        end: i64 = self.next_offset
-        if self.failed:
-            end = self.log.synced_end
-        while budget > 0 and offset < end:
-            cursor = self._cursor
-            if cursor is None or cursor.remaining == 0 or offset < cursor.next_offset or offset > cursor.last_offset:
-                if arrived is not None and not self._reader.at_hand(offset, arrived):
-                    self.waiting_offset = offset
-                    break
-                cursor = self._reader.cursor(offset)
-                if self._reader.lost:
-                    self._note_lost()
-                self._cursor = cursor
-                if cursor is None or cursor.base_offset >= end:
-                    break
-            segment = self.log.segment_of(cursor.base_offset)
-            set_ = segment.settled if segment is not None else None
-            try:
-                budget = cursor.read(offset, set_, self.returned, budget, records)
-            except BadRecord:
-                self._cursor = None
-                self._lose(max(offset, cursor.next_offset), cursor.last_offset)
-                offset = cursor.last_offset + 1
-                continue
-            offset = cursor.next_offset
-        return records
+        return self.log.synced_end if self.failed else self.next_offset
 
-    def read_one(self, offset: i64) -> Record | None:
-        """The message at `offset`; None if it is settled or never was. Cost: some 10 us from the page cache."""
-        records = self.read(offset, 1)
-        if records and records[0].offset == offset:
-            return records[0]
-        return None
-
-    def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
-        """The first live message from `offset` on; keeps none of the bytes behind it. None also while the disk is asked
-        for it: `arrived` is called on the loop when it has come. Raises: OSError.
-        """
-        records = self._read(offset, 1, arrived)
-        if self.waiting_offset < 0:
-            self._cursor = None
-            self._reader.release()
-        return records[0] if records else None
-
-    def _lose(self, first: i64, last: i64) -> None:
-        """A batch with a good checksum holds no records: a defect of the program that wrote it."""
+    def lose(self, first: i64, last: i64) -> None:
+        """For a cursor: a batch with a good checksum holds no records: a defect of the program that wrote it."""
         segment = self.log.segment_of(first)
         if segment is not None:
             self.record_count -= self.log.note_lost(segment, first, last)
@@ -675,13 +628,25 @@ class QueueStore:
             if not self._dirty:
                 self._mark_dirty()
 
-    def _note_lost(self) -> None:
-        self.lost = self.lost + self._reader.lost
-        self._reader.lost = []
-        self.record_count -= self._reader.lost_live
-        self._reader.lost_live = 0
+    def note_lost(self, lost: list[tuple[int, int]], live: i64) -> None:
+        """For a cursor: these ranges could not be read, `live` of them were not settled."""
+        self.lost = self.lost + lost
+        self.record_count -= live
         if not self._dirty:
             self._mark_dirty()
+
+    def note_cursor(self, cursor: LocalCursor) -> None:
+        """There is one more."""
+        self._cursors.append(cursor)
+
+    def _release_cursors(self) -> None:
+        for cursor in self._cursors:
+            cursor.release()
+
+    def forget_cursor(self, cursor: LocalCursor) -> None:
+        """It is closed."""
+        if cursor in self._cursors:
+            self._cursors.remove(cursor)
 
     # -- the end of a turn
 
@@ -829,14 +794,6 @@ class QueueStore:
             self._mark_dirty()
         self._write_now()
 
-    def take_failed_ranges(self) -> list[tuple[int, int]]:
-        """Offset ranges (inclusive) that `append` gave out and that could not be written, since the last call.
-
-        They are not in the log, not counted, and never given out again: nack them and forget them.
-        """
-        ranges, self.failed_ranges = self.failed_ranges, []
-        return ranges
-
     # -- for Storage
 
     def collect(self, part: JobPart, settled_too: bool = True) -> None:
@@ -849,6 +806,7 @@ class QueueStore:
         self.log.synced(part, self._context.clock.time_ms(), not late)
         if self.log.failed:
             self.failed = True
+        self.safety_moved()
         if late and not self._late and self.log.unpublished:
             self._wake()
 
@@ -860,22 +818,94 @@ class QueueStore:
 
     def drop_reading(self) -> None:
         """The queue is deleted: nobody waits for what was to be read."""
-        self._cursor = None
-        self._reader.release()
+        self._release_cursors()
 
     def shed(self) -> None:
         """Gives up descriptors, also of what is unsynced: the next job syncs the whole disk."""
         if self.log.shed():
-            self._cursor = None
-            self._reader.release()
+            self._release_cursors()
 
     def release(self) -> bool:
         """Gives up descriptors and buffers; False if something is unsynced."""
         if self._dirty or not self.log.release():
             return False
-        self._cursor = None
-        self._reader.release()
+        self._release_cursors()
         return True
+
+
+@final
+class LocalCursor(Cursor):
+    """A place in a local log: the batch it stands in, and the bytes around that."""
+
+    def __init__(self, store: LocalLog, ahead: ReadAhead | None) -> None:
+        self._store: LocalLog = store
+        self._reader: LogReader = LogReader(store.log, ahead)
+        self._batch: BatchCursor | None = None
+        self.waiting: bool = False
+        store.note_cursor(self)
+
+    def read(self, offset: i64, size_bytes_max: i64) -> Fetch:
+        return self._read(offset, size_bytes_max, None)
+
+    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        return self._read(offset, size_bytes_max, arrived)
+
+    def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
+        fetch = self._read(offset, 1, arrived)
+        if not fetch.waiting:
+            self.release()
+        return fetch.records[0] if fetch.records else None
+
+    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> Fetch:
+        store = self._store
+        self.waiting = False
+        end = store.read_end()
+        records: list[Record] = []
+        budget: i64 = max(size_bytes_max, 1)
+        while budget > 0 and offset < end:
+            batch = self.batch_at(offset, arrived)
+            if batch is None or batch.base_offset >= end:
+                break
+            segment = store.log.segment_of(batch.base_offset)
+            set_ = segment.settled if segment is not None else None
+            try:
+                budget = batch.read(offset, set_, store.returned, budget, records)
+            except BadRecord:
+                self._batch = None
+                store.lose(max(offset, batch.next_offset), batch.last_offset)
+                offset = batch.last_offset + 1
+                continue
+            offset = batch.next_offset
+        return Fetch(records, offset, self.waiting)
+
+    def batch_at(self, offset: i64, arrived: Callable[[], None] | None) -> BatchCursor | None:
+        """The batch with `offset`, or the first behind it, where this place is in it already or goes to it. None at the
+        end; also, with `arrived`, while the disk is asked for it, which `waiting` tells. Raises: OSError.
+        """
+        batch = self._batch
+        if batch is None or batch.remaining == 0 or offset < batch.next_offset or offset > batch.last_offset:
+            if arrived is not None and not self._reader.at_hand(offset, arrived):
+                self.waiting = True
+                return None
+            batch = self._reader.cursor(offset)
+            if self._reader.lost:
+                self._store.note_lost(self._reader.lost, self._reader.lost_live)
+                self._reader.lost = []
+                self._reader.lost_live = 0
+            self._batch = batch
+        return batch
+
+    def leave_batch(self) -> None:
+        """Other segments are in the log: the next reading looks its place up."""
+        self._batch = None
+
+    def release(self) -> None:
+        self._batch = None
+        self._reader.release()
+
+    def close(self) -> None:
+        self.release()
+        self._store.forget_cursor(self)
 
 
 def _nothing() -> None:

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import QueueStore
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -37,7 +37,7 @@ class Message:
         self.settle_synced = False
 
 
-class QueueStoreMachine(RuleBasedStateMachine):
+class LocalLogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.filesystem = SimulatedFileSystem()
@@ -51,7 +51,7 @@ class QueueStoreMachine(RuleBasedStateMachine):
         self.sizes_exact = True
         self.queue_id = ""
         self.storage: Storage
-        self.store: QueueStore
+        self.store: LocalLog
         self.posted: list[tuple[Any, tuple[Any, ...]]] = []
         self.start(first=True)
 
@@ -72,7 +72,7 @@ class QueueStoreMachine(RuleBasedStateMachine):
         else:
             self.store = self.storage.open_queue("v", self.queue_id, "tasks", "/")
 
-    def committed(self, generation: int, failed: list[QueueStore]) -> None:
+    def committed(self, generation: int, failed: list[LocalLog]) -> None:
         assert failed == []
         for message in self.messages.values():
             if message.written and message.generation <= generation:
@@ -167,7 +167,7 @@ class QueueStoreMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(0, 500), budget=st.sampled_from([1, 500, 1 << 20]))
     def read(self, offset: int, budget: int) -> None:
-        records = self.store.read(offset, budget)
+        records = self.store.cursor.read(offset, budget).records
         self.note_early_write()
         expected = [each for each in self.live() if each >= offset]
         assert [record.offset for record in records] == expected[: len(records)]
@@ -207,7 +207,7 @@ class QueueStoreMachine(RuleBasedStateMachine):
 
     def check_after(self, kind: str) -> None:
         self.store.recover()
-        records = {record.offset: record for record in self.store.read(0, 1 << 30)}
+        records = {record.offset: record for record in self.store.cursor.read(0, 1 << 30).records}
         assert list(records) == sorted(records)
         assert self.store.lost == []
         delivered = [offset for offset, message in self.messages.items() if message.delivered]
@@ -275,10 +275,10 @@ class QueueStoreMachine(RuleBasedStateMachine):
         self.storage.close(clean=False)
 
 
-QueueStoreMachine.TestCase.settings = settings(
+LocalLogMachine.TestCase.settings = settings(
     max_examples=25,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestQueueStore = pytest.mark.timeout(300)(QueueStoreMachine.TestCase)
+TestLocalLog = pytest.mark.timeout(300)(LocalLogMachine.TestCase)

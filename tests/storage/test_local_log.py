@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.queue_store import LogFailed
+from amqpd.storage.queue_log import LogFailed
 
 
 def failing(call: str, suffix: str, number: int, times: int = 1) -> Callable[[str, str], OSError | None]:
@@ -33,7 +33,7 @@ def test_offsets_counts_and_parts(house: Any) -> None:
     assert store.append(route, source, 4, 7, 7, len(source), True) == 0
     assert store.append_parts(route, b"\x00\x00", b"", False) == 1
     assert (store.record_count, store.size_bytes, store.next_offset) == (2, 10, 2)
-    first, second = store.read(0, 1000)
+    first, second = store.cursor.read(0, 1000).records
     assert (first.body, first.properties, first.exchange, first.routing_key) == (
         b"BODY-BYTES",
         b"\x10\x00\x02",
@@ -44,9 +44,9 @@ def test_offsets_counts_and_parts(house: Any) -> None:
     assert first.timestamp_ms == house.clock.now_ms
     store.settle(0, 10)
     assert (store.record_count, store.size_bytes) == (1, 0)
-    assert store.read_one(0) is None
-    assert store.read_one(1).offset == 1
-    assert store.read_one(2) is None
+    assert store.cursor.read_one(0) is None
+    assert store.cursor.read_one(1).offset == 1
+    assert store.cursor.read_one(2) is None
 
 
 def test_settling_twice_counts_once(house: Any) -> None:
@@ -69,19 +69,19 @@ def test_reading_in_steps(house: Any) -> None:
     house.append(*(b"%d" % number * 50 for number in range(500)))
     house.turn()
     offset, seen = 0, []
-    while records := house.store.read(offset, 1000):
+    while records := house.store.cursor.read(offset, 1000).records:
         assert len(records) < 20
         seen += [record.offset for record in records]
         offset = seen[-1] + 1
     assert seen == list(range(500))
-    assert house.store.read(100, 1)[0].offset == 100
-    assert house.store.read(37, 1)[0].offset == 37
+    assert house.store.cursor.read(100, 1).records[0].offset == 100
+    assert house.store.cursor.read(37, 1).records[0].offset == 37
 
 
 def test_files_come_with_the_first_append(house: Any) -> None:
     store = house.begin()
     assert house.filesystem.listdir(house.directory) == []
-    store.read(0, 100)
+    store.cursor.read(0, 100)
     house.turn()
     assert house.filesystem.listdir(house.directory) == []
     house.append(b"x")
@@ -93,7 +93,7 @@ def test_files_come_with_the_first_append(house: Any) -> None:
         "leader-epoch-checkpoint",
         "queue.json",
     }
-    assert house.store.synced_end == 1
+    assert house.store.high_watermark == 1
 
 
 def test_full_disk_and_room_again(house: Any) -> None:
@@ -312,7 +312,7 @@ def test_a_large_message_is_written_in_parts(house: Any, count: int) -> None:
     assert house.store.size_bytes == sum(map(len, bodies))
     house.again()
     assert house.bodies() == bodies[:3], "the transient one does not count after a kill"
-    record = house.store.read_one(1)
+    record = house.store.cursor.read_one(1)
     assert (record.exchange, record.routing_key, record.properties) == (b"x", b"large", b"\x10\x00\x02")
     assert house.store.lost == []
 
@@ -362,7 +362,7 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
     assert store.pass_older(60, began + 10, 1000, True) == (60, 0, 0)
     house.turn()
     assert (store.record_count, store.size_bytes) == (120, 30 * (3 + 4 + 5 + 6))
-    first = store.read(60, 1)
+    first = store.cursor.read(60, 1).records
     assert [record.offset for record in first] == [60]
     offset, count, size = store.pass_older(61, began + 20, 1000, True)
     assert (offset, count, size) == (90, 29, 87), "the rest of a batch that was begun"

@@ -1,0 +1,273 @@
+"""The log that a queue of the broker holds, whoever keeps it: the classes that `broker/` and `channel/` name.
+
+A log takes messages at its end (`append`), each at an offset that is one above the last and never used twice, and gives
+them out again through a `Cursor`, from any offset on. A work queue's log remembers besides what was settled, delivered
+and given back. Its *log end offset* is the next one that an append gets; below the *high watermark* everything is safe,
+which is what a confirm waits for.
+
+`LocalLog` (local_log.py) is the one on this machine's disk, which all logs of a data directory make safe together.
+Another one subclasses `QueueLog` and `Cursor`, and says with `local = False` that its high watermark moves on its own:
+see `when_safe`. Everything here is called on the loop's thread, and compiled, since every message passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.safety import Safety
+
+
+class LogFailed(Exception):
+    """The log takes nothing more: a write or a sync failed for a reason that does not pass. What is older can be
+    read.
+    """
+
+
+@final
+class Fetch:
+    """What one reading brought. records: in order, none of them settled. next_offset: where the next reading goes on.
+
+    waiting: it ended before a batch that is not in memory, and the disk is being asked for it.
+    """
+
+    def __init__(self, records: list[Record], next_offset: i64, waiting: bool) -> None:
+        self.records: list[Record] = records
+        self.next_offset: i64 = next_offset
+        self.waiting: bool = waiting
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Cursor:
+    """One reader's place in a log. A log has as many as there are readers; none moves another."""
+
+    def read(self, offset: i64, size_bytes_max: i64) -> Fetch:
+        """The live messages from `offset` on: at least one if there is one, then as many as `size_bytes_max` holds.
+
+        Sizes are of bodies and properties, 64 bytes more for each. Waits for the disk. Cost: about 0.3 us for 1 KiB
+        from the page cache when it goes on where the last one ended; a look-up else. Raises: OSError when the disk
+        does not answer.
+        """
+        raise NotImplementedError
+
+    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        """As `read`, but does not wait for the disk: what stands before a batch that is not in memory, which may be
+        nothing. Where the answer says `waiting`, `arrived` is called on the loop when that batch has come.
+        """
+        raise NotImplementedError
+
+    def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
+        """The first live message from `offset` on; keeps none of the bytes behind it. None also while the disk is asked
+        for it: `arrived` is called on the loop when it has come. Raises: OSError.
+        """
+        raise NotImplementedError
+
+    def read_one(self, offset: i64) -> Record | None:
+        """The message at `offset`; None if it is settled or never was. Waits for the disk. Cost: some 10 us from the
+        page cache. Raises: OSError.
+        """
+        fetch = self.read(offset, 1)
+        if fetch.records and fetch.records[0].offset == offset:
+            return fetch.records[0]
+        return None
+
+    def release(self) -> None:
+        """Forgets the bytes it holds and what it waits for; it may be used again."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Its reader is gone: the log forgets it."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class QueueLog:
+    """See the module. What raises LogFailed or OSError says so; nothing else does.
+
+    vhost_id, queue_id: "" of a log that is gone with the broker. name: the queue's, for what people read. directory: of
+    its files, "" where it has none on this machine. record_count, size_bytes (of bodies): what is in the log and not
+    settled. failed: it takes nothing more. deleted: its queue is, and it is not used any more. lost: ranges of offsets
+    that could not be read any more. returned: offset -> delivery count of what was given back and is still live.
+    """
+
+    def __init__(self, vhost_id: str, queue_id: str, name: str, directory: str, local: bool) -> None:
+        self.vhost_id: str = vhost_id
+        self.queue_id: str = queue_id
+        self.name: str = name
+        self.directory: str = directory
+        # What was appended is safe when `Storage.on_commit` names its generation; else when `when_safe` says so.
+        self.local: bool = local
+        self.next_offset: i64 = 0  # the log end offset
+        self.record_count: i64 = 0
+        self.size_bytes: i64 = 0
+        self.failed: bool = False
+        self.deleted: bool = False
+        self.delivered_mark: i64 = -1  # nothing above it was given to a consumer
+        self.returned: dict[int, int] = {}
+        self.lost: list[tuple[int, int]] = []
+        self.failed_ranges: list[tuple[int, int]] = []  # see `take_failed_ranges`
+        self._safety: Safety | None = None
+
+    # -- its life
+
+    def recover(self) -> None:
+        """Makes it ready, waiting for the disk where it has to: its counts are true, and it may be used. Once; every
+        other method does it by itself when needed. Raises: OSError; UnknownFormat; DamagedLog (strict only).
+        """
+        raise NotImplementedError
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        """Whether it can be used now. Else `done` is called on the loop when `recover` no longer waits for the disk.
+        Raises: as `recover`.
+        """
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """It is not used any more, and goes: of a queue that no metadata knows."""
+        raise NotImplementedError
+
+    def retire(self, done: Callable[[], None]) -> None:
+        """It is not used any more. `done()` on the loop when it will not come back, whatever crashes; what it holds
+        goes after that.
+        """
+        raise NotImplementedError
+
+    # -- appending
+
+    def append(
+        self,
+        route: RecordRoute,
+        source: bytes,
+        properties_start: i64,
+        properties_end: i64,
+        body_start: i64,
+        body_end: i64,
+        persistent: bool,
+    ) -> i64:
+        """Appends one message; returns its offset. Properties and body are slices of `source`, copied once.
+
+        A persistent message is safe as `local` says; a transient one is never waited for. Raises: LogFailed.
+        """
+        raise NotImplementedError
+
+    def append_large(
+        self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
+    ) -> i64:
+        """As `append`, for a large message whose body is at hand in parts, which nobody joins. Raises: LogFailed."""
+        raise NotImplementedError
+
+    def append_prepared(self, prepared: Prepared) -> i64:
+        """What was prepared, as one transaction; returns the offset of its first record. Raises: LogFailed."""
+        raise NotImplementedError
+
+    def begin_transaction(self) -> None:
+        """What is appended until `end_transaction` is there after a crash as a whole or not at all.
+
+        Both calls and the appends between them belong into one loop turn, with no read, write or other append between.
+        Raises: LogFailed.
+        """
+        raise NotImplementedError
+
+    def end_transaction(self) -> None:
+        """Ends it."""
+        raise NotImplementedError
+
+    def flush_batches(self) -> None:
+        """Writes what was appended now, so that `failed_ranges` says whether it could be. Raises nothing."""
+        raise NotImplementedError
+
+    def take_failed_ranges(self) -> list[tuple[int, int]]:
+        """Offset ranges (inclusive) that `append` gave out and that could not be written, since the last call.
+
+        They are not in the log, not counted, and never given out again: nack them and forget them.
+        """
+        ranges, self.failed_ranges = self.failed_ranges, []
+        return ranges
+
+    # -- safety
+
+    @property
+    def high_watermark(self) -> i64:
+        """Offsets below it are safe: no crash takes them."""
+        raise NotImplementedError
+
+    def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
+        """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when the log fails
+        before; in here where that is known. Offsets of one log come in their order.
+        """
+        if offset < self.high_watermark:
+            done(True)
+        elif self.failed:
+            done(False)
+        else:
+            if self._safety is None:
+                self._safety = Safety()
+            self._safety.wait(offset, done)
+
+    def safety_moved(self) -> None:
+        """For who implements a log: its high watermark has risen, or it has failed. Cost: 2 ns when nobody waits."""
+        safety = self._safety
+        if safety is not None:
+            safety.moved(self.high_watermark)
+            if self.failed:
+                safety.failed()
+
+    # -- reading
+
+    @property
+    def degraded(self) -> bool:
+        """Whether offsets were lost to damage; `lost` says which."""
+        return len(self.lost) > 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place of the queue itself, which others leave alone."""
+        raise NotImplementedError
+
+    def new_cursor(self) -> Cursor:
+        """A place of one's own. Cost: 1 us."""
+        raise NotImplementedError
+
+    # -- settling
+
+    def settle(self, offset: i64, body_size_bytes: i64 = 0) -> None:
+        """The message at `offset` is done with. Each offset once; twice does no harm but to `size_bytes`.
+
+        body_size_bytes: of its body, so that `size_bytes` follows.
+        """
+        raise NotImplementedError
+
+    def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
+        """Settles all of `first`..`last`, both inclusive, whether live or not."""
+        raise NotImplementedError
+
+    def settle_with_turn(self) -> None:
+        """What was settled is written before a byte of this turn goes to a socket: of what a consumer does not answer
+        nothing else would tell that it was given away, and what was purged is gone when its client hears so.
+        """
+        raise NotImplementedError
+
+    def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
+        """Goes over what is live from `offset` on in batches that were appended at `until_ms` (wall clock) or before.
+
+        settles: it is settled on the way. Whole batches, until `count_max` messages were met; it stops before one that
+        is younger, is not in memory, or is not written yet. None of them is unacked. Returns (where to go on, how many
+        they were, bytes of their bodies). Raises: OSError when the disk does not answer.
+        """
+        raise NotImplementedError
+
+    def mark_delivered(self, offset: i64) -> None:
+        """`offset` is about to be given to a consumer: after a crash it, and all before it, count as redelivered."""
+        raise NotImplementedError
+
+    def mark_returned(self, offset: i64, delivery_count: i64) -> None:
+        """`offset` was given back, and has been delivered `delivery_count` times."""
+        raise NotImplementedError
+
+    def redelivered(self, offset: i64) -> bool:
+        """Whether a consumer may have seen it: in an earlier life of the broker, or because it was given back."""
+        raise NotImplementedError

@@ -1,0 +1,37 @@
+"""Who waits until a log is safe up to some offset.
+
+A confirm over local logs does not come here: they are made safe together, and `Storage.on_commit` names the generation
+(commit/). This is for logs whose high watermark moves on its own, and for whoever waits for one offset of one log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64
+
+
+@final
+class Safety:
+    """The waiting of one log. Their offsets rise, as appends do, so the first one that is not safe ends each look."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Callable[[bool], None]]] = deque()
+
+    def wait(self, offset: i64, done: Callable[[bool], None]) -> None:
+        """`done(True)` once the high watermark has passed `offset`, `done(False)` when the log fails before."""
+        self._waiting.append((offset, done))
+
+    def moved(self, high_watermark: i64) -> None:
+        """Offsets below `high_watermark` are safe: who waited for them is told, in the order of waiting."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] < high_watermark:
+            waiting.popleft()[1](True)
+
+    def failed(self) -> None:
+        """What is not safe by now will not be."""
+        waiting = self._waiting
+        while waiting:
+            waiting.popleft()[1](False)
