@@ -29,11 +29,14 @@ from amqpd.broker.flow.alarms import Alarms
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
+from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.broker.queues.windows import Windows
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import ExchangeType, exchange_type
 from amqpd.storage.filesystem import Clock
@@ -70,12 +73,13 @@ class Broker:
         self.deletions = Deletions(storage, metadata, self._forget, self._deleted)
         self.start_report = Report()
         self.opener = Opener(loop.call_soon)
-        self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon)
+        self.vhosts: dict[str, VHost] = {}
+        self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon, self.vhosts)
         self.pump_retries = PumpRetries(loop.call_later)
+        self.windows = Windows()
         self.turn.log_failed = self._log_failed
         storage.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
-        self.vhosts: dict[str, VHost] = {}
         self.clients = Clients()  # whoever serves them takes this over, before load()
         self.reply_consumers: dict[str, Destination] = {}
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
@@ -136,7 +140,7 @@ class Broker:
                 vhost.id, queue_row.id, queue_row.name, vhost.name, None, queue_row.auto_delete, queue_row.arguments
             )
             queue = make_queue(
-                vhost, queue_row.name, True, queue_row.auto_delete, None, _table(queue_row.arguments), store
+                vhost.queue_host, queue_row.name, True, queue_row.auto_delete, None, _table(queue_row.arguments), store
             )
             queue.id = queue_row.id
             vhost.add_queue(queue)
@@ -165,6 +169,26 @@ class Broker:
         vhost = VHost(self, row.name, row.id)
         vhost.become(row)
         return vhost
+
+    def host_queues(self, vhost_name: str, vhost_id: str) -> QueueHost:
+        """What the queues of this vhost need of the broker."""
+        return BrokerHost(
+            vhost_name,
+            vhost_id,
+            self.turn,
+            self.timers,
+            self.windows,
+            self.storage,
+            self.opener,
+            self.pump_retries,
+            self.dead_letters,
+            self._expire_queue,
+        )
+
+    def _expire_queue(self, queue: Queue) -> None:
+        """x-expires: nobody has used it for long enough."""
+        _, changes = self.vhosts[queue.vhost_name].delete_queue(queue)
+        self.remove(changes, [queue])
 
     def add_vhost(self, vhost: VHost) -> None:
         """Its row is committed."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
     from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.delivery import Source
 
 
 class Clients:
@@ -23,7 +23,7 @@ class Clients:
     def vhost_deleted(self, vhost: VHost) -> None:
         """Whoever is in it has to go."""
 
-    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         """What is at these offsets (from, to) was not written: it is nobody's unacked message any more."""
 
     def alarm_ended(self) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from amqpd.broker.queues.queue import Queue
+from amqpd.broker.delivery import Source
 
 QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack")
 
 
-def queue_counts(queue: Queue) -> tuple[int, ...]:
+def queue_counts(queue: Source) -> tuple[int, ...]:
     """In the order of QUEUE_COUNTERS."""
     return (
         queue.published_count,

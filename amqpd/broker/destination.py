@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
@@ -46,6 +47,10 @@ class Destination(Versioned):
         and the loop with it.
         """
         return True
+
+    def when_open(self, done: Callable[[], object]) -> None:
+        """Calls `done` once it is open or could not be opened, after `prepare` has raised NotOpenYet."""
+        done()
 
     def log(self) -> QueueLog | None:
         """The synced log that a persistent message to here ends in, if any."""

@@ -10,13 +10,12 @@ body in pieces without frames, which the log and the sockets take as they are. N
 the only part, and behind the header frame `content` has the head of its one body frame, if one will do (`started`).
 
 `Envelope` is what all messages of one route share: exchange, routing key, and both in the encoded form that
-basic.deliver ends with. `Entry` is a message's place in one queue; it goes from the queue to the channel's unacked list
-and, when it is requeued, back to its place.
+basic.deliver ends with.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, mypyc_attr, u8
@@ -32,10 +31,8 @@ from amqpd.protocol.codec import read_u32, shortstr
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record, RecordRoute
 
-if TYPE_CHECKING:
-    from amqpd.broker.queues.consumers import Consumer
-    from amqpd.broker.queues.queue import Queue
-
+# rabbit: ten years; a longer time to live, of a queue or a message, is refused
+TTL_MS_MAX: Final = 315_360_000_000
 FRAME_END_BYTE: Final = b"\xce"
 # Body frames made here fit every consumer that did not negotiate less than the default.
 FRAME_PAYLOAD_BYTES: Final = 131072 - FRAME_OVERHEAD_BYTES
@@ -369,27 +366,7 @@ def message_in_parts(
     return message
 
 
-@final
-class Entry:
-    """A message's place in one queue: (queue, offset), and what has happened to it there.
-
-    message: None when only the log holds it; the queue reads it back when it is delivered again.
-    delivery_count: how often it was returned, as far as known.
-    """
-
-    def __init__(self, queue: Queue, offset: i64, message: Message | None, redelivered: bool) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.message = message
-        self.body_size: i64 = 0
-        if message is not None:
-            self.body_size = message.body_size
-        self.redelivered = redelivered
-        self.delivery_count: i64 = 0
-        # Who has it, between delivery and settlement; None after basic.get.
-        self.consumer: Consumer | None = None
-        # Settled in a transaction that is not committed yet.
-        self.in_transaction = False
-
-    def __lt__(self, other: Entry) -> bool:
-        return self.offset < other.offset
+def expiration_ms(text: bytes) -> i64:
+    """A publisher's `expiration`, which was checked to be a whole number when it was published."""
+    number = int(text)
+    return number if number < TTL_MS_MAX else TTL_MS_MAX

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
+from amqpd.broker.delivery import Consumer, Entry, Source, within
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.flow.turn import Confirmer
-from amqpd.broker.message import Entry, Message, message_in_parts
-from amqpd.broker.queues.consumers import Consumer
-from amqpd.broker.queues.expiry import TTL_MS_MAX
-from amqpd.broker.queues.queue import Queue, within
+from amqpd.broker.message import TTL_MS_MAX, Message, message_in_parts
 from amqpd.channel import properties_check
 from amqpd.channel.route import KnownExchange, Route
 from amqpd.channel.unacked import Unacked
@@ -56,7 +54,7 @@ class ChannelConsumer(Consumer):
     """A basic.consume."""
 
     def __init__(
-        self, channel: Channel, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+        self, channel: Channel, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
     ) -> None:
         super().__init__(queue, tag, no_ack, exclusive, priority)
         self.channel = channel
@@ -601,7 +599,7 @@ class Channel(Confirmer):
         self.unacked.clear()
         return entries
 
-    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
         for entry in self.unacked.entries():
             if entry.queue is queue and within(entry.offset, ranges):
@@ -610,7 +608,7 @@ class Channel(Confirmer):
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def make_consumer(
-        self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+        self, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
     ) -> ChannelConsumer:
         """A consumer with the prefetch that the last basic.qos set; the caller adds it to the queue."""
         consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, priority, arguments)

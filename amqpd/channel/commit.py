@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.delivery import Entry
 from amqpd.broker.destination import Destination
-from amqpd.broker.message import Entry, Message
+from amqpd.broker.message import Message
 from amqpd.broker.queues.queue import HOT_COUNT_MAX, Queue
 from amqpd.channel.on_basic import requeue_all, settle_collected
 from amqpd.errors import InternalError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.message import Entry
+from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.queues.arguments import erlang_type, is_integer
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.access import check
@@ -118,7 +118,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
     if not command.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
-    nowhere = Queue(connection.vhost, REPLY_TO, False, True, connection, {}, None)
+    nowhere = Source(REPLY_TO, connection.vhost.name)
     reply = ReplyConsumer(channel.make_consumer(nowhere, tag, True, False, 0, b""))
     channel.reply_consumer = reply
     connection.broker.reply_consumers[reply.key] = reply
@@ -154,11 +154,12 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     """A consumer leaves by itself. Its unacked deliveries stay the channel's; an auto-delete queue may go."""
     channel.consumers.pop(consumer.tag, None)
     queue = consumer.queue
+    assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
     queue.remove_consumer(consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:
         broker = channel.connection.broker
-        _, changes = queue.vhost.delete_queue(queue)
+        _, changes = channel.connection.vhost.delete_queue(queue)
         broker.remove(changes, [queue])
 
 
@@ -251,7 +252,7 @@ def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
 
 def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
     """Back to their places; whoever can take them gets them in the same turn."""
-    queues: dict[Queue, None] = {}
+    queues: dict[Source, None] = {}
     for entry in entries:
         queue = entry.queue
         queues[queue] = None
@@ -260,7 +261,7 @@ def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
         entry.consumer = None
     for queue in queues:
         if not queue.deleted:
-            queue.vhost.pump_later(queue)
+            queue.pump_later()
 
 
 def recover(channel: Channel, command: BasicRecover) -> None:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from amqpd.broker.message import Message, make_message
+from amqpd.broker.message import TTL_MS_MAX, Message, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.queues.arguments import erlang_type
-from amqpd.broker.queues.expiry import TTL_MS_MAX
 from amqpd.channel.access import check_topic_keys
 from amqpd.errors import FrameError, PreconditionFailed
 from amqpd.protocol.assembler import BASIC_PUBLISH

@@ -15,7 +15,7 @@ from mypy_extensions import i64
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.message import Entry
+    from amqpd.broker.delivery import Entry
 
 # Settled places at the front that may stand before the list is moved up.
 _SETTLED_MAX: Final = 1024

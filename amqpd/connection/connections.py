@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
     from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.delivery import Source
     from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
     from amqpd.storage.metadata.metadata import Change
@@ -77,7 +78,7 @@ class Connections(Clients):
             if connection.vhost is vhost:
                 connection.control.force(f"vhost '{vhost.name}' is down")
 
-    def forget_offsets(self, queue: Queue, ranges: list[tuple[int, int]]) -> None:
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for connection in self:
             for channel in connection.channels.values():
                 channel.forget_offsets(queue, ranges)

@@ -67,7 +67,7 @@ async def status(call: Call) -> Reply:
             "listeners": listeners(call),
             "alarms": [
                 *broker.alarms.raised.values(),
-                *(f"the log of queue '{each.name}' in vhost '{each.vhost.name}' failed" for each in failed_logs(call)),
+                *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
             ],
             "memory": {"rss_bytes": here.rss_bytes, "limit_bytes": broker.alarms.memory_limit_bytes},
             "file_descriptors": {"used": here.fd_count, "limit": here.fd_limit},

@@ -40,14 +40,14 @@ def binding_item(binding: Binding) -> BindingItem:
     vhost = ""
     destination = binding.destination
     if binding.destination_type == "queue":
-        vhost = destination.vhost.name  # type: ignore[union-attr]  # a queue, as its type says
+        vhost = destination.vhost_name  # type: ignore[union-attr]  # a queue, as its type says
     return BindingItem(
         binding.source.name, vhost, destination.name, binding.destination_type, binding.routing_key, binding.arguments
     )
 
 
 def default_binding(queue: Queue) -> BindingItem:
-    return BindingItem("", queue.vhost.name, queue.name, "queue", queue.name, {})
+    return BindingItem("", queue.vhost_name, queue.name, "queue", queue.name, {})
 
 
 def properties_key(routing_key: str, arguments: dict[str, object]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.queues.queue import Queue
 from amqpd.channel.channel import ChannelConsumer
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
@@ -17,7 +18,7 @@ from amqpd.management.router import Route
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
-    from amqpd.broker.queues.consumers import Consumer
+    from amqpd.broker.delivery import Consumer
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
 
@@ -111,9 +112,10 @@ def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
 
 def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
+    assert isinstance(queue, Queue)  # who takes direct replies is in no list
     first = not queue.round_robin.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
     item: dict[str, Any] = {
-        "queue": {"name": queue.name, "vhost": queue.vhost.name},
+        "queue": {"name": queue.name, "vhost": queue.vhost_name},
         "consumer_tag": consumer.tag,
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,

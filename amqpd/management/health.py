@@ -60,7 +60,7 @@ async def check_alarms(call: Call) -> Reply:
     alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
     failed = failed_logs(call)
     alarms += [
-        {"node": call.node, "resource": "log", "vhost": queue.vhost.name, "queue": queue.name} for queue in failed
+        {"node": call.node, "resource": "log", "vhost": queue.vhost_name, "queue": queue.name} for queue in failed
     ]
     if not alarms:
         return _ok()

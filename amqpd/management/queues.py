@@ -18,7 +18,7 @@ from amqpd.management.slices import Slices
 from amqpd.protocol.properties import decode_properties
 
 if TYPE_CHECKING:
-    from amqpd.broker.message import Entry
+    from amqpd.broker.delivery import Entry
     from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
 
@@ -44,7 +44,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     first = queue.consumers[0].tag if queue.consumers else None
     item: dict[str, Any] = {
         "name": queue.name,
-        "vhost": queue.vhost.name,
+        "vhost": queue.vhost_name,
         "type": queue.kind,
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
@@ -135,8 +135,9 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
     broker = call.broker
     await opened(queue)
     queue.prepare()
-    queue.vhost.check_deletable(queue, if_unused, if_empty)
-    count, changes = queue.vhost.delete_queue(queue)
+    vhost = broker.vhosts[queue.vhost_name]
+    vhost.check_deletable(queue, if_unused, if_empty)
+    count, changes = vhost.delete_queue(queue)
     broker.turn.want()
     await broker.removed(changes, [queue])
     return count
@@ -167,7 +168,8 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
 
 async def get_queue_bindings(call: Call) -> Reply:
     queue = call.queue()
-    return await show(call, [(queue.vhost, [queue, *queue.vhost.bindings_to(queue)])])
+    vhost = call.vhost()
+    return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])])
 
 
 async def get_messages(call: Call) -> Reply:
@@ -194,7 +196,7 @@ async def get_messages(call: Call) -> Reply:
     if _ACK_MODES[mode]:
         for entry in entries:
             queue.requeue(entry, counts=True)
-        queue.vhost.pump_later(queue)
+        queue.pump_later()
     elif mode.startswith("ack"):
         for entry in entries:
             queue.settle(entry)

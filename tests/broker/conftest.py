@@ -14,12 +14,15 @@ from amqpd.broker.catalogue.declared import Coming, Declared
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
+from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.broker.queues.windows import Windows
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.storage import Storage
@@ -76,12 +79,31 @@ class Room:
         self.turn = Turn(self.storage, self._soon.append, self.timers)
         self.storage.on_commit = self.turn.committed
         self.opener = Opener(self._soon.append)
-        self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append)
+        self.vhosts: dict[str, VHost] = {}
+        self.windows = Windows()
+        self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append, self.vhosts)
+        self.pump_retries = PumpRetries(self._call_later)
         self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
+        self.vhosts["/"] = self.vhost
 
-    def remove(self, changes: object, queues: list[Queue]) -> None:
+    def host_queues(self, vhost_name: str, vhost_id: str) -> BrokerHost:
+        return BrokerHost(
+            vhost_name,
+            vhost_id,
+            self.turn,
+            self.timers,
+            self.windows,
+            self.storage,
+            self.opener,
+            self.pump_retries,
+            self.dead_letters,
+            self._expire,
+        )
+
+    def _expire(self, queue: Queue) -> None:
         """What the broker does for x-expires."""
-        self.expired += [queue.name for queue in queues]
+        self.vhost.delete_queue(queue)
+        self.expired.append(queue.name)
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         self._later.append((self.clock.monotonic() + delay_s, call))
@@ -138,7 +160,7 @@ class Room:
         for queue in old:
             if queue.durable:
                 store = self.storage.open_queue("v1", queue.id, queue.name)
-                again = make_queue(self.vhost, queue.name, True, False, None, queue.arguments, store)
+                again = make_queue(self.vhost.queue_host, queue.name, True, False, None, queue.arguments, store)
                 again.id = queue.id
                 self.vhost.add_queue(again)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues import arguments
 from amqpd.broker.queues.arguments import IGNORED, ROWS, compare, compared_names, validate
-from amqpd.broker.queues.expiry import TTL_MS_MAX
 from amqpd.broker.queues.queue_kinds import LIMITS
 from amqpd.errors import PreconditionFailed
 

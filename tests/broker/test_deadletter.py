@@ -297,14 +297,14 @@ class TestStories:
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
             room.made(room.vhost.bind(exchange, destination, "", {}))
-        stories = Stories()
+        stories = Stories(room.vhosts)
         stories.begin(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):
             for envelope in (Envelope("x", "key"), Envelope("", "q")):
                 for each in PROPERTIES * 2:
                     encoded = encode_properties(each)
                     told = stories.tell(queue, envelope, encoded, reason)
-                    alone = address(queue, exchange, envelope, encoded, reason, 1_700_000_000)
+                    alone = address(room.vhost, queue, exchange, envelope, encoded, reason, 1_700_000_000)
                     assert told is not None
                     assert decode_properties(told.properties) == decode_properties(alone.properties)
                     assert told.destinations == alone.destinations

@@ -17,6 +17,7 @@ from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")
 VHOST: Any = SimpleNamespace(name="/", id="v")
+HOST: Any = SimpleNamespace(vhost_id=VHOST.id)
 
 
 class Steps:
@@ -51,7 +52,7 @@ class Steps:
         if filled:
             store.append_parts(ROUTE, b"", b"x", True)
             self.storage.end_of_turn()
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=VHOST)
+        return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=VHOST.name, host=HOST)
 
     def run(self) -> None:
         while self.posted:
@@ -99,7 +100,7 @@ def test_many_are_renamed_together(steps: Steps, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_transient_queue_is_counted_and_gone(steps: Steps) -> None:
-    queue: Any = SimpleNamespace(name="t", id="", store=None, vhost=VHOST)
+    queue: Any = SimpleNamespace(name="t", id="", store=None, vhost_name=VHOST.name, host=HOST)
     steps.deletions.drop([queue, queue], lambda: steps.see("answered"))
     assert steps.names() == ["counted", "answered"]
     assert steps.seen[0][1] == 2

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amqpd._build import is_compiled
+from amqpd.broker.delivery import Consumer
+from amqpd.broker.message import TTL_MS_MAX, expiration_ms
 from amqpd.broker.publishing.dead_letters import BEHIND_BYTES, HELD_MAX
-from amqpd.broker.queues.consumers import Consumer
-from amqpd.broker.queues.expiry import SLICE_COUNT, SLICE_MS, TTL_MS_MAX, expiration_ms
+from amqpd.broker.queues.expiry import SLICE_COUNT, SLICE_MS
 
 STEPS = st.lists(
     st.one_of(

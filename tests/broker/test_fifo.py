@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from amqpd.broker.message import Entry
+from amqpd.broker.delivery import Entry
 from amqpd.broker.queues.fifo import Fifo
 
 

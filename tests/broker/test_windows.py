@@ -11,6 +11,9 @@ class Window:
     hot_count_max = 0
     hot_bytes_max = 0
 
+    def set_window(self, count_max: int, bytes_max: int) -> None:
+        self.hot_count_max, self.hot_bytes_max = count_max, bytes_max
+
 
 def queues(count: int) -> list[Window]:
     return [Window() for _ in range(count)]

@@ -13,7 +13,7 @@ from served import Served
 
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Confirmer, SyncWaiter, Turn
-from amqpd.broker.queues.pump_retries import FIRST_S, RETRY_S_MAX, PumpRetries
+from amqpd.broker.queues.pump_retries import FIRST_S, RETRY_S_MAX
 from amqpd.connection.connection import OFFERS_MAX
 from amqpd.connection.read_gate import ALARM, SHARING, SYNC
 from amqpd.storage.filesystem import Clock
@@ -230,8 +230,8 @@ def test_one_queues_bug_hurts_no_other(house: MemoryBroker, caplog: pytest.LogCa
     """The queues behind it in the turn are pumped, logs written, confirms and sockets served; it is tried again, less
     and less often, until it goes well; the traceback is in the log once."""
     retries: list[tuple[float, Any, tuple[Any, ...]]] = []
-    house.broker.pump_retries = PumpRetries(
-        lambda delay_s, again, *arguments: retries.append((delay_s, again, arguments))
+    house.broker.pump_retries.call_later = lambda delay_s, again, *arguments: retries.append(
+        (delay_s, again, arguments)
     )
     client = Served(house)
     client.say(1, spec.Channel.Open(), spec.Confirm.Select())
@@ -271,7 +271,7 @@ def test_one_queues_bug_hurts_no_other(house: MemoryBroker, caplog: pytest.LogCa
 
 def test_a_queue_that_is_gone_is_not_tried_again(house: MemoryBroker) -> None:
     retries: list[tuple[Any, tuple[Any, ...]]] = []
-    house.broker.pump_retries = PumpRetries(lambda _, again, *arguments: retries.append((again, arguments)))
+    house.broker.pump_retries.call_later = lambda _, again, *arguments: retries.append((again, arguments))
     client = Served(house)
     client.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="bad"))
     client.heard()

@@ -99,7 +99,7 @@ class House:
         store.append_parts(ROUTE, b"", name.encode(), True)
         self.storage.end_of_turn()
         self.run()
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=vhost)
+        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=vhost, vhost_name=vhost.name, host=SimpleNamespace(vhost_id=vhost.id))
 
     def run(self) -> None:
         while self.posted:

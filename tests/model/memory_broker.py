@@ -225,7 +225,7 @@ class MemoryBroker:
         self.begin()
         for name, queue_id, arguments in queues:
             store = self.storage.open_queue("v", queue_id, name, "/")
-            queue = make_queue(self.vhost, name, True, False, None, arguments, store)
+            queue = make_queue(self.vhost.queue_host, name, True, False, None, arguments, store)
             queue.id = queue_id
             self.vhost.add_queue(queue)
 

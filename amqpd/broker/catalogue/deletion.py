@@ -60,7 +60,7 @@ class Deletions:
             nonlocal left
             left -= 1
             if queue is not None:
-                self._empty_queue(queue.vhost.id, QueueRow(queue.vhost.name, queue.name, queue.id))
+                self._empty_queue(queue.host.vhost_id, QueueRow(queue.vhost_name, queue.name, queue.id))
             if left == 0:
                 self._counted(len(queues))
                 done()

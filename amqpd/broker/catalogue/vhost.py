@@ -22,7 +22,6 @@ from amqpd.broker.catalogue.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.counters import queue_counts
 from amqpd.broker.destination import Destination
 from amqpd.broker.queues import arguments as queue_arguments
-from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.errors import (
@@ -49,10 +48,6 @@ from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.flow.timers import Timers
-    from amqpd.broker.flow.turn import Turn
-    from amqpd.broker.message import Entry, Message
-    from amqpd.broker.queues.limited_queue import LimitedQueue
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +72,7 @@ class VHost:
         self.broker = broker
         self.name = name
         self.id = vhost_id
+        self.queue_host = broker.host_queues(name, vhost_id)
         self.description = ""
         self.tags: tuple[str, ...] = ()
         self.default_queue_type = "classic"
@@ -108,57 +104,6 @@ class VHost:
     def become(self, row: VhostRow) -> None:
         """What may be changed of it is now as this row says."""
         self.description, self.tags, self.default_queue_type = row.description, row.tags, row.default_queue_type
-
-    # -- services for queues -----------------------------------------------------------------------------------------
-
-    def pump_later(self, queue: Queue) -> None:
-        self.broker.turn.pump_later(queue)
-
-    def pump_failed(self, queue: Queue, error: Exception) -> None:
-        """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
-        self.broker.pump_retries.failed(queue, error)
-
-    def open_soon(self, queue: Queue) -> bool:
-        """Whether its log is open, or cannot be; else `queue.openers` are called when it is."""
-        return self.broker.opener.open(queue)
-
-    def temporary_store(self, start_offset: int) -> QueueLog:
-        return self.broker.storage.temporary_queue(first_offset=start_offset)
-
-    def drop_temporary(self, store: QueueLog) -> None:
-        store.remove()
-
-    @property
-    def timers(self) -> Timers:
-        return self.broker.timers
-
-    @property
-    def turn(self) -> Turn:
-        return self.broker.turn
-
-    def want_turn(self) -> None:
-        self.broker.turn.want()
-
-    def new_expiry(self, queue: Queue) -> Expiry:
-        """For a queue without a time to live of its own, whose messages bring theirs."""
-        return Expiry(queue, self.broker.timers, self.broker.turn, -1)
-
-    def expire_queue(self, queue: Queue) -> None:
-        """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
-        _, changes = self.delete_queue(queue)
-        self.broker.remove(changes, [queue])
-
-    def dead_letter(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
-        """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
-        self.broker.dead_letters.add(queue, entry, message, reason)
-
-    def dead_letter_stretch(self, queue: LimitedQueue, first: int, last: int, reason: str) -> None:
-        """The same for all that the queue's log alone holds between these offsets, ends included."""
-        self.broker.dead_letters.add_stretch(queue, first, last, reason)
-
-    def letters_behind(self) -> bool:
-        """Whether what is over has to wait for dead letters."""
-        return self.broker.dead_letters.is_behind()
 
     # -- look-up -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +213,7 @@ class VHost:
         if queue_id:
             table = encode_table(arguments)
             store = self.broker.storage.create_queue(self.id, name, self.name, None, queue_id, auto_delete, table)[1]
-        queue = make_queue(self, name, queue_id != "", auto_delete, owner, arguments, store)
+        queue = make_queue(self.queue_host, name, queue_id != "", auto_delete, owner, arguments, store)
         queue.id = queue_id
         self.add_queue(queue)
         self.broker.queue_created_count += 1
@@ -330,7 +275,7 @@ class VHost:
     def add_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
         if queue.logged:
-            self.broker.turn.windows.add(queue)
+            self.queue_host.windows.add(queue)
         owner = queue.exclusive_owner
         if owner is not None:
             self._exclusive.setdefault(owner, {})[queue] = None
@@ -373,7 +318,7 @@ class VHost:
         queue.version += 1
         del self.queues[queue.name]
         self._disown(queue)
-        self.broker.turn.windows.remove(queue)
+        self.queue_host.windows.remove(queue)
         changes: list[Change] = []
         for binding in list(self._inbound.pop(queue, {}).values()):
             changes += self._drop_binding(binding)

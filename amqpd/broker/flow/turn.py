@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.windows import Windows
+from amqpd.broker.delivery import Source
+from amqpd.broker.flow.timers import Timers
 from amqpd.storage.local_log import StoreContext
 from amqpd.storage.queue_log import QueueLog
-
-if TYPE_CHECKING:
-    from amqpd.broker.flow.timers import Timers
-    from amqpd.storage.storage import Storage
+from amqpd.storage.storage import Storage
 
 # What one turn takes in from clients that send without a bound, all of them together: a few milliseconds of work.
 TURN_BYTES_MAX: Final = 1_000_000
@@ -96,7 +93,6 @@ class Turn:
         # Knows which logs this turn writes to, and how many are enough.
         self.stores: StoreContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
-        self.windows = Windows()
         # A resource alarm lasts: publishers are held at their next publish.
         self.alarmed = False
         # Somebody waits for settlements alone (tx.commit): they are synced with this turn, not 50 ms later.
@@ -116,7 +112,7 @@ class Turn:
         self._now_ms: i64 = -1
         self._scheduled = False
         self._dirty: list[Flushable] = []
-        self._pumps: list[Queue] = []
+        self._pumps: list[Source] = []
         self._confirming: list[Confirmer] = []
         self._waiting: list[Confirmer] = []
         self._held: list[Flushable] = []
@@ -161,7 +157,7 @@ class Turn:
             self._scheduled = True
             self._call_soon(self.run)
 
-    def pump_later(self, queue: Queue) -> None:
+    def pump_later(self, queue: Source) -> None:
         if not queue.pump_wanted:
             queue.pump_wanted = True
             self._pumps.append(queue)
@@ -212,7 +208,7 @@ class Turn:
                 try:
                     queue.pump()
                 except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
-                    queue.vhost.pump_failed(queue, error)
+                    queue.pump_failed(error)
         storage = self.storage
         generation: i64 = storage.generation
         if self.urgent:

@@ -20,18 +20,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.delivery import Entry
 from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
-from amqpd.broker.message import Entry, Message, make_message, with_properties
+from amqpd.broker.message import Message, make_message, with_properties
 from amqpd.broker.publishing.deaths import Stories, Story
 from amqpd.broker.queues.limited_queue import LimitedQueue
-from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import QueueLog
 
@@ -90,14 +91,20 @@ class Retry(Timer):
 class DeadLetters(Confirmer):
     """One per broker."""
 
-    def __init__(self, turn: Turn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        timers: Timers,
+        call_soon: Callable[[Callable[[], None]], object],
+        vhosts: Mapping[str, VHost],
+    ) -> None:
         self._turn = turn
         self._timers = timers
         self._call_soon = call_soon
         self._scheduled = False
         # The disk is too far behind: nothing is published until it has synced what there is.
         self._pausing = False
-        self._stories = Stories()
+        self._stories = Stories(vhosts)
         self._letters: deque[Letter] = deque()
         self._held_bytes: i64 = 0
         # Published in this turn; then by commit group.
@@ -313,9 +320,9 @@ class DeadLetters(Confirmer):
         self._count(letter, 1)
         self._unopened.append(letter)
         for destination in waits.destinations:
-            if isinstance(destination, Queue) and destination not in self._awaited:
+            if destination not in self._awaited:
                 self._awaited.add(destination)
-                destination.openers.append(self._opened)
+                destination.when_open(self._opened)
 
     def _opened(self) -> None:
         self._awaited.clear()
@@ -395,4 +402,4 @@ def _any_of(targets: list[QueueLog], failed: list[QueueLog]) -> bool:
 
 def _about(queue: LimitedQueue) -> dict[str, object]:
     """Fields of a log record."""
-    return {"vhost": queue.vhost.name, "queue": queue.name}
+    return {"vhost": queue.vhost_name, "queue": queue.name}

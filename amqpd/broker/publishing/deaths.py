@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.publishing import router
@@ -73,9 +74,10 @@ class FirstDeath:
 
 @final
 class Stories:
-    """See the module."""
+    """vhosts: all there are, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, vhosts: Mapping[str, VHost]) -> None:
+        self._vhosts = vhosts
         self._time_s = 0
         self._told: dict[tuple[Queue, str, Envelope, bytes], Story | None] = {}
         self._first: dict[tuple[Queue, str, Envelope, bytes | None], FirstDeath | None] = {}
@@ -95,19 +97,26 @@ class Stories:
         if key in self._told:
             return self._told[key]
         name = queue.dead_letter_exchange
-        exchange = queue.vhost.exchanges.get(name) if name is not None else None
+        vhost = self._vhosts[queue.vhost_name]
+        exchange = vhost.exchanges.get(name) if name is not None else None
         story: Story | None = None
         if exchange is not None:
-            story = self._tell_first(queue, exchange, envelope, properties, reason)
+            story = self._tell_first(vhost, queue, exchange, envelope, properties, reason)
             if story is None:
-                story = address(queue, exchange, envelope, properties, reason, self._time_s)
+                story = address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
         if len(self._told) >= REMEMBERED_MAX:
             self._told.clear()
         self._told[key] = story
         return story
 
     def _tell_first(
-        self, queue: LimitedQueue, exchange: Exchange, envelope: Envelope, properties: bytes, reason: str
+        self,
+        vhost: VHost,
+        queue: LimitedQueue,
+        exchange: Exchange,
+        envelope: Envelope,
+        properties: bytes,
+        reason: str,
     ) -> Story | None:
         """None: it has copies or an earlier death, its headers matter on the way, or fill a frame."""
         if b"-death" in properties:
@@ -121,8 +130,8 @@ class Stories:
             first = self._first[key]
         else:
             first = None
-            if not router.needs_headers(queue.vhost, exchange):
-                first = first_death(queue, exchange, envelope, expiration, reason, self._time_s)
+            if not router.needs_headers(vhost, exchange):
+                first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s)
             if len(self._first) >= REMEMBERED_MAX:
                 self._first.clear()
             self._first[key] = first
@@ -136,7 +145,13 @@ class Stories:
 
 
 def first_death(
-    queue: LimitedQueue, exchange: Exchange, envelope: Envelope, expiration: bytes | None, reason: str, time_s: int
+    vhost: VHost,
+    queue: LimitedQueue,
+    exchange: Exchange,
+    envelope: Envelope,
+    expiration: bytes | None,
+    reason: str,
+    time_s: int,
 ) -> FirstDeath:
     """exchange: the dead-letter exchange, where headers do not matter."""
     key = queue.dead_letter_key
@@ -144,12 +159,18 @@ def first_death(
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
-    destinations = router.route(queue.vhost, exchange, [out.routing_key], Headers({}).get)
+    destinations = router.route(vhost, exchange, [out.routing_key], Headers({}).get)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 
 
 def address(
-    queue: LimitedQueue, exchange: Exchange, envelope: Envelope, properties: bytes, reason: str, time_s: int
+    vhost: VHost,
+    queue: LimitedQueue,
+    exchange: Exchange,
+    envelope: Envelope,
+    properties: bytes,
+    reason: str,
+    time_s: int,
 ) -> Story:
     """The message as it goes out, and where to. exchange: the dead-letter exchange."""
     key = queue.dead_letter_key
@@ -162,7 +183,7 @@ def address(
     keys = [out.routing_key]
     if key is None:
         keys += [each for each in copies(table) if each not in keys]
-    destinations = router.route(queue.vhost, exchange, keys, Headers(table).get)
+    destinations = router.route(vhost, exchange, keys, Headers(table).get)
     return Story(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from amqpd.broker.queues.expiry import TTL_MS_MAX
+from amqpd.broker.message import TTL_MS_MAX
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME

@@ -7,40 +7,8 @@ without is parked, at no cost to the others, until its channel says that it is b
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
-from mypy_extensions import i64
-
-if TYPE_CHECKING:
-    from amqpd.broker.message import Entry, Message
-    from amqpd.broker.queues.queue import Queue
-
-
-class Consumer:
-    """Who takes messages from a queue. The channel's consumer and the direct reply-to one derive from it."""
-
-    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: int) -> None:
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.priority = priority
-        self.parked = False
-        self.cancelled = False
-        # Deliveries that wait for an answer.
-        self.in_flight: i64 = 0
-
-    def can_take(self) -> bool:
-        """Whether there is credit and room to write. A parked consumer is asked again only after `Queue.activate`."""
-        raise NotImplementedError
-
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
-        """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""
-        raise NotImplementedError
+from amqpd.broker.delivery import Consumer
 
 
 class RoundRobin:

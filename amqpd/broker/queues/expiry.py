@@ -15,20 +15,16 @@ declaration. `Lease` is the other clock of a queue: `x-expires`, for a queue tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.flow.timers import Timer, Timers
-
-if TYPE_CHECKING:
-    from amqpd.broker.flow.turn import Turn
-    from amqpd.broker.message import Entry, Message
-    from amqpd.broker.queues.queue import Queue
+from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.flow.timers import Timer
+from amqpd.broker.message import Message, expiration_ms
+from amqpd.broker.queues.host import QueueHost
 
 NEVER: Final = 1 << 61
-# rabbit: ten years; a longer time to live, of a queue or a message, is refused
-TTL_MS_MAX: Final = 315_360_000_000
 # How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
 SLICE_MS: Final = 2
 SLICE_COUNT: Final = 256
@@ -44,12 +40,13 @@ DROP_COUNT_MAX: Final = 65536
 class Expiry(Timer):
     """Watches the head of `queue`. ttl_ms: the queue's own; -1: it has none."""
 
-    def __init__(self, queue: Queue, timers: Timers, turn: Turn, ttl_ms: i64) -> None:
+    def __init__(self, queue: Source, host: QueueHost, ttl_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.ttl_ms = ttl_ms
-        self._timers = timers
-        self._turn = turn
+        self._host = host
+        self._timers = host.timers
+        self._turn = host.turn
         # Whether the last slice left some that were over, and what the queue had been given by then.
         self.behind = False
         self._published_count: i64 = 0
@@ -114,7 +111,7 @@ class Expiry(Timer):
             looked_at = dropped
             while dropped - looked_at < SLICE_COUNT:
                 old: i64 = 0
-                if letters and queue.vhost.letters_behind():
+                if letters and self._host.letters_behind():
                     due_ms = self._head_due()
                     done = True
                     break
@@ -133,13 +130,13 @@ class Expiry(Timer):
             if dropped >= DROP_COUNT_MAX or (dropped >= least and timers.now_ms() - now_ms >= SLICE_MS):
                 break
         if dropped:
-            queue.vhost.want_turn()
+            self._turn.want()
         if not done:
             due_ms = self._head_due()
         self.behind = due_ms <= now_ms
         self._published_count = queue.published_count
         if self.behind:
-            queue.vhost.pump_later(queue)
+            self._turn.pump_later(queue)
         elif due_ms != NEVER:
             timers.arm_sooner(self, due_ms)
         return not self.behind
@@ -160,11 +157,12 @@ class Expiry(Timer):
 class Lease(Timer):
     """x-expires: `queue` is deleted when it was not used for `expires_ms`. A queue with consumers is in use."""
 
-    def __init__(self, queue: Queue, timers: Timers, expires_ms: i64) -> None:
+    def __init__(self, queue: Source, host: QueueHost, expires_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.expires_ms = expires_ms
-        self._timers = timers
+        self._host = host
+        self._timers = host.timers
         self._used_ms: i64 = 0
 
     def renew(self) -> None:
@@ -175,19 +173,13 @@ class Lease(Timer):
 
     def fire(self) -> None:
         queue = self.queue
-        if queue.deleted or queue.consumers:
+        if queue.deleted or queue.in_use():
             return  # the last consumer renews the lease when it leaves
         due_ms = self._used_ms + self.expires_ms
         if self._timers.now_ms() < due_ms:
             self._timers.arm(self, due_ms)
         else:
-            queue.vhost.expire_queue(queue)
+            self._host.expire(queue)
 
     def cancel(self) -> None:
         self._timers.cancel(self)
-
-
-def expiration_ms(text: bytes) -> i64:
-    """A publisher's `expiration`, which was checked to be a whole number when it was published."""
-    number = int(text)
-    return number if number < TTL_MS_MAX else TTL_MS_MAX

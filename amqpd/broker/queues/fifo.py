@@ -6,12 +6,11 @@ message that has to wait passes here twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from mypy_extensions import i64
 
-if TYPE_CHECKING:
-    from amqpd.broker.message import Entry
+from amqpd.broker.delivery import Entry
 
 # Places at the front that may stand empty before the list is moved up.
 _EMPTY_MAX: Final = 1024

@@ -17,24 +17,21 @@ Invariant: ready_bytes = body bytes of what is ready; after a restart what the l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import i64
 
+from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.flow.timers import Timer
-from amqpd.broker.message import Entry, Message, make_message
-from amqpd.broker.queues.consumers import Consumer
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.message import Message, make_message
 from amqpd.broker.queues.expiry import Expiry, Lease
+from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers
 from amqpd.storage.queue_log import QueueLog
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.flow.timers import Timers
 
 DROP_HEAD: Final = 0
 REJECT_PUBLISH: Final = 1
@@ -49,9 +46,10 @@ RETRY_MS: Final = 1000
 class Waker(Timer):
     """Opens a queue's log soon after the start, so that what expired meanwhile goes without anybody asking."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Source, timers: Timers) -> None:
         super().__init__()
         self.queue = queue
+        self._timers = timers
 
     def fire(self) -> None:
         queue = self.queue
@@ -60,10 +58,9 @@ class Waker(Timer):
         try:
             queue.prepare()
         except NotOpenYet:
-            queue.openers.append(self.fire)
+            queue.when_open(self.fire)
         except ResourceError:  # `prepare` has told
-            timers = queue.vhost.timers
-            timers.arm(self, timers.now_ms() + RETRY_MS)
+            self._timers.arm(self, self._timers.now_ms() + RETRY_MS)
 
 
 class LimitedQueue(Queue):
@@ -71,7 +68,7 @@ class LimitedQueue(Queue):
 
     def __init__(
         self,
-        vhost: VHost,
+        host: QueueHost,
         name: str,
         durable: bool,
         auto_delete: bool,
@@ -79,8 +76,8 @@ class LimitedQueue(Queue):
         arguments: dict[str, object],
         store: QueueLog | None,
     ) -> None:
-        super().__init__(vhost, name, durable, auto_delete, exclusive_owner, arguments, store)
-        timers: Timers = vhost.timers
+        super().__init__(host, name, durable, auto_delete, exclusive_owner, arguments, store)
+        timers = host.timers
         self.ready_bytes: i64 = 0
         self.ttl_ms: i64 = number_argument(arguments, "x-message-ttl")
         self.length_max: i64 = number_argument(arguments, "x-max-length")
@@ -99,12 +96,12 @@ class LimitedQueue(Queue):
         self._look_due = False
         expires_ms = number_argument(arguments, "x-expires")
         if expires_ms >= 0:
-            self.lease = Lease(self, timers, expires_ms)
+            self.lease = Lease(self, host, expires_ms)
             self.lease.renew()
         if self.ttl_ms >= 0:
-            self.expiry = Expiry(self, timers, vhost.turn, self.ttl_ms)
+            self.expiry = Expiry(self, host, self.ttl_ms)
         if store is not None and (self.ttl_ms >= 0 or self.dead_letter_exchange is not None):
-            self._waker = Waker(self)
+            self._waker = Waker(self, timers)
             timers.arm(self._waker, timers.now_ms() + WAKE_MS)
 
     def recovered(self) -> None:
@@ -114,7 +111,7 @@ class LimitedQueue(Queue):
             if self.overflow == DROP_HEAD and self._is_full(0, 0):
                 # A kill came between an append and the settlement of what it displaced.
                 self._drop_head()
-                self.vhost.want_turn()
+                self.host.turn.want()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -126,7 +123,7 @@ class LimitedQueue(Queue):
             if self._is_full(1, message.body_size):
                 self.published_count += 1
                 if self.overflow == REJECT_PUBLISH_DLX and self.dead_letter_exchange is not None:
-                    self.vhost.dead_letter(self, None, message, "maxlen")
+                    self.host.dead_letter(self, None, message, "maxlen")
                 return False
             return super().offer(message)
         accepted = super().offer(message)
@@ -143,7 +140,7 @@ class LimitedQueue(Queue):
         self._in_transaction = False
         if self.overflow == DROP_HEAD and self._is_full(0, 0):
             self._look_due = True
-            self.vhost.pump_later(self)
+            self.pump_later()
 
     def pump(self) -> None:
         if self._look_due:
@@ -212,7 +209,7 @@ class LimitedQueue(Queue):
             return 0
         letters = self.leaves_letters()
         hot = self.hot
-        timers: Timers = self.vhost.timers
+        timers = self.host.timers
         count: i64 = 0
         while hot and count < count_max:
             entry = hot.first()
@@ -228,7 +225,7 @@ class LimitedQueue(Queue):
             self.hot_bytes -= size
             self.ready_bytes -= size
             if letters:
-                self.vhost.dead_letter(self, entry, message, "expired")
+                self.host.dead_letter(self, entry, message, "expired")
             else:
                 self.settle_log(entry)
             count += 1
@@ -241,7 +238,7 @@ class LimitedQueue(Queue):
             first: i64 = self.cold_offset
             self.cold_offset, cold, size_bytes = store.pass_older(first, logged_max_ms, count_max - count, not letters)
             if letters and cold > 0:
-                self.vhost.dead_letter_stretch(self, first, self.cold_offset - 1, "expired")
+                self.host.dead_letter_range(self, first, self.cold_offset - 1, "expired")
             self.ready_count -= cold
             self.ready_bytes -= size_bytes
             count += cold
@@ -259,7 +256,7 @@ class LimitedQueue(Queue):
         if not self.leaves_letters():
             self.settle_log(entry)
             return
-        self.vhost.dead_letter(self, entry, entry.message, reason)
+        self.host.dead_letter(self, entry, entry.message, reason)
 
     def reject(self, entry: Entry) -> None:
         self.unacked_count -= 1
@@ -295,7 +292,7 @@ class LimitedQueue(Queue):
     def look_again(self) -> None:
         """What could not be written is forgotten: the length is what it is."""
         if self._look_due:
-            self.vhost.pump_later(self)
+            self.pump_later()
 
     def used(self) -> None:
         if self.lease is not None:
@@ -309,7 +306,7 @@ class LimitedQueue(Queue):
             self.lease.cancel()
             self.lease = None
         if self._waker is not None:
-            self.vhost.timers.cancel(self._waker)
+            self.host.timers.cancel(self._waker)
             self._waker = None
 
 

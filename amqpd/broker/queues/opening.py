@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from amqpd.broker.delivery import Source
 from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.queues.queue import Queue
 from amqpd.errors import ResourceError
 
 SLICE_S: Final = 0.005
@@ -26,19 +26,19 @@ class Opener:
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
         self._soon = soon
-        self._line: deque[Queue] = deque()
+        self._line: deque[Source] = deque()
         self._spent_s = 0.0
         self._scheduled = False
 
-    def open(self, queue: Queue) -> bool:
-        """Whether it is open now, or cannot be opened, which `prepare` tells; else `queue.openers` are called then."""
+    def open(self, queue: Source) -> bool:
+        """Whether it is open now, or cannot be opened, which `prepare` tells; else `queue.opened` is called then."""
         if self._line or self._spent_s >= SLICE_S:
             self._line.append(queue)
             self._go_on_soon()
             return False
         return self._begin(queue)
 
-    def _begin(self, queue: Queue) -> bool:
+    def _begin(self, queue: Source) -> bool:
         began = time.monotonic()
         opened = queue.begin_to_open()
         self._spent_s += time.monotonic() - began
@@ -61,8 +61,7 @@ class Opener:
 
 def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:
     """Calls `done` once each of these, which `NotOpenYet` has named, is open or could not be opened."""
-    left = [destination for destination in destinations if isinstance(destination, Queue)]
-    count = len(left)
+    count = len(destinations)
 
     def one() -> None:
         nonlocal count
@@ -70,8 +69,8 @@ def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -
         if count == 0:
             done()
 
-    for queue in left:
-        queue.openers.append(one)
+    for destination in destinations:
+        destination.when_open(one)
 
 
 async def opened(destination: Destination) -> bool:

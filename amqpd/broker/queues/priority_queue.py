@@ -21,19 +21,18 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.message import Entry, Message
+from amqpd.broker.delivery import Entry, within
+from amqpd.broker.message import Message
+from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.limited_queue import LimitedQueue, number_argument
-from amqpd.broker.queues.queue import COLD_READ_BYTES, within
+from amqpd.broker.queues.queue import COLD_READ_BYTES
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
 
 CHUNK_BITS: Final = 12
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
@@ -138,7 +137,7 @@ class PriorityQueue(LimitedQueue):
 
     def __init__(
         self,
-        vhost: VHost,
+        host: QueueHost,
         name: str,
         durable: bool,
         auto_delete: bool,
@@ -146,7 +145,7 @@ class PriorityQueue(LimitedQueue):
         arguments: dict[str, object],
         store: QueueLog | None,
     ) -> None:
-        super().__init__(vhost, name, durable, auto_delete, exclusive_owner, arguments, store)
+        super().__init__(host, name, durable, auto_delete, exclusive_owner, arguments, store)
         maximum = number_argument(arguments, "x-max-priority")
         self.level_max: i64 = maximum if maximum > 0 else 0
         # Levels in use, highest first.
@@ -166,7 +165,7 @@ class PriorityQueue(LimitedQueue):
 
     def look_at_first(self) -> None:
         if self._scanning():
-            self.vhost.pump_later(self)
+            self.pump_later()
         else:
             self.head()
 
@@ -195,12 +194,12 @@ class PriorityQueue(LimitedQueue):
             return False
         if self._note(records):
             return True
-        self.vhost.pump_later(self)
+        self.pump_later()
         return False
 
     def _scan_arrived(self) -> None:
         if not self.deleted:
-            self.vhost.pump_later(self)
+            self.pump_later()
 
     def _scan_now(self) -> None:
         """All the rest of it, waiting for the disk."""
@@ -230,7 +229,7 @@ class PriorityQueue(LimitedQueue):
         self._scan_offset = self._scan_end
         self._scan_left = 0
         if self.getters:
-            self.vhost.pump_later(self)
+            self.pump_later()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -364,7 +363,7 @@ class PriorityQueue(LimitedQueue):
         # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
         self.reading = self._scanning()
         if self.reading:
-            self.vhost.pump_later(self)
+            self.pump_later()
         return not self.reading
 
     def head(self) -> Entry | None:

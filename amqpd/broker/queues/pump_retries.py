@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from amqpd.broker.queues.queue import Queue
+from amqpd.broker.delivery import Source
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +25,22 @@ class PumpRetries:
     """See the module. call_later: the event loop's."""
 
     def __init__(self, call_later: Callable[..., object]) -> None:
-        self._call_later = call_later
+        self.call_later = call_later
         # Those that wait for their next try.
-        self._waiting: set[Queue] = set()
+        self._waiting: set[Source] = set()
 
-    def failed(self, queue: Queue, error: Exception) -> None:
+    def failed(self, queue: Source, error: Exception) -> None:
         """The queue's pump raised `error`. Does nothing where a retry is on its way already."""
         if queue in self._waiting:
             return
         _tell(queue, error, FIRST_S, first=True)
         self._later(queue, FIRST_S)
 
-    def _later(self, queue: Queue, delay_s: float) -> None:
+    def _later(self, queue: Source, delay_s: float) -> None:
         self._waiting.add(queue)
-        self._call_later(delay_s, self._again, queue, delay_s)
+        self.call_later(delay_s, self._again, queue, delay_s)
 
-    def _again(self, queue: Queue, delay_s: float) -> None:
+    def _again(self, queue: Source, delay_s: float) -> None:
         self._waiting.discard(queue)
         if queue.deleted:
             return
@@ -53,8 +52,8 @@ class PumpRetries:
             self._later(queue, delay_s)
 
 
-def _tell(queue: Queue, error: Exception, delay_s: float, first: bool) -> None:
-    name = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+def _tell(queue: Source, error: Exception, delay_s: float, first: bool) -> None:
+    name = f"queue '{queue.name}' in vhost '{queue.vhost_name}'"
     if isinstance(error, OSError):
         log.error("%s cannot be read: %s; next try in %g s", name, error, delay_s)
     elif first:

@@ -20,14 +20,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.message import Entry, Envelope, FromLog, Message
-from amqpd.broker.queues.consumers import Consumer, RoundRobin
+from amqpd.broker.delivery import Consumer, Entry, Source, within
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.message import Envelope, FromLog, Message
+from amqpd.broker.queues.consumers import RoundRobin
+from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import Fifo
+from amqpd.broker.queues.host import QueueHost
 from amqpd.errors import ResourceError
 from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.storage.log.checkpoint import UnknownFormat
@@ -35,10 +38,6 @@ from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record
 from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.queue_log import QueueLog
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.expiry import Expiry
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +53,12 @@ COLD_READ_BYTES: Final = 256 * 1024
 PUMP_COUNT_MAX: Final = 1000
 
 
-class Queue(Destination):
-    """See the module. Counts are plain integers, read by metrics and the admin API."""
+class Queue(Source):
+    """One queue of a vhost. host: what it needs of the broker around it."""
 
     def __init__(
         self,
-        vhost: VHost,
+        host: QueueHost,
         name: str,
         durable: bool,
         auto_delete: bool,
@@ -67,25 +66,21 @@ class Queue(Destination):
         arguments: dict[str, object],
         store: QueueLog | None,
     ) -> None:
-        super().__init__()
-        self.vhost = vhost
-        self.name = name
+        super().__init__(name, host.vhost_name)
+        self.host = host
         self.durable = durable
         self.auto_delete = auto_delete
         # The connection that declared it exclusive, or None.
         self.exclusive_owner = exclusive_owner
         self.arguments = arguments
         self.id = ""
-        self.kind = "classic"
         self.store = store
-        # Whether every message is in a log that lasts as long as the queue.
         self.logged = store is not None
         # A transient queue's log is temporary: it never delays a confirm and dies with the broker. It begins here.
         self.spilled = False
         self.log_start: i64 = 0
         # Letters that wait to be published and that only the log has.
         self.stretch_count: i64 = 0
-        self.deleted = False
         self.returned: list[Entry] = []
         self.hot = Fifo()
         self.hot_bytes: i64 = 0
@@ -97,18 +92,8 @@ class Queue(Destination):
         self.reading = False
         # basic.get that waits for it: called once each, in order, when there may be an answer.
         self.getters: list[Callable[[], object]] = []
-        self.ready_count: i64 = 0
-        self.unacked_count: i64 = 0
         self.round_robin = RoundRobin()
         self.had_consumer = False
-        self.pump_wanted = False
-        self.published_count: i64 = 0
-        self.delivered_count: i64 = 0
-        self.delivered_no_ack_count: i64 = 0
-        self.get_count: i64 = 0
-        self.get_no_ack_count: i64 = 0
-        self.redelivered_count: i64 = 0
-        self.acked_count: i64 = 0
         # Watches the head from the first message on that has a time to live.
         self.expiry: Expiry | None = None
         self._from_log = FromLog()
@@ -125,13 +110,13 @@ class Queue(Destination):
     def _prepare(self) -> None:
         if not self._open_failed:
             if not self._opening:
-                self._opening = not self.vhost.open_soon(self)
+                self._opening = not self.host.open_soon(self)
             if self._opening:
                 raise NotOpenYet([self])
         self._open_failed = False
         if not self.can_open():
             raise ResourceError(
-                f"queue '{self.name}' in vhost '{self.vhost.name}' cannot be opened now; the broker's log says why"
+                f"queue '{self.name}' in vhost '{self.vhost_name}' cannot be opened now; the broker's log says why"
             )
 
     @property
@@ -167,7 +152,7 @@ class Queue(Destination):
             try:
                 store.recover()
             except (OSError, UnknownFormat, DamagedLog) as error:
-                about = {"vhost": self.vhost.name, "queue": self.name}
+                about = {"vhost": self.vhost_name, "queue": self.name}
                 log.error("queue '%s' cannot be opened: %s", self.name, error, extra=about)
                 return False
             self._prepared = True
@@ -185,7 +170,7 @@ class Queue(Destination):
             if self.expiry is not None:
                 self.expiry.fire()
         except OSError as error:
-            self.vhost.pump_failed(self, error)
+            self.pump_failed(error)
 
     def look_at_first(self) -> None:
         """The first ready message comes into memory, and no more: nobody may ask for the others. Where that takes the
@@ -200,6 +185,9 @@ class Queue(Destination):
     def _first_arrived(self) -> None:
         if not self.deleted and not self.hot and self.ready_count > 0:
             self._look_at_head()
+
+    def when_open(self, done: Callable[[], object]) -> None:
+        self.openers.append(done)
 
     def recovered(self) -> None:
         """The log is known, nothing is read yet: a kind of queue that keeps more than counts looks here."""
@@ -294,13 +282,13 @@ class Queue(Destination):
             self.cold_offset = offset
         if self.expiry is not None and self.ready_count == count:
             self.expiry.arm()
-        self.vhost.pump_later(self)
+        self.pump_later()
 
     def watch(self, message: Message) -> None:
         """The message has a time to live, which begins now."""
         expiry = self.expiry
         if expiry is None:
-            expiry = self.vhost.new_expiry(self)
+            expiry = Expiry(self, self.host, -1)
             self.expiry = expiry
         if message.arrived_ms == 0:
             message.arrived_ms = expiry.now_ms()
@@ -347,7 +335,7 @@ class Queue(Destination):
         The window's entries keep the offsets they have; the log begins at the next one.
         """
         offset = self.next_offset - 1
-        self.store = self.vhost.temporary_store(offset)
+        self.store = self.host.temporary_log(offset)
         self.log_start = offset
         self.spilled = True
         self._append(message)
@@ -356,7 +344,7 @@ class Queue(Destination):
         """Nothing is ready any more: the temporary log goes. What is unacked has its message in memory."""
         store = self.store
         if store is not None:
-            self.vhost.drop_temporary(store)
+            store.remove()
         self.store = None
         self.spilled = False
 
@@ -370,6 +358,16 @@ class Queue(Destination):
         self._pump()
         if self.expiry is not None and not self.expiry.behind:
             self.expiry.arm()
+
+    def pump_later(self) -> None:
+        self.host.turn.pump_later(self)
+
+    def pump_failed(self, error: Exception) -> None:
+        self.host.pump_failed(self, error)
+
+    def set_window(self, count_max: int, bytes_max: int) -> None:
+        self.hot_count_max = count_max
+        self.hot_bytes_max = bytes_max
 
     def _pump(self) -> None:
         if self.getters:
@@ -392,7 +390,7 @@ class Queue(Destination):
             else:
                 self._hand_over(consumer, entry)
             if count >= PUMP_COUNT_MAX:
-                self.vhost.pump_later(self)
+                self.pump_later()
                 return
 
     def _call_getters(self) -> None:
@@ -521,7 +519,7 @@ class Queue(Destination):
         if self.reading:
             # What has a time to live is seen now, whether or not there is somebody to take it.
             self.head()
-        self.vhost.pump_later(self)
+        self.pump_later()
 
     def _refill(self) -> bool:
         """Reads the log's next stretch into the window, waiting for the disk."""
@@ -556,7 +554,7 @@ class Queue(Destination):
         message = self._from_log.message(record)
         info = message.info
         if self.expiry is None and info is not None and info.expiration is not None:
-            self.expiry = self.vhost.new_expiry(self)
+            self.expiry = Expiry(self, self.host, -1)
         return message
 
     def get(self, no_ack: bool) -> Entry | None:
@@ -661,7 +659,7 @@ class Queue(Destination):
         self.cold_offset = self.next_offset
         self.ready_count = 0
         if self.getters:
-            self.vhost.pump_later(self)
+            self.pump_later()
         return count
 
     def used(self) -> None:
@@ -713,6 +711,9 @@ class Queue(Destination):
         """All of them, in the order in which they came."""
         return self.round_robin.consumers
 
+    def in_use(self) -> bool:
+        return len(self.round_robin.consumers) > 0
+
     def add_consumer(self, consumer: Consumer) -> None:
         """The caller has checked exclusiveness. Delivery begins with the next pump."""
         self.had_consumer = True
@@ -726,12 +727,4 @@ class Queue(Destination):
     def activate(self, consumer: Consumer) -> None:
         """A parked consumer may have credit or room again."""
         if self.round_robin.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
-            self.vhost.pump_later(self)
-
-
-def within(offset: i64, ranges: list[tuple[int, int]]) -> bool:
-    """Whether the offset is in one of the ranges, ends included."""
-    for first, last in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
-        if first <= offset <= last:
-            return True
-    return False
+            self.pump_later()

@@ -12,15 +12,13 @@ compiled class, which only compiled code may, so there is no entry point: a new 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.priority_queue import PriorityQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.queue_log import QueueLog
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
 
 LIMITS: Final = frozenset(
     {
@@ -36,7 +34,7 @@ LIMITS: Final = frozenset(
 
 
 def make_queue(
-    vhost: VHost,
+    host: QueueHost,
     name: str,
     durable: bool,
     auto_delete: bool,
@@ -51,12 +49,12 @@ def make_queue(
         kind = PriorityQueue
     elif quorum or not LIMITS.isdisjoint(arguments):
         kind = LimitedQueue
-    queue = kind(vhost, name, durable, auto_delete, owner, arguments, store)
+    queue = kind(host, name, durable, auto_delete, owner, arguments, store)
     if quorum:
         queue.kind = "quorum"
     queue.round_robin.single_active = arguments.get("x-single-active-consumer") is True
     export = arguments.get("x-export")
     if isinstance(export, str) and store is not None:
         limit = arguments.get("x-export-max-bytes")
-        vhost.broker.storage.hold(store).declare(export, limit if isinstance(limit, int) else None)
+        host.declare_export(store, export, limit if isinstance(limit, int) else None)
     return queue

@@ -8,10 +8,9 @@ what did not fit, and nothing else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from amqpd.broker.queues.queue import Queue
+from amqpd.broker.delivery import Source
 
 QUEUES_FULL: Final = 32
 COUNT_MAX: Final = 4096
@@ -26,10 +25,10 @@ class Windows:
     def __init__(self) -> None:
         self.count_max = COUNT_MAX
         self.bytes_max = BYTES_MAX
-        self._queues: set[Queue] = set()
+        self._queues: set[Source] = set()
         self._shares = QUEUES_FULL  # how many windows the whole is cut into
 
-    def add(self, queue: Queue) -> None:
+    def add(self, queue: Source) -> None:
         """Another queue with a log. Cost: O(1), and now and then a step for each."""
         self._queues.add(queue)
         if len(self._queues) > self._shares:
@@ -37,7 +36,7 @@ class Windows:
         else:
             self._set(queue)
 
-    def remove(self, queue: Queue) -> None:
+    def remove(self, queue: Source) -> None:
         """It is deleted."""
         self._queues.discard(queue)
         if self._shares > QUEUES_FULL and len(self._queues) < self._shares // 4:
@@ -50,6 +49,5 @@ class Windows:
         for queue in self._queues:
             self._set(queue)
 
-    def _set(self, queue: Queue) -> None:
-        queue.hot_count_max = self.count_max
-        queue.hot_bytes_max = self.bytes_max
+    def _set(self, queue: Source) -> None:
+        queue.set_window(self.count_max, self.bytes_max)

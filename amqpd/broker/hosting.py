@@ -1,0 +1,74 @@
+"""The broker's side of what queues need (queues/host.py): one per vhost, handed to every queue in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64
+
+from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.message import Message
+from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.pump_retries import PumpRetries
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.windows import Windows
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.storage import Storage
+
+
+@final
+class BrokerHost(QueueHost):
+    """expire: deletes a queue that nobody has used for long enough."""
+
+    def __init__(
+        self,
+        vhost_name: str,
+        vhost_id: str,
+        turn: Turn,
+        timers: Timers,
+        windows: Windows,
+        storage: Storage,
+        opener: Opener,
+        pump_retries: PumpRetries,
+        dead_letters: DeadLetters,
+        expire: Callable[[Queue], object],
+    ) -> None:
+        super().__init__(vhost_name, vhost_id, turn, timers, windows)
+        self._storage = storage
+        self._opener = opener
+        self._pump_retries = pump_retries
+        self._dead_letters = dead_letters
+        self._expire = expire
+
+    def open_soon(self, queue: Source) -> bool:
+        return self._opener.open(queue)
+
+    def pump_failed(self, queue: Source, error: Exception) -> None:
+        self._pump_retries.failed(queue, error)
+
+    def temporary_log(self, start_offset: i64) -> QueueLog:
+        return self._storage.temporary_queue(first_offset=start_offset)
+
+    def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
+        self._storage.hold(log).declare(name, bytes_max)
+
+    def expire(self, queue: Source) -> None:
+        if isinstance(queue, Queue):
+            self._expire(queue)
+
+    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+        assert isinstance(queue, LimitedQueue)  # no other has a dead-letter exchange
+        self._dead_letters.add(queue, entry, message, reason)
+
+    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+        assert isinstance(queue, LimitedQueue)  # no other has a dead-letter exchange
+        self._dead_letters.add_stretch(queue, first, last, reason)
+
+    def letters_behind(self) -> bool:
+        return self._dead_letters.is_behind()

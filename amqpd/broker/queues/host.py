@@ -1,0 +1,62 @@
+"""What a queue needs of the broker around it, and no more.
+
+The queue is handed one at construction and calls it; the broker's side (broker/hosting.py) derives from it. So a queue
+knows neither its vhost nor the broker, and a test brings a host of its own. One host serves all queues of a vhost.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.message import Message
+from amqpd.broker.queues.windows import Windows
+from amqpd.storage.queue_log import QueueLog
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class QueueHost:
+    """vhost_name, vhost_id: whose queues they are. turn: pumps them at its end. timers: clock, time to live, leases.
+    windows: of all queues of the broker, what each may hold in memory.
+    """
+
+    def __init__(self, vhost_name: str, vhost_id: str, turn: Turn, timers: Timers, windows: Windows) -> None:
+        self.vhost_name = vhost_name
+        self.vhost_id = vhost_id
+        self.turn = turn
+        self.timers = timers
+        self.windows = windows
+
+    def open_soon(self, queue: Source) -> bool:
+        """Whether its log is open, or cannot be; else `queue.opened` is called when it is."""
+        raise NotImplementedError
+
+    def pump_failed(self, queue: Source, error: Exception) -> None:
+        """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
+        raise NotImplementedError
+
+    def temporary_log(self, start_offset: i64) -> QueueLog:
+        """A log that is never synced and gone with the broker; its first record gets `start_offset`."""
+        raise NotImplementedError
+
+    def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
+        """x-export: what is settled stays in the log until the export of this name has it. bytes_max: None: default."""
+        raise NotImplementedError
+
+    def expire(self, queue: Source) -> None:
+        """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
+        raise NotImplementedError
+
+    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+        """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
+        raise NotImplementedError
+
+    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+        """The same for all that the queue's log alone holds between these offsets, ends included."""
+        raise NotImplementedError
+
+    def letters_behind(self) -> bool:
+        """Whether what is over has to wait for dead letters."""
+        raise NotImplementedError
