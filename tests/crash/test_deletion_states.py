@@ -99,7 +99,8 @@ class House:
         store.append_parts(ROUTE, b"", name.encode(), True)
         self.storage.end_of_turn()
         self.run()
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=vhost, vhost_name=vhost.name, host=SimpleNamespace(vhost_id=vhost.id))
+        host = SimpleNamespace(vhost_id=vhost.id)
+        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=vhost, vhost_name=vhost.name, host=host)
 
     def run(self) -> None:
         while self.posted:
