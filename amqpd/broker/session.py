@@ -20,6 +20,8 @@ class Session:
     """name: of the connection or whatever it is, for the log. It lasts as long as the user may stay in the vhost."""
 
     def __init__(self, broker: Broker, vhost: VHost, user: User, name: str) -> None:
+        # Above permissions: whoever the operating system lets in as the operator.
+        self.operator = False
         self.broker = broker
         self.turn: Turn = broker.turn
         self.vhost = vhost

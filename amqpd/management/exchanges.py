@@ -8,11 +8,13 @@ from binascii import Error as Base64Error
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue.declared import Coming
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publishing import router
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.message import Message
+from amqpd.broker.publishing.publisher import Publisher
+from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
+from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.broker.queues.opening import opened
-from amqpd.channel.properties_check import check_expiration, sender_selected
-from amqpd.errors import AccessRefused
+from amqpd.broker.session import Session
 from amqpd.management.call import (
     CREATED,
     DEFAULT_EXCHANGE,
@@ -27,13 +29,10 @@ from amqpd.management.call import (
 )
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
-from amqpd.protocol.properties import Properties, encode_properties, scan, without_headers
+from amqpd.protocol.properties import Properties, encode_properties
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.destination import Destination
-    from amqpd.broker.message import Message
 
 COMMIT_WAIT_S: Final = 30.0
 
@@ -110,57 +109,41 @@ async def publish(call: Call) -> Reply:
     body = _body(call)
     if len(body) > call.broker.message_size_max_bytes:
         raise BadRequest(f"message size {len(body)} is larger than the maximum {call.broker.message_size_max_bytes}")
-    properties = _properties(call)
-    call.check(vhost.name, "write", "exchange", exchange.name)
-    if exchange.internal:
-        raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{vhost.name}'")
+    properties = encode_properties(_properties(call))
+    session = Session(call.broker, vhost, call.caller.user, "admin API")
+    session.operator = call.caller.operator
+    publisher = Publisher(session)
+    while True:
+        try:
+            message = publisher.compose(exchange.name, key, properties, body)
+            break
+        except NotOpenYet as waits:
+            for destination in waits.destinations:
+                await opened(destination)
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
-    keys = [key]
-    headers = properties.headers or {}
-    keys += [other for other in sender_selected(headers) if other != key]
-    call.check_topic(vhost.name, exchange, "write", keys)
-    encoded = encode_properties(properties)
-    if "BCC" in headers:
-        encoded = without_headers(encoded, ("BCC",))
-    persistent = properties.delivery_mode == 2
-    message = make_message(Envelope(exchange.name, key), encoded, body, persistent, scan(encoded, 0, len(encoded)))
-    if vhost.unavailable:
-        router.check_available(vhost, exchange, keys, router.needs_headers(vhost, exchange))
-    destinations = router.route(vhost, exchange, keys, lambda: headers)
-    await _offer(call, vhost, destinations, message)
-    return reply({"routed": bool(destinations)})
+    await _offer(call, publisher, message)
+    return reply({"routed": bool(publisher.route.destinations)})
 
 
-async def _offer(call: Call, vhost: VHost, destinations: list[Destination], message: Message) -> None:
+async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
     """To every queue, and waits for the logs it ends in. Raises: Unavailable when one does not take it."""
-    accepted = True
-    waits = False
-    for destination in destinations:
-        await opened(destination)
-    for destination in destinations:
-        destination.prepare()
-        accepted = destination.offer(message) and accepted
-        waits = waits or (message.persistent and destination.log() is not None)
-    if not destinations:
-        vhost.unroutable_count += 1
-    if not accepted:
-        raise Unavailable("a queue did not take the message")
-    call.broker.turn.want()
-    if waits:
-        await _synced(call, destinations)
-
-
-async def _synced(call: Call, destinations: list[Destination]) -> None:
-    """Returns when what was offered is on the disk."""
+    route, turn = publisher.route, call.broker.turn
     future: asyncio.Future[bool] = call.broker.loop.create_future()
-    logs = [log for destination in destinations if (log := destination.log()) is not None]
 
-    def done(failed: list[Any]) -> None:
+    def done(safe: bool) -> None:
         if not future.done():
-            future.set_result(not any(log in failed for log in logs))
+            future.set_result(safe)
 
-    call.broker.turn.when_synced(done)
+    if len(route.destinations) > WIDE_COUNT:
+        Spread(publisher.session, route, message, True, done).step()
+    else:
+        if not publisher.offer(route, message):
+            raise Unavailable("a queue did not take the message")
+        turn.want()
+        if not (logs := route.logs(message)):
+            return
+        when_safe(turn, logs, done)
     try:
         safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
     except TimeoutError:
@@ -201,13 +184,6 @@ def _properties(call: Call) -> Properties:
     properties = Properties(**given)
     if properties.delivery_mode not in (None, 1, 2):
         raise BadRequest("delivery_mode is 1 or 2")
-    if properties.expiration is not None:
-        check_expiration(properties.expiration.encode())
-    user = call.caller.user
-    if properties.user_id not in (None, user.name) and "impersonator" not in user.tags:
-        raise BadRequest(
-            f"user_id property set to '{properties.user_id}' but authenticated user was '{user.name}'"
-        )
     return properties
 
 

@@ -1,0 +1,102 @@
+"""Routes: what a publish method's bytes come to, and the short way for routing keys that were not met before.
+
+A publisher keeps routes by the bytes of the method; each is valid as long as what it depends on keeps its version.
+`Publisher` makes them, with all checks; `KnownExchange` does where an earlier publish has passed these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.destination import Destination, NotOpenYet, Versioned
+from amqpd.broker.message import FRAME_END_BYTE, Envelope, Message
+from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.routing.exchange import ExchangeType
+
+
+@final
+class Route:
+    """What a publish method's bytes come to: checked, resolved, and valid while `source` keeps its version.
+
+    needs_headers: the exchange (or one behind it) looks at headers, so `destinations` is found anew per message.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        destinations: list[Destination],
+        mandatory: bool,
+        source: Versioned,
+        needs_headers: bool,
+    ) -> None:
+        self.envelope = envelope
+        self.destinations = destinations
+        self.mandatory = mandatory
+        self.source = source
+        self.version = source.version
+        self.needs_headers = needs_headers
+        # Of the exchange, where it alone decides, by the routing key alone.
+        self.matcher: ExchangeType | None = None
+        self.durable = False
+        # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
+        self.remote = False
+        waits: list[Destination] = []
+        for destination in destinations:
+            try:
+                destination.prepare()
+            except NotOpenYet as error:
+                waits += error.destinations
+            if destination.durable:
+                self.durable = True
+                log = destination.log()
+                if log is not None and not log.local:
+                    self.remote = True
+        if waits:
+            raise NotOpenYet(waits)
+
+    def logs(self, message: Message) -> list[QueueLog]:
+        """Those that the message, once offered, has to be safe in. Cost: all destinations."""
+        logs: list[QueueLog] = []
+        if self.durable and message.persistent:
+            for destination in self.destinations:
+                log = destination.log()
+                if log is not None:
+                    logs.append(log)
+        return logs
+
+    def to(self, destinations: list[Destination]) -> Route:
+        """The same publish with destinations found for one message."""
+        return Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
+
+
+@final
+class KnownExchange:
+    """An exchange that the session may publish to and whose matcher alone decides, by the routing key alone.
+
+    A key that was not met before costs one look at the matcher. Valid while `source` keeps its version.
+    """
+
+    def __init__(self, route: Route, matcher: ExchangeType) -> None:
+        self.name = route.envelope.exchange
+        self.source = route.source
+        self.version = route.version
+        self.matcher = matcher
+
+    def route(self, method: bytes, key_start: i64) -> Route | None:
+        """method: a publish's payload; its routing key lies from `key_start` up to the bits, which end it.
+
+        None: another exchange is bound here and has a say.
+        """
+        bits: i64 = len(method) - 1
+        routing_key = method[key_start:bits].decode("utf-8", "surrogateescape")
+        destinations: list[Destination] = []
+        for destination in self.matcher.match(routing_key, None):
+            if not isinstance(destination, Destination):
+                return None
+            destinations.append(destination)
+        suffix = b"\0" + method[6:bits] + FRAME_END_BYTE
+        return Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
