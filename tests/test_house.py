@@ -249,7 +249,7 @@ class TestImports:
     def test_the_broker_does_not_look_back_up_the_road(self) -> None:
         """Calls go down, answers come back as values: lower rooms do not import the ones above them.
 
-        Not for types either, but for a channel, which knows the connection it writes to.
+        Not for types either.
         """
         above = {
             "amqpd.broker": ("amqpd.channel", "amqpd.connection", "amqpd.management", "amqpd.server"),
@@ -261,7 +261,6 @@ class TestImports:
         assert not offences(
             one
             for one in all_imports()
-            if not (one.typing_only and one.module == "amqpd.connection.connection")
             and any(within(one.importer, room) and within(one.module, *rooms) for room, rooms in above.items())
         )
         assert not offences(

@@ -6,7 +6,9 @@ below: they know sessions, and no front end.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import User
@@ -14,12 +16,26 @@ if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.flow.turn import Turn
 
+_serials: Final = itertools.count(1)
+
 
 @final
 class Session:
-    """name: of the connection or whatever it is, for the log. It lasts as long as the user may stay in the vhost."""
+    """It lasts as long as the user may stay in the vhost; its exclusive queues last as long.
 
-    def __init__(self, broker: Broker, vhost: VHost, user: User, name: str) -> None:
+    name: of the connection or whatever it is, for logs and lists. peer: address and port it comes from.
+    capabilities: what its client has announced. serial: no other session of this process has it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        vhost: VHost,
+        user: User,
+        name: str,
+        peer: tuple[str, int] = ("", 0),
+        capabilities: Mapping[str, object] | None = None,
+    ) -> None:
         # Above permissions: whoever the operating system lets in as the operator.
         self.operator = False
         self.broker = broker
@@ -27,3 +43,10 @@ class Session:
         self.vhost = vhost
         self.user = user
         self.name = name
+        self.peer = peer
+        self.capabilities: Mapping[str, object] = {} if capabilities is None else capabilities
+        self.serial: int = next(_serials)
+
+    def can(self, capability: str) -> bool:
+        """Whether the client has announced it."""
+        return self.capabilities.get(capability) is True

@@ -1,4 +1,4 @@
-"""May the connection's user do this? Asked by every handler; the answers are remembered by the auth backend."""
+"""May the session's user do this? Asked by every handler; the answers are remembered by the auth backend."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from amqpd.errors import AccessRefused
 if TYPE_CHECKING:
     from amqpd.auth.permissions import Kind, TopicKind
     from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.connection.connection import Connection
+    from amqpd.broker.session import Session
 
 
-def check(connection: Connection, kind: Kind, thing: str, name: str) -> None:
-    """May the connection's user do this? kind: configure, write or read; thing: queue or exchange.
+def check(session: Session, kind: Kind, thing: str, name: str) -> None:
+    """May the session's user do this? kind: configure, write or read; thing: queue or exchange.
 
     Cost: a dict look-up after the first time. Raises: AccessRefused.
     """
-    if not connection.broker.auth.may(connection.user, connection.vhost.name, kind, name or "amq.default"):
+    if not session.broker.auth.may(session.user, session.vhost.name, kind, name or "amq.default"):
         shown = name or "amq.default"
         raise AccessRefused(
-            f"access to {thing} '{shown}' in vhost '{connection.vhost.name}' refused for user "
-            f"'{connection.user.name}'"
+            f"access to {thing} '{shown}' in vhost '{session.vhost.name}' refused for user "
+            f"'{session.user.name}'"
         )
 
 
 def check_topic_keys(
-    connection: Connection, exchange: Exchange, keys: Sequence[str], kind: TopicKind = "write"
+    session: Session, exchange: Exchange, keys: Sequence[str], kind: TopicKind = "write"
 ) -> None:
     """Topic permissions: routing keys on topic exchanges. Raises: AccessRefused."""
     if exchange.kind != "topic":
         return
     for key in keys:
-        if not connection.broker.auth.may_topic(connection.user, connection.vhost.name, exchange.name, kind, key):
+        if not session.broker.auth.may_topic(session.user, session.vhost.name, exchange.name, kind, key):
             raise AccessRefused(
-                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{connection.vhost.name}' "
-                f"refused for user '{connection.user.name}'"
+                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{session.vhost.name}' "
+                f"refused for user '{session.user.name}'"
             )

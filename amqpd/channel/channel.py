@@ -6,9 +6,9 @@ it; those are handed a channel and a command.
 
 The road of a publish: `publish` looks the method's bytes up in the route cache, checks the properties unless they are
 the plain ones, and offers the message to the queues. The road of a delivery: `ChannelConsumer.deliver` writes it into
-the connection's output. Neither makes a task, decodes a table or formats a string.
+the output. Neither makes a task, decodes a table or formats a string.
 
-While a command waits for the disk (a declaration), the channel is `busy`: the connection keeps its later commands in
+While a command waits for the disk (a declaration), the channel is `busy`: its owner keeps its later commands in
 order and hands them over afterwards.
 """
 
@@ -22,25 +22,28 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source, within
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.flow.turn import Confirmer
 from amqpd.broker.message import TTL_MS_MAX, Message, message_in_parts
 from amqpd.channel import properties_check
+from amqpd.channel.output import CUT_BYTES, Output
+from amqpd.channel.owner import ChannelOwner, ChannelState
+from amqpd.channel.resolve import resolve
 from amqpd.channel.route import KnownExchange, Route
+from amqpd.channel.spread import Spread
 from amqpd.channel.unacked import Unacked
 from amqpd.errors import AmqpError, PreconditionFailed, ResourceError
+from amqpd.protocol import commands
 from amqpd.protocol.assembler import BASIC_PUBLISH, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.codec import CodecError, shortstr
 from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
+    from amqpd.broker.session import Session
     from amqpd.channel.reply_to import ReplyConsumer
-    from amqpd.connection.connection import Connection
 
 # Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
 # (flow.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
 OUT_BYTES_MAX: Final = 1792 * 1024
-CUT_BYTES: Final = 128 * 1024
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
 EXCHANGES_MAX: Final = 64
@@ -79,20 +82,20 @@ class ChannelConsumer(Consumer):
             return False
         if channel.window_size > 0 and channel.window_used >= channel.window_size:
             return False
-        connection = channel.connection
-        if connection.write_paused or connection.cut_bytes >= OUT_BYTES_MAX:
-            connection.starved.append(self)
+        output = channel.output
+        if output.write_paused or output.cut_bytes >= OUT_BYTES_MAX:
+            output.starved.append(self)
             return False
         return True
 
     def has_room(self) -> bool:
-        """Whether the connection's output takes more."""
-        connection = self.channel.connection
-        return not connection.write_paused and connection.cut_bytes < OUT_BYTES_MAX
+        """Whether the output takes more."""
+        output = self.channel.output
+        return not output.write_paused and output.cut_bytes < OUT_BYTES_MAX
 
     def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
         channel = self.channel
-        connection = channel.connection
+        output = channel.output
         tag = channel.next_tag
         channel.next_tag = tag + 1
         if entry is not None:
@@ -107,7 +110,7 @@ class ChannelConsumer(Consumer):
                 entry.message = None
         else:
             channel.unacked.skip()
-        out = connection.out
+        out = output.out
         suffix = message.envelope.suffix
         suffix_size: i64 = len(suffix)
         if suffix_size != self._suffix_size:
@@ -120,7 +123,7 @@ class ChannelConsumer(Consumer):
         else:
             out.write(suffix)
         content = message.content
-        payload_max = connection.frame_payload_max
+        payload_max = output.frame_payload_max
         if (
             content[1] << 8 | content[2] == channel.number
             and message.frame_payload_max <= payload_max
@@ -130,13 +133,13 @@ class ChannelConsumer(Consumer):
         elif message.parts is None or message.body_size <= LARGE_BODY_BYTES:
             message.write_content(out, channel.number, payload_max)
         else:
-            connection.write_content(channel.number, message)
-            out = connection.out
-        connection.delivered_count += 1
+            output.write_content(channel.number, message)
+            out = output.out
+        output.delivered_count += 1
         if len(out) >= CUT_BYTES:
-            connection.cut_output()
-        if not connection.flush_wanted:
-            connection.want_flush()
+            output.cut_output()
+        if not output.flush_wanted:
+            output.want_flush()
 
     def _begin(self, suffix_size: int) -> None:
         start = self._starts.get(suffix_size)
@@ -167,12 +170,14 @@ class ConfirmMark:
 
 
 @final
-class Channel(Confirmer):
-    """One open channel. See the module."""
+class Channel(ChannelState):
+    """One open channel."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
-        self.connection = connection
-        self.number: i64 = number
+    def __init__(self, session: Session, output: Output, owner: ChannelOwner, number: i64) -> None:
+        super().__init__(number)
+        self.session = session
+        self.output = output
+        self.owner = owner
         self.next_tag: i64 = 1
         self.consumers: dict[str, ChannelConsumer] = {}
         # basic.qos: for consumers to come, and the one window that all consumers of the channel share (0: none).
@@ -181,13 +186,8 @@ class Channel(Confirmer):
         self.window_used: i64 = 0
         # Who took the window's last room: the next that comes free is for the consumers after it.
         self.window_turn: ChannelConsumer | None = None
-        # Closed by the broker, waiting for the client's close-ok.
-        self.closing = False
-        # The client closed it while our own close was on the way, and was answered.
-        self.crossed = False
         # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
         self.cancelled_here: list[str] | None = None
-        self.busy = False
         self.last_queue = ""
         self.reply_consumer: ReplyConsumer | None = None
         self.confirming = False
@@ -230,7 +230,7 @@ class Channel(Confirmer):
     def publish(
         self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64, alike: bool
     ) -> None:
-        """A whole basic.publish. Of a large body `content` is the header frame, and the connection has its `parts`.
+        """A whole basic.publish. Of a large body `content` is the header frame, and the owner has its `parts`.
 
         alike: as CommandSink.on_publish has it. Raises: what the checks raise (403, 404, 406, 501, 540); NotOpenYet:
         nothing of it is done, and it is given again.
@@ -249,9 +249,9 @@ class Channel(Confirmer):
                     self._route_hits += 1
                 else:
                     route = self._resolve(method)
-                stores = self.connection.turn.stores
+                stores = self.session.turn.stores
                 if len(stores.dirty) > stores.dirty_max:
-                    self.connection.want_share()
+                    self.owner.want_share()
             # Flags, and a delivery mode where there is one.
             mode: i64 = content[21]
             if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
@@ -265,7 +265,7 @@ class Channel(Confirmer):
                 persistent = info.delivery_mode == 2
             self._same_info = info
             self._same_persistent = persistent
-        parts = self.connection.parts
+        parts = self.owner.parts
         if parts is None:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:
@@ -277,7 +277,7 @@ class Channel(Confirmer):
             self._keep_for_commit(route, message)
             return
         if len(route.destinations) > WIDE_COUNT:
-            self.connection.spread(self, route, message)
+            Spread(self, route, message).start()
             return
         self.dispatch(route, message)
 
@@ -289,8 +289,8 @@ class Channel(Confirmer):
                 self._nack(self.publish_sequence)
             if not self._turn_wanted:
                 self._turn_wanted = True
-                self.connection.turn.confirm_later(self)
-        self.connection.finish_waiting(self, None)
+                self.session.turn.confirm_later(self)
+        self.owner.finish_waiting(self)
 
     def dispatch(self, route: Route, message: Message) -> None:
         """Offers the message to the route's queues, returns it if it must be, and notes it for its confirm."""
@@ -301,14 +301,14 @@ class Channel(Confirmer):
                 accepted = False
         count: i64 = len(destinations)
         if count > 1:
-            self.connection.offers += count
+            self.owner.offers += count
         elif count == 0:
-            self.connection.vhost.unroutable_count += 1
+            self.session.vhost.unroutable_count += 1
             if route.mandatory:
                 if not self._marks and not self._turn_routes and not self.pending_reply:
                     # What came before needs no disk either: its ack stands before the return, as its publish did.
                     self._confirm(self.publish_sequence)
-                self.connection.send_return(self.number, message)
+                self.output.send_return(self.number, message)
         if self.confirming:
             self.publish_sequence += 1
             if not accepted:
@@ -318,7 +318,7 @@ class Channel(Confirmer):
                 self._turn_routes.append(route)
             if not self._turn_wanted:
                 self._turn_wanted = True
-                self.connection.turn.confirm_later(self)
+                self.session.turn.confirm_later(self)
         elif route.durable and message.persistent and route is not self._last_route and self.transactional:
             self._last_route = route
             self._turn_routes.append(route)
@@ -342,7 +342,7 @@ class Channel(Confirmer):
         ):
             same = self._same_route
             self._same_route = None  # until they are known to be good
-            properties_check.judge(self.connection, info, content[PROPERTIES_START:end])
+            properties_check.judge(self.session, info, content[PROPERTIES_START:end])
             self._same_route = same
         self._last_info = info
         return info
@@ -376,7 +376,7 @@ class Channel(Confirmer):
                 self._routes_pause -= 1
                 cacheable = False
         else:
-            route, cacheable = self.connection.resolve(method)
+            route, cacheable = resolve(self.session, method)
             matcher = route.matcher
             if matcher is not None:
                 if len(self._exchanges) >= EXCHANGES_MAX:
@@ -432,10 +432,10 @@ class Channel(Confirmer):
         """
         self.pending_reply = reply
         self.pending_stores = stores
-        self.connection.turn.urgent = True
+        self.session.turn.urgent = True
         if not self._turn_wanted:
             self._turn_wanted = True
-            self.connection.turn.confirm_later(self)
+            self.session.turn.confirm_later(self)
 
     def end_turn(self, generation: i64, safe: bool) -> bool:
         self._turn_wanted = False
@@ -474,14 +474,18 @@ class Channel(Confirmer):
     def _end_commit(self, reply: bytes, stores: list[QueueLog]) -> None:
         for store in stores:
             if store.failed and not store.deleted:
-                self.connection.fail_commit(self)
+                self.fail_commit()
                 return
-        self.connection.finish_busy(self, reply)
+        self.owner.finish_busy(self, reply)
+
+    def fail_commit(self) -> None:
+        """A log failed under a transaction: nothing of it is promised. rabbit: 406, in these words."""
+        self.owner.fail_channel(self, PreconditionFailed("partial tx completion", commands.TX_COMMIT))
 
     def _nack(self, sequence: i64) -> None:
         """A queue refused it. What comes before it may still wait for its log."""
         self._nacked.add(sequence)
-        self.connection.send_nack(self.number, sequence)
+        self.output.send_nack(self.number, sequence, False)
 
     def _skip_nacked(self, sequence: i64) -> i64:
         """The last sequence up to this one that is to be acked: an ack must not name one that was nacked."""
@@ -499,15 +503,15 @@ class Channel(Confirmer):
             return
         self.confirmed_sequence = sequence  # and not `last`: those behind it have had their nack
         if last > before:
-            self.connection.send_ack(self.number, last, last - before > 1)
+            self.output.send_ack(self.number, last, last - before > 1)
 
     def _refuse(self, mark: ConfirmMark) -> None:
         """A log of this mark failed: none of its publishes is promised."""
         if mark.sequence > self.confirmed_sequence and not self.closing:
             self.confirmed_sequence = mark.sequence
-            self.connection.send_nack_multiple(self.number, mark.sequence)
+            self.output.send_nack(self.number, mark.sequence, True)
         if mark.reply:
-            self.connection.fail_commit(self)
+            self.fail_commit()
 
     def still_there(self, route: Route) -> Route:
         """A route kept in a transaction, less the destinations that went since.
@@ -619,9 +623,16 @@ class Channel(Confirmer):
         """The queue is gone."""
         self.consumers.pop(consumer.tag, None)
         if self.cancelled_here is None:
-            self.connection.send_cancel(self.number, consumer.tag)
+            if not self.output.closing:
+                self.output.write(self.cancel_frame(consumer.tag))
         else:
             self.cancelled_here.append(consumer.tag)
+
+    def cancel_frame(self, tag: str) -> bytes:
+        """basic.cancel from the broker; empty for a client that has not asked for it."""
+        if not self.session.can("consumer_cancel_notify"):
+            return b""
+        return commands.frame(self.number, commands.BasicCancel(tag, True))
 
 
 def _touches(routes: list[Route], failed: list[QueueLog]) -> bool:

@@ -124,19 +124,19 @@ class Commit:
     def start(self) -> None:
         self.channel.busy = True
         self.channel.committing = True
-        self.channel.connection.control.soon(self.step)
+        self.channel.owner.soon(self.step)
 
     def step(self) -> None:
         """One turn's share."""
         try:
             self._work(time.monotonic() + SLICE_S)
         except (OSError, LogFailed) as error:
-            log.error("a transaction failed: %s", error, extra={"connection": self.channel.connection.name})
+            log.error("a transaction failed: %s", error, extra={"connection": self.channel.session.name})
             self._fail()
         except Exception as error:
-            log.exception("a bug of the broker", extra={"connection": self.channel.connection.name})
+            log.exception("a bug of the broker", extra={"connection": self.channel.session.name})
             self._fail()
-            self.channel.connection.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
+            self.channel.owner.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
 
     def _work(self, deadline: float) -> None:
         if self._stage == _LOOK and self._look(deadline):
@@ -158,7 +158,7 @@ class Commit:
         if self._stage == _SETTLE and self._settle(deadline):
             self._answer()
             return
-        self.channel.connection.control.soon(self.step)
+        self.channel.owner.soon(self.step)
 
     def _look(self, deadline: float) -> bool:
         """Whether it is through."""
@@ -190,9 +190,9 @@ class Commit:
                 last = kept
                 route = channel.still_there(kept)
             if not route.destinations:
-                channel.connection.vhost.unroutable_count += 1
+                channel.session.vhost.unroutable_count += 1
                 if route.mandatory and not channel.closing:
-                    channel.connection.send_return(channel.number, message)
+                    channel.output.send_return(channel.number, message)
             for destination in route.destinations:
                 part = self._parts.get(destination)
                 if part is None:
@@ -226,7 +226,7 @@ class Commit:
         if wrote:
             # In the turn of the append: whether it got to the disk is told to those who wait for this very group.
             self._syncs += 1
-            self.channel.connection.turn.when_synced(self._synced)
+            self.channel.session.turn.when_synced(self._synced)
         return not self._waiting
 
     def _append_part(self, part: Part, deadline: float) -> bool:
@@ -263,7 +263,7 @@ class Commit:
             if store in self._logs:
                 self._failed = True
         if self._syncs == 0 and self._stage == _SYNC:
-            self.channel.connection.control.soon(self.step)
+            self.channel.owner.soon(self.step)
 
     def _settle(self, deadline: float) -> bool:
         channel = self.channel
@@ -278,7 +278,7 @@ class Commit:
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:
                 # Written now and then: one turn's worth of them is not the whole transaction's.
-                channel.connection.turn.want()
+                channel.session.turn.want()
                 return False
         return True
 
@@ -302,4 +302,4 @@ class Commit:
                 entry.in_transaction = False
             requeue_all(channel, entries)
         self._settlements.clear()
-        channel.connection.fail_commit(channel)
+        channel.fail_commit()

@@ -26,18 +26,18 @@ def reply_made(channel: Channel, command: Command, coming: Coming | None, reply:
         if coming is not None:
             coming.apply()
         if reply:
-            channel.connection.write(reply)
+            channel.output.write(reply)
         return
-    channel.connection.broker.declared.make(coming, partial(_made, channel, command, reply))
+    channel.session.broker.declared.make(coming, partial(_made, channel, command, reply))
     channel.busy = True
 
 
 def _made(channel: Channel, command: Command, reply: bytes, error: BaseException | None) -> None:
     if error is None:
-        channel.connection.finish_busy(channel, reply)
+        channel.owner.finish_busy(channel, reply)
     elif isinstance(error, OnItsWay):
         # What it leads to has gone meanwhile: the command finds that out.
-        channel.connection.try_again(channel, encode(command))
+        channel.owner.try_again(channel, encode(command))
     else:
         _fail(channel, f"metadata could not be written: {error}")
 
@@ -45,17 +45,17 @@ def _made(channel: Channel, command: Command, reply: bytes, error: BaseException
 def reply_removed(channel: Channel, changes: Sequence[Change], reply: bytes, queues: Sequence[Queue] = ()) -> None:
     """Sends `reply` once neither the rows nor the queues' directories come back: see broker/catalogue/deletion.py."""
     if not changes:
-        channel.connection.broker.remove(changes, queues)
+        channel.session.broker.remove(changes, queues)
         if reply:
-            channel.connection.write(reply)
+            channel.output.write(reply)
         return
     channel.busy = True
-    channel.connection.broker.remove(changes, queues, partial(_removed, channel, reply))
+    channel.session.broker.remove(changes, queues, partial(_removed, channel, reply))
 
 
 def _removed(channel: Channel, reply: bytes, error: BaseException | None) -> None:
     if error is None:
-        channel.connection.finish_busy(channel, reply)
+        channel.owner.finish_busy(channel, reply)
     else:
         _fail(channel, f"the deletion is not written yet and will be tried until it is: {error}")
 
@@ -68,11 +68,11 @@ def wait_for(channel: Channel, payload: bytes, name: OnItsWay) -> None:
 
 def _over(channel: Channel, payload: bytes, error: BaseException | None) -> None:
     if error is None:
-        channel.connection.try_again(channel, payload)
+        channel.owner.try_again(channel, payload)
     else:
         _fail(channel, f"an earlier deletion of that name is not written yet: {error}")
 
 
 def _fail(channel: Channel, text: str) -> None:
     channel.busy = False
-    channel.connection.fail(ResourceError(text))
+    channel.owner.fail(ResourceError(text))

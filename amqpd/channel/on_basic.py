@@ -44,37 +44,37 @@ ACK, REQUEUE, DISCARD = 0, 1, 2
 
 
 def qos(channel: Channel, command: BasicQos) -> None:
-    connection = channel.connection
+    session = channel.session
     if command.prefetch_size:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
     if command.global_:
         for consumer in channel.consumers.values():
             if consumer.queue.kind == "quorum":
                 raise NotImplementedByBroker(
-                    f"queue '{consumer.queue.name}' in vhost '{connection.vhost.name}' does not support global qos",
+                    f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
                     commands.BASIC_QOS,
                 )
         channel.window_size = command.prefetch_count
-    elif connection.channel_wide_qos:
+    elif channel.owner.channel_wide_qos:
         # py-amqp, told a product other than RabbitMQ, expects the specification's meaning
         channel.window_size = command.prefetch_count
     else:
         channel.prefetch_count = command.prefetch_count
         # rabbit: it also lifts the channel's window
         channel.window_size = 0
-    connection.send(channel.number, BasicQosOk())
+    channel.output.send(channel.number, BasicQosOk())
     channel.activate_all()
 
 
 def consume(channel: Channel, command: BasicConsume) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     if command.queue == REPLY_TO:
         _consume_replies(channel, command)
         return
     name = queue_name(channel, command.queue)
-    check(connection, "read", "queue", name)
-    queue = vhost.usable_queue(name, connection)
+    check(session, "read", "queue", name)
+    queue = vhost.usable_queue(name, session)
     tag = _new_tag(channel, command.consumer_tag)
     priority = 0
     if "x-priority" in command.arguments:
@@ -96,7 +96,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     )
     channel.consumers[tag] = consumer
     if not command.no_wait:
-        connection.send(channel.number, BasicConsumeOk(tag))
+        channel.output.send(channel.number, BasicConsumeOk(tag))
     queue.add_consumer(consumer)
     queue.used()
     queue.pump()
@@ -111,23 +111,22 @@ def _new_tag(channel: Channel, tag: str) -> str:
 
 
 def _consume_replies(channel: Channel, command: BasicConsume) -> None:
-    connection = channel.connection
+    session = channel.session
     tag = _new_tag(channel, command.consumer_tag)
     if channel.reply_consumer is not None:
         raise PreconditionFailed("reply consumer already set")
     if not command.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
-    nowhere = Source(REPLY_TO, connection.vhost.name)
+    nowhere = Source(REPLY_TO, session.vhost.name)
     reply = ReplyConsumer(channel.make_consumer(nowhere, tag, True, False, 0, b""))
     channel.reply_consumer = reply
-    connection.broker.reply_consumers[reply.key] = reply
+    session.broker.reply_consumers[reply.key] = reply
     if not command.no_wait:
-        connection.send(channel.number, BasicConsumeOk(tag))
+        channel.output.send(channel.number, BasicConsumeOk(tag))
 
 
 def cancel(channel: Channel, command: BasicCancel) -> None:
-    connection = channel.connection
     consumer = channel.consumers.get(command.consumer_tag)
     if consumer is not None:
         if consumer.queue.pump_wanted:
@@ -138,14 +137,14 @@ def cancel(channel: Channel, command: BasicCancel) -> None:
         end_replies(channel)
     # rabbit: an unknown tag is no error
     if not command.no_wait:
-        connection.send(channel.number, BasicCancelOk(command.consumer_tag))
+        channel.output.send(channel.number, BasicCancelOk(command.consumer_tag))
 
 
 def end_replies(channel: Channel) -> None:
     """The channel's direct reply-to consumer goes, if there is one."""
     reply = channel.reply_consumer
     if reply is not None:
-        channel.connection.broker.reply_consumers.pop(reply.key, None)
+        channel.session.broker.reply_consumers.pop(reply.key, None)
         channel.reply_consumer = None
         reply.end()
 
@@ -158,23 +157,23 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     queue.remove_consumer(consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:
-        broker = channel.connection.broker
-        _, changes = channel.connection.vhost.delete_queue(queue)
+        broker = channel.session.broker
+        _, changes = channel.session.vhost.delete_queue(queue)
         broker.remove(changes, [queue])
 
 
 def get(channel: Channel, command: BasicGet) -> None:
-    connection = channel.connection
+    session = channel.session
     name = queue_name(channel, command.queue)
-    check(connection, "read", "queue", name)
-    queue = connection.vhost.usable_queue(name, connection)
+    check(session, "read", "queue", name)
+    queue = session.vhost.usable_queue(name, session)
     queue.used()
     entry = queue.get(command.no_ack)
     if entry is None:
         if queue.waits():
             _get_later(channel, command, queue)
         else:
-            connection.send(channel.number, BasicGetEmpty())
+            channel.output.send(channel.number, BasicGetEmpty())
         return
     message = queue.outgoing(entry)
     assert message is not None  # get() has read it
@@ -186,9 +185,9 @@ def get(channel: Channel, command: BasicGet) -> None:
         channel.unacked.add(tag, entry)
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
-    connection.send(channel.number, ok)
-    connection.write_content(channel.number, message)
-    connection.turn.want()
+    channel.output.send(channel.number, ok)
+    channel.output.write_content(channel.number, message)
+    session.turn.want()
 
 
 def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
@@ -196,16 +195,15 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
     behind it, everybody else goes on.
     """
     channel.busy = True
-    connection = channel.connection
-    again = partial(connection.try_again, channel, encode(command))
+    again = partial(channel.owner.try_again, channel, encode(command))
     # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
-    queue.getters.append(partial(connection.control.soon, again))
+    queue.getters.append(partial(channel.owner.soon, again))
 
 
 def ack(channel: Channel, command: BasicAck) -> None:
     """The slow road's ack: while another channel's content is on its way."""
     channel.ack(_tag(command.delivery_tag), command.multiple)
-    channel.connection.turn.want()
+    channel.session.turn.want()
 
 
 def reject(channel: Channel, command: BasicReject) -> None:
@@ -247,7 +245,7 @@ def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
         channel.returned_credit(entry)
         entry.consumer = None  # as a dead letter it may wait for long
         entry.queue.reject(entry)
-    channel.connection.turn.want()
+    channel.session.turn.want()
 
 
 def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
@@ -266,7 +264,7 @@ def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
 
 def recover(channel: Channel, command: BasicRecover) -> None:
     _recover(channel, command.requeue, commands.BASIC_RECOVER)
-    channel.connection.send(channel.number, BasicRecoverOk())
+    channel.output.send(channel.number, BasicRecoverOk())
 
 
 def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.channel import on_basic
 from amqpd.channel.counters import channel_counts
-from amqpd.errors import ChannelError, NotImplementedByBroker
+from amqpd.errors import NotImplementedByBroker
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
     AccessRequestOk,
@@ -15,44 +15,22 @@ from amqpd.protocol.commands import (
     ChannelCloseOk,
     ChannelFlow,
     ChannelFlowOk,
-    ChannelOpenOk,
 )
 
 if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
-    from amqpd.connection.connection import Connection
-
-
-def open_channel(connection: Connection, channel: Channel | None, number: int) -> None:
-    """channel.open. Raises: ChannelError when it is open, NotAllowed when there are too many."""
-    if channel is not None:
-        if not channel.closing:
-            raise ChannelError("second 'channel.open' seen", commands.CHANNEL_OPEN)
-        if not channel.crossed:
-            # The client has not answered our close yet: it must not use the number before.
-            return
-        # Its own close was answered, and it leaves ours unanswered.
-        connection.forget_channel(number)
-        connection.assembler.take_channel(number)
-    connection.check_channel_count()
-    connection.add_channel(number)
-    connection.broker.channel_opened_count += 1
-    connection.send(number, ChannelOpenOk())
 
 
 def close(channel: Channel, _command: ChannelClose) -> None:
-    connection = channel.connection
-    number = channel.number
     release(channel)
     channel.closing = True
-    connection.forget_channel(number)
-    connection.assembler.take_channel(number)
-    connection.send(number, ChannelCloseOk())
+    channel.owner.forget(channel)
+    channel.output.send(channel.number, ChannelCloseOk())
 
 
 def release(channel: Channel) -> None:
     """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
-    broker = channel.connection.broker
+    broker = channel.session.broker
     broker.channel_closed_count += 1
     broker.ended_channels.add(channel_counts(channel))
     for consumer in list(channel.consumers.values()):
@@ -68,12 +46,12 @@ def flow(channel: Channel, command: ChannelFlow) -> None:
     if not command.active:
         # rabbit: stopping the flow of deliveries is not implemented; prefetch is the means
         raise NotImplementedByBroker("active=false", commands.CHANNEL_FLOW)
-    channel.connection.send(channel.number, ChannelFlowOk(True))
+    channel.output.send(channel.number, ChannelFlowOk(True))
 
 
 def access_request(channel: Channel, _command: commands.AccessRequest) -> None:
     # rabbit: tickets are long gone; old clients get one all the same
-    channel.connection.send(channel.number, AccessRequestOk(1))
+    channel.output.send(channel.number, AccessRequestOk(1))
 
 
 HANDLERS: dict[int, Any] = {

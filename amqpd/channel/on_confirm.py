@@ -17,7 +17,7 @@ def select(channel: Channel, command: ConfirmSelect) -> None:
         raise PreconditionFailed("cannot switch from tx to confirm mode")
     channel.confirming = True
     if not command.no_wait:
-        channel.connection.send(channel.number, ConfirmSelectOk())
+        channel.output.send(channel.number, ConfirmSelectOk())
 
 
 HANDLERS: dict[int, Any] = {commands.CONFIRM_SELECT: select}

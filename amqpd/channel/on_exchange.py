@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def declare(channel: Channel, command: ExchangeDeclare) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     name = clean(command.exchange)
     reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeDeclareOk())
     if command.passive:
@@ -35,12 +35,12 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
         reply_made(channel, command, None, reply)
         return
     vhost.check_not_default(name)
-    check(connection, "configure", "exchange", name)
+    check(session, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
     if isinstance(alternate, str):
         # rabbit: whoever names an alternate must be able to read here and to write there
-        check(connection, "read", "exchange", name)
-        check(connection, "write", "exchange", alternate)
+        check(session, "read", "exchange", name)
+        check(session, "write", "exchange", alternate)
     found = vhost.declare_exchange(
         name, command.type, command.durable, command.auto_delete, command.internal, dict(command.arguments)
     )
@@ -48,11 +48,11 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
 
 
 def delete(channel: Channel, command: ExchangeDelete) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     name = clean(command.exchange)
     vhost.check_not_default(name)
-    check(connection, "configure", "exchange", name)
+    check(session, "configure", "exchange", name)
     exchange = vhost.find_exchange(name)
     # rabbit: deleting what is not there succeeds
     changes = [] if exchange is None else vhost.delete_exchange(exchange, command.if_unused)
@@ -60,33 +60,33 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
 
 
 def bind(channel: Channel, command: ExchangeBind) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     destination_name, source_name = clean(command.destination), clean(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    check(connection, "write", "exchange", destination_name)
-    check(connection, "read", "exchange", source_name)
+    check(session, "write", "exchange", destination_name)
+    check(session, "read", "exchange", source_name)
     source = vhost.settled_exchange(source_name)
     destination = vhost.settled_exchange(destination_name)
-    check_topic_keys(connection, source, (command.routing_key,), "read")
+    check_topic_keys(session, source, (command.routing_key,), "read")
     coming = vhost.bind(source, destination, command.routing_key, dict(command.arguments))
     reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk()))
 
 
 def unbind(channel: Channel, command: ExchangeUnbind) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     destination_name, source_name = clean(command.destination), clean(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    check(connection, "write", "exchange", destination_name)
-    check(connection, "read", "exchange", source_name)
+    check(session, "write", "exchange", destination_name)
+    check(session, "read", "exchange", source_name)
     source = vhost.find_exchange(source_name)
     destination = vhost.find_exchange(destination_name)
     coming: Coming | None = None
     if source is not None and destination is not None:
-        check_topic_keys(connection, source, (command.routing_key,), "read")
+        check_topic_keys(session, source, (command.routing_key,), "read")
         coming = vhost.unbind(source, destination, command.routing_key, dict(command.arguments))
     reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
 

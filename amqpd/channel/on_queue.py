@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 
 def declare(channel: Channel, command: QueueDeclare) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
-    broker = connection.broker
+    session = channel.session
+    vhost = session.vhost
+    broker = session.broker
     if command.passive:
         # rabbit: an empty name means no queue here, not the one last declared
         name = clean(command.queue)
         if name.startswith(REPLY_TO):
             _declare_reply_to(channel, name, command.no_wait)
             return
-        queue = vhost.usable_queue(name, connection)
+        queue = vhost.usable_queue(name, session)
         queue.used()
         _declared(channel, command, None, queue.name, queue.ready_count, len(queue.consumers))
         return
@@ -51,10 +51,10 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
     if not name:
         name = vhost.server_name()
     arguments = dict(command.arguments)
-    check(connection, "configure", "queue", name)
+    check(session, "configure", "queue", name)
     _check_dead_letter(channel, name, arguments)
     found = vhost.declare_queue(
-        name, command.durable, command.exclusive, command.auto_delete, arguments, connection
+        name, command.durable, command.exclusive, command.auto_delete, arguments, session
     )
     broker.queue_declared_count += 1
     if isinstance(found, Coming):
@@ -68,9 +68,9 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
     """rabbit: whoever dead-letters must be able to read the queue and to write to the exchange."""
     target = arguments.get("x-dead-letter-exchange")
     if isinstance(target, str):
-        connection = channel.connection
-        check(connection, "read", "queue", name)
-        check(connection, "write", "exchange", target)
+        session = channel.session
+        check(session, "read", "queue", name)
+        check(session, "write", "exchange", target)
 
 
 def _declared(
@@ -83,76 +83,76 @@ def _declared(
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
     """rabbit: the plain name is always there, a full key while its consumer is."""
-    connection = channel.connection
-    if name != REPLY_TO and name not in connection.broker.reply_consumers:
-        raise NotFound(f"no queue '{name}' in vhost '{connection.vhost.name}'")
+    session = channel.session
+    if name != REPLY_TO and name not in session.broker.reply_consumers:
+        raise NotFound(f"no queue '{name}' in vhost '{session.vhost.name}'")
     if not no_wait:
-        connection.write(commands.frame(channel.number, QueueDeclareOk(name, 0, 1)))
+        channel.output.write(commands.frame(channel.number, QueueDeclareOk(name, 0, 1)))
 
 
 def bind(channel: Channel, command: QueueBind) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     name, exchange_name, key = _ends(channel, command)
-    queue = vhost.usable_queue(name, connection)
+    queue = vhost.usable_queue(name, session)
     exchange = vhost.settled_exchange(exchange_name)
-    check_topic_keys(connection, exchange, (key,), "read")
+    check_topic_keys(session, exchange, (key,), "read")
     coming = vhost.bind(exchange, queue, key, dict(command.arguments))
     reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, QueueBindOk()))
 
 
 def unbind(channel: Channel, command: QueueUnbind) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     name, exchange_name, key = _ends(channel, command)
     queue = vhost.find_queue(name)
     exchange = vhost.find_exchange(exchange_name)
     # rabbit: unbinding what is not there succeeds
     coming: Coming | None = None
     if queue is not None:
-        vhost.check_exclusive(queue, connection)
+        vhost.check_exclusive(queue, session)
         if exchange is not None:
-            check_topic_keys(connection, exchange, (key,), "read")
+            check_topic_keys(session, exchange, (key,), "read")
             coming = vhost.unbind(exchange, queue, key, dict(command.arguments))
     reply_made(channel, command, coming, commands.frame(channel.number, QueueUnbindOk()))
 
 
 def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
     """Queue, exchange and routing key of a binding, which this user may make and take away. Raises: 403, 404."""
-    connection = channel.connection
+    session = channel.session
     name = queue_name(channel, command.queue)
     # spec: 1.7.2.3 no queue name and no key: both are the queue last declared
     key = name if not command.queue and not command.routing_key else command.routing_key
     exchange_name = clean(command.exchange)
-    connection.vhost.check_not_default(exchange_name)
-    check(connection, "write", "queue", name)
-    check(connection, "read", "exchange", exchange_name)
+    session.vhost.check_not_default(exchange_name)
+    check(session, "write", "queue", name)
+    check(session, "read", "exchange", exchange_name)
     return name, exchange_name, key
 
 
 def purge(channel: Channel, command: QueuePurge) -> None:
-    connection = channel.connection
+    session = channel.session
     name = queue_name(channel, command.queue)
-    check(connection, "read", "queue", name)
-    queue = connection.vhost.usable_queue(name, connection)
+    check(session, "read", "queue", name)
+    queue = session.vhost.usable_queue(name, session)
     count = queue.purge()
-    connection.turn.want()
+    session.turn.want()
     if not command.no_wait:
-        connection.send(channel.number, QueuePurgeOk(count))
+        channel.output.send(channel.number, QueuePurgeOk(count))
 
 
 def delete(channel: Channel, command: QueueDelete) -> None:
-    connection = channel.connection
-    vhost = connection.vhost
+    session = channel.session
+    vhost = session.vhost
     name = queue_name(channel, command.queue)
-    check(connection, "configure", "queue", name)
+    check(session, "configure", "queue", name)
     queue = vhost.find_queue(name)
     if queue is None:
         # rabbit: deleting what is not there succeeds
         if not command.no_wait:
-            connection.send(channel.number, QueueDeleteOk(0))
+            channel.output.send(channel.number, QueueDeleteOk(0))
         return
-    vhost.check_exclusive(queue, connection)
+    vhost.check_exclusive(queue, session)
     try:
         queue.prepare()
     except ResourceError as error:
@@ -168,7 +168,7 @@ def delete(channel: Channel, command: QueueDelete) -> None:
         channel.cancelled_here = None
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
-    reply += b"".join([connection.cancel_frame(channel.number, tag) for tag in tags])
+    reply += b"".join([channel.cancel_frame(tag) for tag in tags])
     reply_removed(channel, changes, reply, [queue])
 
 

@@ -28,7 +28,7 @@ def select(channel: Channel, _command: TxSelect) -> None:
     if channel.confirming:
         raise PreconditionFailed("cannot switch from confirm to tx mode")
     channel.transactional = True
-    channel.connection.send(channel.number, TxSelectOk())
+    channel.output.send(channel.number, TxSelectOk())
 
 
 def commit(channel: Channel, _command: TxCommit) -> None:
@@ -87,7 +87,7 @@ def rollback(channel: Channel, _command: TxRollback) -> None:
         entry.in_transaction = False
     channel.tx_settlements.clear()
     channel.tx_bytes = 0
-    channel.connection.send(channel.number, TxRollbackOk())
+    channel.output.send(channel.number, TxRollbackOk())
 
 
 def _check(channel: Channel) -> None:

@@ -27,9 +27,9 @@ from amqpd.protocol.properties import (
 )
 
 if TYPE_CHECKING:
+    from amqpd.broker.session import Session
     from amqpd.channel.channel import Channel
     from amqpd.channel.route import Route
-    from amqpd.connection.connection import Connection
 
 REPLY_TO: Final = DIRECT_REPLY_TO.decode()
 # Sender-selected keys, CC and BCC together.
@@ -42,22 +42,22 @@ def refuse(error: CodecError) -> NoReturn:
     raise FrameError(f"bad content header properties: {error}", BASIC_PUBLISH) from None
 
 
-def judge(connection: Connection, info: PropertyInfo, properties: bytes) -> None:
+def judge(session: Session, info: PropertyInfo, properties: bytes) -> None:
     """Raises: PreconditionFailed (406) for what they must not say. info: what a scan found in them."""
     if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
         raise PreconditionFailed(
             f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}", BASIC_PUBLISH
         )
     if info.user_id is not None:
-        _check_user_id(connection, info.user_id)
+        _check_user_id(session, info.user_id)
     if info.expiration is not None:
         check_expiration(info.expiration)
     if info.sender_selected:
         sender_selected(decode_table(properties, info.headers_start)[0])
 
 
-def _check_user_id(connection: Connection, user_id: bytes) -> None:
-    user = connection.user
+def _check_user_id(session: Session, user_id: bytes) -> None:
+    user = session.user
     if user_id != user.name.encode() and "impersonator" not in user.tags:
         given = user_id.decode("utf-8", "replace")
         raise PreconditionFailed(
@@ -133,7 +133,7 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
     CC and BCC add routing keys, BCC is removed; reply-to `amq.rabbitmq.reply-to` becomes the channel's own key.
     """
     info = message.info
-    connection = channel.connection
+    session = channel.session
     if info is not None and info.direct_reply:
         reply = channel.reply_consumer
         if reply is None:
@@ -148,9 +148,9 @@ def reroute(channel: Channel, route: Route, message: Message) -> tuple[Message, 
     headers = _Headers(message)
     if selected:
         keys += [key for key in sender_selected(headers()) if key not in keys]
-    vhost = connection.vhost
+    vhost = session.vhost
     exchange = vhost.exchange(envelope.exchange)
-    check_topic_keys(connection, exchange, keys)
+    check_topic_keys(session, exchange, keys)
     if vhost.unavailable:
         router.check_available(vhost, exchange, keys, route.needs_headers)
     destinations = router.route(vhost, exchange, keys, headers)

@@ -14,10 +14,10 @@ from amqpd.protocol import commands
 from amqpd.protocol.assembler import BASIC_PUBLISH
 
 if TYPE_CHECKING:
-    from amqpd.connection.connection import Connection
+    from amqpd.broker.session import Session
 
 
-def resolve(connection: Connection, method: bytes) -> tuple[Route, bool]:
+def resolve(session: Session, method: bytes) -> tuple[Route, bool]:
     """A basic.publish to its route. Raises: what the checks raise; see Channel.publish."""
     try:
         command = commands.decode(method)
@@ -25,22 +25,22 @@ def resolve(connection: Connection, method: bytes) -> tuple[Route, bool]:
         raise FrameError(error.text, BASIC_PUBLISH) from None
     assert isinstance(command, commands.BasicPublish)  # the assembler has looked
     try:
-        return _resolve(connection, command)
+        return _resolve(session, command)
     except SoftError as error:
         error.method = BASIC_PUBLISH
         raise
 
 
-def _resolve(connection: Connection, command: commands.BasicPublish) -> tuple[Route, bool]:
+def _resolve(session: Session, command: commands.BasicPublish) -> tuple[Route, bool]:
     if command.immediate:
         raise NotImplementedByBroker("immediate=true", BASIC_PUBLISH)
-    vhost = connection.vhost
-    check(connection, "write", "exchange", command.exchange)
+    vhost = session.vhost
+    check(session, "write", "exchange", command.exchange)
     exchange = vhost.exchange(command.exchange)
     if exchange.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{vhost.name}'")
     key = command.routing_key
-    check_topic_keys(connection, exchange, (key,))
+    check_topic_keys(session, exchange, (key,))
     envelope = Envelope(exchange.name, key)
     if exchange.matcher is None:
         target = router.by_name(vhost, key)
@@ -54,8 +54,8 @@ def _resolve(connection: Connection, command: commands.BasicPublish) -> tuple[Ro
         return Route(envelope, [], command.mandatory, exchange.routes, True), True
     destinations = router.route(vhost, exchange, [key], dict)
     route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
-    auth = connection.broker.auth
-    limited = exchange.kind == "topic" and auth.topic_limited(connection.user, vhost.name, exchange.name)
+    auth = session.broker.auth
+    limited = exchange.kind == "topic" and auth.topic_limited(session.user, vhost.name, exchange.name)
     if not limited and not exchange.alternate:
         route.matcher = exchange.matcher
     return route, True

@@ -40,18 +40,18 @@ class Spread:
         self._syncs = 0
 
     def start(self) -> None:
-        self._channel.busy = True
-        self._channel.connection.unfinished_count += 1
+        self._channel.owner.begin_waiting(self._channel)
         self.step()
 
     def step(self) -> None:
         """One turn's share."""
-        connection = self._channel.connection
+        owner = self._channel.owner
+        turn = self._channel.session.turn
         destinations = self._route.destinations
         message = self._message
         deadline = time.monotonic() + SLICE_S
         logs: list[QueueLog] = []
-        stores = connection.turn.stores
+        stores = turn.stores
         cost = min(len(stores.dirty), stores.dirty_max // 2)  # others may have had theirs, but it goes on
         while self._next < len(destinations) and cost < stores.dirty_max:
             destination = destinations[self._next]
@@ -66,21 +66,21 @@ class Spread:
                 self._accepted = False
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break
-        connection.control.soon(connection.turn.run)  # at once, also where it was put off: there is more to come
+        owner.soon(turn.run)  # at once, also where it was put off: there is more to come
         if self._waits and logs:
             self._syncs += 1
-            connection.turn.when_synced(partial(self._synced, logs))
+            turn.when_synced(partial(self._synced, logs))
         if self._next < len(destinations):
-            connection.control.soon(self.step)
+            owner.soon(self.step)
         elif self._syncs == 0:
-            connection.control.soon(self._finish)
+            owner.soon(self._finish)
 
     def _synced(self, logs: list[QueueLog], failed: list[QueueLog]) -> None:
         self._syncs -= 1
         if failed and any(log in failed for log in logs):
             self._accepted = False
         if self._syncs == 0 and self._next == len(self._route.destinations):
-            self._channel.connection.control.soon(self._finish)
+            self._channel.owner.soon(self._finish)
 
     def _finish(self) -> None:
         self._channel.spread_ended(self._accepted)

@@ -28,7 +28,7 @@ class Connections(Clients):
         self.opened_count = 0
         self.closed_count = 0
         limits = broker.settings.limits
-        self.unopened = Unopened(limits.unopened_share, limits.reserved_descriptors)
+        self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
         self.give_back = GiveBack(broker.loop, malloc_trim())
         self._broker = broker
         broker.clients = self
@@ -45,17 +45,18 @@ class Connections(Clients):
         """Everything a connection held, when it ends: by close, by error, by a lost socket. May be called twice."""
         self.by_name.pop(connection.name, None)
         connection.drop_bodies()
-        for channel in list(connection.channels.values()):
+        for channel in connection.channels.all():
             if not channel.closing:
                 channel.closing = True
                 on_channel.release(channel)
-            connection.forget_channel(channel.number)
-        vhost = connection.vhost_or_none()
-        if vhost is None:
+            connection.backlog.drop(channel.number)
+        session = connection.opened
+        if session is None:
             return
+        vhost = session.vhost
         changes: list[Change] = []
         gone: list[Queue] = []
-        for queue in vhost.exclusive_queues(connection):
+        for queue in vhost.exclusive_queues(session):
             changes += vhost.delete_queue(queue)[1]
             gone.append(queue)
         self._broker.remove(changes, gone)
@@ -66,21 +67,22 @@ class Connections(Clients):
         """Routes are checked anew; whoever may not be here any more goes."""
         for connection in self:
             connection.forget_routes()
-            if connection.user.name != change.user:
+            session = connection.session
+            if session.user.name != change.user:
                 continue
             if change.what == "user_deleted":
                 connection.control.force(f"user '{change.user}' was deleted")
-            elif not self._broker.auth.may_access_vhost(connection.user, connection.vhost.name):
-                connection.control.force(f"access to vhost '{connection.vhost.name}' was revoked")
+            elif not self._broker.auth.may_access_vhost(session.user, session.vhost.name):
+                connection.control.force(f"access to vhost '{session.vhost.name}' was revoked")
 
     def vhost_deleted(self, vhost: VHost) -> None:
         for connection in self:
-            if connection.vhost is vhost:
+            if connection.session.vhost is vhost:
                 connection.control.force(f"vhost '{vhost.name}' is down")
 
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for connection in self:
-            for channel in connection.channels.values():
+            for channel in connection.channels.all():
                 channel.forget_offsets(queue, ranges)
 
     def alarm_ended(self) -> None:

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import Refused, User
-from amqpd.connection import connection as states
-from amqpd.connection.connection import Connection, InputWaits
+from amqpd.connection.backlog import InputWaits
+from amqpd.connection.connection import Connection
+from amqpd.connection.control import Control, Wire
+from amqpd.connection.ending import CLOSED, CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.read_gate import ALARM
 from amqpd.errors import (
     AmqpError,
@@ -55,7 +57,6 @@ from amqpd.protocol.commands import (
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.connection.connections import Connections
-    from amqpd.connection.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -97,16 +98,16 @@ def server_properties(broker: Broker) -> dict[str, object]:
     }
 
 
-class Control:
-    """One per connection; see the module. Everything here is off the fast road."""
+class Handshake(Control):
+    """One per connection, for all of its life. Everything here is off the fast road."""
 
-    def __init__(self, broker: Broker, connections: Connections, transport: Transport) -> None:
+    def __init__(self, broker: Broker, connections: Connections, wire: Wire) -> None:
+        super().__init__()
         self.broker = broker
         self.connections = connections
-        self.transport = transport
+        self.wire = wire
         self.connection: Connection = None  # type: ignore[assignment]  # begin() brings it
         self.step = WANT_HEADER
-        self.mechanism = ""
         self.connected_at = broker.wall_time()
         self._header = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -135,13 +136,13 @@ class Control:
         self.step = WANT_START_OK
         rest = header[8:]
         self._header = b""
-        self.connection.send(0, ConnectionStart(0, 9, server_properties(self.broker), "PLAIN AMQPLAIN", "en_US"))
+        self.connection.output.send(0, ConnectionStart(0, 9, server_properties(self.broker), "PLAIN AMQPLAIN", "en_US"))
         return rest
 
     def _refuse_header(self) -> None:
         # spec: 4.2.2 answer with the header that would do, then close
         log.warning("a client was refused that does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
-        self.transport.write_now(HEADER)
+        self.wire.write(HEADER)
         self.finished()
 
     # -- methods -----------------------------------------------------------------------------------------------------
@@ -173,13 +174,13 @@ class Control:
 
     def _on_open(self, method: int, command: commands.Command) -> None:
         if isinstance(command, ConnectionClose):
-            if self.connection.unfinished_count > 0:
-                self.connection.close_waits = True
+            if self.connection.backlog.unfinished_count > 0:
+                self.connection.backlog.close_waits = True
             else:
                 self.closed_by_client()
         elif isinstance(command, ConnectionUpdateSecret):
             # rabbit: a backend without expiring secrets has nothing to do
-            self.connection.send(0, ConnectionUpdateSecretOk())
+            self.connection.output.send(0, ConnectionUpdateSecretOk())
         else:
             raise ChannelError("unexpected method in connection state running", method)
 
@@ -216,7 +217,7 @@ class Control:
     async def _login(self, connection: Connection, name: str, password: bytes) -> None:
         try:
             user = await self.broker.auth.authenticate(
-                name, password, self.transport.peer_is_loopback, self.transport.peer[0]
+                name, password, self.wire.peer_is_loopback, self.wire.peer[0]
             )
         except Refused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._about())
@@ -227,21 +228,21 @@ class Control:
             log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
             self._refuse_login(connection)
             return
-        if connection.state != states.HANDSHAKE:
+        if connection.ending.state != HANDSHAKE:
             return
         self._user = user
         self.step = WANT_TUNE_OK
         settings = self.broker.settings.amqp
         heartbeat = settings.heartbeat_s
-        connection.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
+        connection.output.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
         connection.resume_input()
 
     def _refuse_login(self, connection: Connection) -> None:
-        if connection.state != states.HANDSHAKE:
+        if connection.ending.state != HANDSHAKE:
             return
         if connection.capabilities.get("authentication_failure_close") is True:
             self.step = OPEN
-            connection.shut(
+            connection.ending.shut(
                 LoginRefused(
                     f"Login was refused using authentication mechanism {self.mechanism}. "
                     "For details see the broker logfile."
@@ -268,7 +269,7 @@ class Control:
                 f"negotiated channel_max = {command.channel_max} is higher than the maximum allowed value "
                 f"({settings.channel_max})"
             )
-        connection.channel_max = command.channel_max or settings.channel_max
+        connection.channels.count_max = command.channel_max or settings.channel_max
         connection.set_frame_max(frame_max)
         connection.heartbeat_s = command.heartbeat
         self.step = WANT_OPEN
@@ -292,22 +293,22 @@ class Control:
         connection.open(user, vhost)
         product = broker.settings.product[0]
         client = connection.client_properties.get("product")
-        connection.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
+        connection.backlog.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
         self.connections.add(connection)
-        self.connections.unopened.opened(self.transport)
-        connection.send(0, ConnectionOpenOk())
+        self.connections.unopened.opened(self.wire)
+        connection.output.send(0, ConnectionOpenOk())
         log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def closed_by_client(self) -> None:
         connection = self.connection
-        if connection.state == states.RUNNING:
+        if connection.ending.state == RUNNING:
             log.info("the client has closed its connection", extra=self._about())
             self.release()
-        connection.state = states.CLOSING
-        connection.send(0, ConnectionCloseOk())
-        connection.flush()
+        connection.ending.enter(CLOSING)
+        connection.output.send(0, ConnectionCloseOk())
+        connection.output.flush()
         # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
         # for a failure (amqp091-go).
         connection.gate.open_for_good()
@@ -317,26 +318,26 @@ class Control:
         """A hard error. In the handshake most are answered by silence."""
         connection = self.connection
         tells = self.step >= WANT_TUNE_OK and isinstance(error, NotAllowed | ChannelError | CommandInvalid)
-        if connection.state == states.HANDSHAKE and not tells:
+        if connection.ending.state == HANDSHAKE and not tells:
             log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
             self._penalty()
             return
         assert isinstance(error, HardError)  # the connection passes no other
-        connection.shut(error)
+        connection.ending.shut(error)
         self._wait_for_close_ok()
 
     def force(self, reason: str) -> None:
         """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
         if self.step == GONE:
             return
-        if self.connection.state == states.RUNNING:
-            self.connection.shut(ConnectionForced(reason))
+        if self.connection.ending.state == RUNNING:
+            self.connection.ending.shut(ConnectionForced(reason))
             self._wait_for_close_ok()
         else:
             self.finished()
 
     def _penalty(self) -> None:
-        self.connection.state = states.CLOSING
+        self.connection.ending.enter(CLOSING)
         self._set_timer(PENALTY_S, self.finished)
 
     def _wait_for_close_ok(self) -> None:
@@ -346,8 +347,8 @@ class Control:
         """What the peer has sent behind our close was not heard, and it is to know that."""
         self._timer = None
         log.warning("connection.close was not answered in %d s, reset", CLOSE_WAIT_S, extra=self._about())
-        self.connection.flush()
-        self.transport.abort()
+        self.connection.output.flush()
+        self.wire.abort()
 
     def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:
@@ -361,17 +362,16 @@ class Control:
 
     def finished(self) -> None:
         """Writes what is left and closes the socket."""
-        if self.connection.state != states.CLOSED:
-            self.connection.flush()
-            self.transport.close()
+        if self.connection.ending.state != CLOSED:
+            self.connection.output.flush()
+            self.wire.close()
 
     def _about(self) -> dict[str, object]:
         """Fields of a log record."""
-        connection = self.connection
-        about: dict[str, object] = {"connection": connection.name}
-        vhost = connection.vhost_or_none()
-        if self._user is not None and vhost is not None:
-            about.update(user=self._user.name, vhost=vhost.name)
+        about: dict[str, object] = {"connection": self.connection.name}
+        session = self.connection.opened
+        if session is not None:
+            about.update(user=session.user.name, vhost=session.vhost.name)
         return about
 
     def release(self) -> None:
@@ -387,15 +387,15 @@ class Control:
             self._task.cancel()  # a password check that nobody waits for costs nothing
             self._task = None
         connection = self.connection
-        was_open = self.step == OPEN and connection.vhost_or_none() is not None
-        if connection.state == states.RUNNING:
+        was_open = self.step == OPEN and connection.opened is not None
+        if connection.ending.state == RUNNING:
             log.info("the client went away without closing its connection", extra=self._about())
-        connection.state = states.CLOSED
+        connection.ending.enter(CLOSED)
         if was_open:
             self.release()
             self.connections.closed_count += 1
         connection.let_go()
-        self.connections.give_back.gone(connection.received_bytes + connection.sent_bytes)
+        self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)
         self.step = GONE
         del self.connection
 
@@ -408,15 +408,15 @@ class Control:
             return
         connection.gate.hold(ALARM)
         if connection.capabilities.get("connection.blocked") is True:
-            connection.send(0, ConnectionBlocked(self.broker.alarm_reason))
+            connection.output.send(0, ConnectionBlocked(self.broker.alarm_reason))
 
     def release_from_alarm(self) -> None:
         connection = self.connection
         if not connection.gate.holds(ALARM):
             return
         if connection.capabilities.get("connection.blocked") is True:
-            connection.send(0, ConnectionUnblocked())
-        connection.release_in_turn(ALARM)
+            connection.output.send(0, ConnectionUnblocked())
+        connection.gate.release_in_turn(ALARM)
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        self.broker.loop.call_soon(callback)
+    def soon(self, function: Callable[[], None]) -> None:
+        self.broker.loop.call_soon(function)

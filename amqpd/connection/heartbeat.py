@@ -14,14 +14,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from amqpd.connection import connection as states
+from amqpd.connection.ending import RUNNING
 from amqpd.connection.read_gate import OUTPUT
 
 if TYPE_CHECKING:
-    from amqpd.connection.transport import Transport
+    from amqpd.connection.connection import Connection
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 TICK_S: Final = 0.25
 MID_FRAME_S: Final = 60.0
 
@@ -43,29 +44,29 @@ class Heartbeats:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._clocks: dict[Transport, _Clock] = {}
+        self._clocks: dict[Connection, _Clock] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, transport: Transport) -> None:
-        self._clocks[transport] = _Clock(self._loop.time())
+    def add(self, connection: Connection) -> None:
+        self._clocks[connection] = _Clock(self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
-    def remove(self, transport: Transport) -> None:
-        self._clocks.pop(transport, None)
+    def remove(self, connection: Connection) -> None:
+        self._clocks.pop(connection, None)
 
     def open_count(self) -> int:
         return len(self._clocks)
 
     def finish_unopened(self) -> None:
         """Ends those in their handshake, and those closed already that wait for their client's end of the stream."""
-        for transport in list(self._clocks):
-            if transport.connection.state != states.RUNNING:
-                transport.control.finished()
+        for connection in list(self._clocks):
+            if connection.ending.state != RUNNING:
+                connection.control.finished()
 
     def abort_all(self) -> None:
-        for transport in list(self._clocks):
-            transport.abort()
+        for connection in list(self._clocks):
+            connection.wire.abort()
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -75,20 +76,19 @@ class Heartbeats:
     def _tick(self) -> None:
         now = self._loop.time()
         self._timer = self._loop.call_later(TICK_S, self._tick) if self._clocks else None
-        for transport, clock in list(self._clocks.items()):
-            self._look(transport, clock, now)
+        for connection, clock in list(self._clocks.items()):
+            self._look(connection, clock, now)
 
-    def _look(self, transport: Transport, clock: _Clock, now: float) -> None:
-        connection = transport.connection
+    def _look(self, connection: Connection, clock: _Clock, now: float) -> None:
         if connection.received:
             connection.received = False
             clock.received = now
             if not connection.assembler.unfinished():
                 clock.began_frame = 0.0
-        if connection.sent:
-            connection.sent = False
+        if connection.output.sent:
+            connection.output.sent = False
             clock.sent = now
-        if connection.state != states.RUNNING:
+        if connection.ending.state != RUNNING:
             return
         reasons = connection.gate.reasons
         if reasons:
@@ -103,12 +103,12 @@ class Heartbeats:
                 clock.progress = progress
             elif now - clock.began_frame > MID_FRAME_S and connection.assembler.unfinished():
                 # Also where it is its own reading that is waited for: others wait for the end of its message.
-                transport.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
+                connection.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
                 return
             elif now - clock.began_frame > MID_FRAME_S and not reasons:
                 about = {"connection": connection.name}
                 log.warning("an unfinished frame for %d s, the connection is dropped", MID_FRAME_S, extra=about)
-                transport.abort()
+                connection.wire.abort()
                 return
         else:
             clock.began_frame = 0.0
@@ -118,7 +118,7 @@ class Heartbeats:
         if now - clock.received > 2 * interval:
             about = {"connection": connection.name}
             log.warning("missed heartbeats, the connection is dropped after %d s", 2 * interval, extra=about)
-            transport.abort()
+            connection.wire.abort()
         elif now - clock.sent >= interval / 2:
-            connection.write(states.HEARTBEAT_FRAME)
+            connection.output.write(HEARTBEAT_FRAME)
             clock.sent = now

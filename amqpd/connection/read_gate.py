@@ -14,9 +14,13 @@ the peer's own, as heartbeats do, asks here: while there is a reason, it is we w
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+from collections.abc import Callable
+from typing import Final, final
 
 from mypy_extensions import i64
+
+from amqpd.broker.flow.turn import Turn
+from amqpd.connection.control import Wire
 
 SYNC: Final = 1
 BACKLOG: Final = 2
@@ -27,13 +31,22 @@ PACED: Final = 32
 BODIES: Final = 64
 
 
+def _nobody() -> None:
+    """Nobody waits for the gate."""
+
+
 @final
 class ReadGate:
-    """Of one connection. transport: pause_reading(), resume_reading(). No reasons: it is read."""
+    """Of one connection. No reasons: it is read."""
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, wire: Wire, turn: Turn) -> None:
         self.reasons: i64 = 0
-        self._transport = transport
+        # Works off what came meanwhile; its owner brings it, and asks again what it may.
+        self.go_on: Callable[[], None] = _nobody
+        # The connection ends, and takes no turns any more.
+        self.closing = False
+        self._wire = wire
+        self._turn = turn
         self._open_for_good = False
 
     def holds(self, reason: i64) -> bool:
@@ -45,7 +58,7 @@ class ReadGate:
         if self._open_for_good:
             return
         if self.reasons == 0:
-            self._transport.pause_reading()
+            self._wire.pause_reading()
         self.reasons |= reason
 
     def release(self, reason: i64) -> None:
@@ -54,11 +67,51 @@ class ReadGate:
             return
         self.reasons &= ~reason
         if self.reasons == 0:
-            self._transport.resume_reading()
+            self._wire.resume_reading()
 
     def open_for_good(self) -> None:
         """The connection is ending: only the peer's own end is still of interest, and nothing may keep us from it."""
         self._open_for_good = True
         if self.reasons != 0:
             self.reasons = 0
-            self._transport.resume_reading()
+            self._wire.resume_reading()
+
+    # -- in its turn -------------------------------------------------------------------------------------------------
+
+    def pace(self) -> None:
+        """It has had its share: it is read on in one of the next turns."""
+        if not self.closing and not self.holds(PACED):
+            self.hold(PACED)
+            self._turn.pace(self)
+
+    def release_in_turn(self, reason: i64) -> None:
+        """With all the others that were held for this reason: each in its turn."""
+        self.pace()
+        self.release(reason)
+
+    def hold_for_sync(self) -> None:
+        """Until what is unsynced is on disk."""
+        if not self.holds(SYNC):
+            self.hold(SYNC)
+            self._turn.hold(self)
+
+    def synced(self) -> None:
+        """What was unsynced is on disk."""
+        self.release_in_turn(SYNC)
+
+    def read_bodies(self, on: bool) -> None:
+        """Whether there is room for more of an unfinished body."""
+        if not on:
+            self.hold(BODIES)
+        elif self.holds(BODIES):
+            self.release_in_turn(BODIES)
+
+    def read_on(self) -> None:
+        """Another turn has come."""
+        self.release(PACED)
+        if not self.holds(SHARING):
+            self.go_on()
+
+    def let_go(self) -> None:
+        """The socket is gone."""
+        self.go_on = _nobody

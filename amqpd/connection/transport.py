@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import itertools
 import logging
 import socket
 import struct
 from typing import TYPE_CHECKING, Final, cast
 
 from amqpd.connection.connection import Connection
-from amqpd.connection.handshake import WANT_HEADER, Control
+from amqpd.connection.control import Wire
+from amqpd.connection.handshake import WANT_HEADER, Handshake
 from amqpd.connection.heartbeat import Heartbeats
 
 if TYPE_CHECKING:
@@ -35,25 +35,20 @@ RESET: Final = struct.pack("ii", 1, 0)
 # rabbit: frames before the login are small
 HANDSHAKE_FRAME_MAX: Final = 8192
 
-_serial = itertools.count(1)
 
-
-class Transport(asyncio.Protocol):
+class Transport(Wire, asyncio.Protocol):
     """One socket."""
 
     def __init__(self, broker: Broker, connections: Connections, heartbeats: Heartbeats, tls: bool) -> None:
+        super().__init__()
         self.broker = broker
         self.heartbeats = heartbeats
         self.tls = tls
-        self.peer: tuple[str, int] = ("", 0)
-        self.local: tuple[str, int] = ("", 0)
-        self.peer_is_loopback = False
-        self.serial = next(_serial)
         self._transport: asyncio.Transport | None = None
         self._reading_paused = False
         self._finished = False
         self._linger: asyncio.TimerHandle | None = None
-        self.control = Control(broker, connections, self)
+        self.control = Handshake(broker, connections, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -65,10 +60,9 @@ class Transport(asyncio.Protocol):
         self.local = _address(transport.get_extra_info("sockname"))
         self.peer_is_loopback = is_loopback(self.peer[0])
         name = f"{_shown(self.peer)} -> {_shown(self.local)}"
-        self.connection = Connection(self.broker, self.broker.turn, self, name, HANDSHAKE_FRAME_MAX)
-        self.connection.control = self.control
+        self.connection = Connection(self.broker, self, self.control, name, HANDSHAKE_FRAME_MAX)
         self.control.begin(self.connection)
-        self.heartbeats.add(self)
+        self.heartbeats.add(self.connection)
         self.control.connections.unopened.entered(self)
 
     def data_received(self, data: bytes) -> None:
@@ -85,17 +79,17 @@ class Transport(asyncio.Protocol):
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        self.heartbeats.remove(self)
+        self.heartbeats.remove(self.connection)
         self.control.connections.unopened.left(self)
         self.control.lost()
         # The connection and its control know this transport; see Connection.let_go.
         del self.connection, self.control
 
     def pause_writing(self) -> None:
-        self.connection.pause_writing()
+        self.connection.output.pause_writing()
 
     def resume_writing(self) -> None:
-        self.connection.resume_writing()
+        self.connection.output.resume_writing()
 
     # -- called by the connection ------------------------------------------------------------------------------------
 
@@ -108,9 +102,6 @@ class Transport(asyncio.Protocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.writelines(pieces)
-
-    def write_now(self, data: bytes) -> None:
-        self.write(data)
 
     def close(self) -> None:
         """Ends the stream when what was written has gone out, and closes when the peer has ended its own.

@@ -14,12 +14,13 @@ import heapq
 import ipaddress
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from amqpd import descriptors
 
 if TYPE_CHECKING:
-    from amqpd.connection.transport import Transport
+    from amqpd.connection.control import Wire
 
 log = logging.getLogger(__name__)
 
@@ -33,45 +34,48 @@ LOG_S: Final = 1.0
 
 
 class Unopened:
-    """Of one broker. share: of the descriptors; reserved: descriptors that are for others than AMQP sockets."""
+    """Of one broker. soon: calls a function in the next turn of the loop. share: of the descriptors;
+    reserved: descriptors that are for others than AMQP sockets.
+    """
 
-    def __init__(self, share: float, reserved: int) -> None:
+    def __init__(self, soon: Callable[[Callable[[], None]], object], share: float, reserved: int) -> None:
+        self._soon = soon
         self.share = share
         self.reserved = reserved
         self.closed_count = 0
-        self._sockets: set[Transport] = set()
+        self._sockets: set[Wire] = set()
         # By address, the oldest first.
-        self._waiting: dict[str, dict[Transport, None]] = {}
+        self._waiting: dict[str, dict[Wire, None]] = {}
         self._waiting_count = 0
         self._log_at = 0.0
 
-    def entered(self, transport: Transport) -> None:
+    def entered(self, wire: Wire) -> None:
         """A socket is there. Cost: 2 us, and what is closed for it."""
-        self._sockets.add(transport)
-        self._waiting.setdefault(_network(transport.peer[0]), {})[transport] = None
+        self._sockets.add(wire)
+        self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
         self._waiting_count += 1
         limit = descriptors.limit()
         over = len(self._sockets) - int(limit * self.share)
         if over > 0:
             self._make_room(min(over + limit // SLACK_SHARE, self._waiting_count - max(1, limit // KEPT_SHARE)), limit)
         if len(self._sockets) > limit - min(self.reserved, limit // RESERVED_SHARE_MAX):
-            self._close(transport)
-            self._tell(f"no descriptor is left for it but the reserved ones of {limit}", transport.peer[0])
+            self._close(wire)
+            self._tell(f"no descriptor is left for it but the reserved ones of {limit}", wire.peer[0])
 
-    def opened(self, transport: Transport) -> None:
+    def opened(self, wire: Wire) -> None:
         """It has logged in and is not closed for others any more."""
-        address = _network(transport.peer[0])
+        address = _network(wire.peer[0])
         waiting = self._waiting.get(address)
-        if waiting is not None and transport in waiting:
-            del waiting[transport]
+        if waiting is not None and wire in waiting:
+            del waiting[wire]
             self._waiting_count -= 1
             if not waiting:
                 del self._waiting[address]
 
-    def left(self, transport: Transport) -> None:
+    def left(self, wire: Wire) -> None:
         """It is gone. May be called of one that was closed here."""
-        self.opened(transport)
-        self._sockets.discard(transport)
+        self.opened(wire)
+        self._sockets.discard(wire)
 
     def _make_room(self, count: int, limit: int) -> None:
         heap = [(-len(waiting), address) for address, waiting in self._waiting.items()]
@@ -87,11 +91,11 @@ class Unopened:
         if count > 0:
             self._tell(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
 
-    def _close(self, transport: Transport) -> None:
-        self.left(transport)
+    def _close(self, wire: Wire) -> None:
+        self.left(wire)
         self.closed_count += 1
         # Not in the midst of its own connection_made.
-        transport.broker.loop.call_soon(transport.abort)
+        self._soon(wire.abort)
 
     def _tell(self, why: str, address: str) -> None:
         now = time.monotonic()

@@ -126,7 +126,7 @@ async def close_connection(call: Call) -> Reply:
     if not name and not wanted:
         raise BadRequest("name or pid is needed")
     for connection in call.server.connections:
-        if connection.name == name or pid(call, connection) == wanted:
+        if connection.name == name or pid(call, connection.session) == wanted:
             connection.control.force(reason(call.text("reason", "")))
             call.broker.turn.want()
             return NO_CONTENT
@@ -142,7 +142,7 @@ async def close_all_connections(call: Call) -> Reply:
         name = call.text("vhost")
         if name not in call.broker.vhosts:
             raise NotThere(f"vhost '{name}' does not exist")
-        found = [each for each in found if each.vhost.name == name]
+        found = [each for each in found if each.session.vhost.name == name]
     closed = 0
     slices = Slices()
     for connection in found[:limit] if limit else found:

@@ -19,6 +19,7 @@ from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Consumer
+    from amqpd.broker.session import Session
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
 
@@ -30,8 +31,8 @@ def reason(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:200]) or CLOSED_BY_API
 
 
-def pid(call: Call, connection: Connection, channel: int = 0) -> str:
-    return f"<{call.node}.{int(call.broker.started_at)}.{connection.transport.serial}.{channel}>"
+def pid(call: Call, session: Session, channel: int = 0) -> str:
+    return f"<{call.node}.{int(call.broker.started_at)}.{session.serial}.{channel}>"
 
 
 def _state(call: Call, connection: Connection) -> str:
@@ -43,27 +44,28 @@ def _state(call: Call, connection: Connection) -> str:
 
 
 def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
-    transport = connection.transport
+    session = connection.session
+    wire = connection.wire
     item: dict[str, Any] = {
-        "pid": pid(call, connection),
+        "pid": pid(call, session),
         "name": connection.name,
-        "user": connection.user.name,
-        "user_who_performed_action": connection.user.name,
-        "vhost": connection.vhost.name,
-        "peer_host": transport.peer[0],
-        "peer_port": transport.peer[1],
-        "host": transport.local[0],
-        "port": transport.local[1],
+        "user": session.user.name,
+        "user_who_performed_action": session.user.name,
+        "vhost": session.vhost.name,
+        "peer_host": wire.peer[0],
+        "peer_port": wire.peer[1],
+        "host": wire.local[0],
+        "port": wire.local[1],
         "protocol": "AMQP 0-9-1",
         "auth_mechanism": connection.control.mechanism,
         "client_properties": plain(connection.client_properties),
-        "channels": len(connection.channels),
-        "channel_max": connection.channel_max,
-        "frame_max": connection.frame_payload_max + 8,
+        "channels": len(connection.channels.by_number),
+        "channel_max": connection.channels.count_max,
+        "frame_max": connection.output.frame_payload_max + 8,
         "timeout": connection.heartbeat_s,
         "state": _state(call, connection),
         "connected_at": int(connection.control.connected_at * 1000),
-        "ssl": transport.tls,
+        "ssl": wire.tls,
         "type": "network",
         "node": call.node,
         **call.rates.details(connection, CONNECTION),
@@ -74,29 +76,29 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
     return item
 
 
-def _connection_details(connection: Connection) -> dict[str, Any]:
-    host, port = connection.transport.peer
-    return {"name": connection.name, "peer_host": host, "peer_port": port}
+def connection_details(session: Session) -> dict[str, Any]:
+    host, port = session.peer
+    return {"name": session.name, "peer_host": host, "peer_port": port}
 
 
 def channel_name(channel: Channel) -> str:
-    return f"{channel.connection.name} ({channel.number})"
+    return f"{channel.session.name} ({channel.number})"
 
 
-def channel_item(call: Call, channel: Channel) -> dict[str, Any]:
-    connection = channel.connection
+def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[str, Any]:
+    session = channel.session
     confirm = channel.confirming
     return {
-        "pid": pid(call, connection, channel.number),
-        "connection": pid(call, connection),
+        "pid": pid(call, session, channel.number),
+        "connection": pid(call, session),
         "name": channel_name(channel),
         "number": channel.number,
-        "user": connection.user.name,
-        "user_who_performed_action": connection.user.name,
-        "vhost": connection.vhost.name,
+        "user": session.user.name,
+        "user_who_performed_action": session.user.name,
+        "vhost": session.vhost.name,
         "node": call.node,
         "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
-        "connection_details": _connection_details(connection),
+        "connection_details": connection_details(session),
         "confirm": confirm,
         "transactional": channel.transactional,
         "consumer_count": len(channel.consumers),
@@ -126,17 +128,17 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
     }
     if isinstance(consumer, ChannelConsumer):
         channel = consumer.channel
-        connection = channel.connection
+        session = channel.session
         item["prefetch_count"] = consumer.prefetch_count
         if consumer.arguments:
             item["arguments"] = plain(decode_table(consumer.arguments, 0)[0])
-        host, port = connection.transport.peer
+        host, port = session.peer
         item["channel_details"] = {
-            "pid": pid(call, connection, channel.number),
+            "pid": pid(call, session, channel.number),
             "name": channel_name(channel),
             "number": channel.number,
-            "connection_name": connection.name,
-            "user": connection.user.name,
+            "connection_name": session.name,
+            "user": session.user.name,
             "node": call.node,
             "peer_host": host,
             "peer_port": port,
@@ -151,23 +153,33 @@ def connections(call: Call, role: Role = Role.MONITORING) -> list[Connection]:
     """Those the caller may see (or close, with the administrator role): all, or his own; of the path's vhost if any."""
     found = list(call.server.connections)
     if not call.caller.has(role):
-        found = [each for each in found if each.user.name == call.caller.user.name]
+        found = [each for each in found if _may_see(call, role, each)]
     if "vhost" in call.params:
         vhost = call.vhost()
-        found = [each for each in found if each.vhost is vhost]
+        found = [each for each in found if each.session.vhost is vhost]
     return sorted(found, key=_name)
+
+
+def _may_see(call: Call, role: Role, connection: Connection) -> bool:
+    return call.caller.has(role) or connection.session.user.name == call.caller.user.name
 
 
 def _find(call: Call, role: Role = Role.MONITORING) -> Connection:
     name = call.params["connection"]
     found = call.server.connections.by_name.get(name)
-    if found is None or not (call.caller.has(role) or found.user.name == call.caller.user.name):
+    if found is None or not _may_see(call, role, found):
         raise NotThere(f"no connection '{name}'")
     return found
 
 
-def _channels(found: list[Connection]) -> list[Channel]:
-    return [each.channels[number] for each in found for number in sorted(each.channels)]
+def _channels(found: list[Connection]) -> list[tuple[Connection, Channel]]:
+    return [(each, channel) for each in found for _, channel in sorted(each.channels.by_number.items())]
+
+
+async def _list_channels(call: Call, found: list[Connection]) -> Reply:
+    return await listing(
+        call, _channels(found), lambda pair: channel_item(call, *pair), lambda pair: channel_name(pair[1])
+    )
 
 
 # -- handlers --------------------------------------------------------------------------------------------------------
@@ -190,21 +202,21 @@ async def delete_connection(call: Call) -> Reply:
 
 
 async def get_connection_channels(call: Call) -> Reply:
-    return await listing(call, _channels([_find(call)]), lambda each: channel_item(call, each), channel_name)
+    return await _list_channels(call, [_find(call)])
 
 
 async def get_channels(call: Call) -> Reply:
-    return await listing(call, _channels(connections(call)), lambda each: channel_item(call, each), channel_name)
+    return await _list_channels(call, connections(call))
 
 
 async def get_channel(call: Call) -> Reply:
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
     connection = call.server.connections.by_name.get(owner)
-    if connection is not None and (call.caller.has(Role.MONITORING) or connection.user.name == call.caller.user.name):
+    if connection is not None and _may_see(call, Role.MONITORING, connection):
         channel = connection.channels.get(int(number)) if number.isascii() and number.isdecimal() else None
         if channel is not None:
-            item = channel_item(call, channel)
+            item = channel_item(call, connection, channel)
             item["consumer_details"] = [consumer_item(call, each) for each in channel.consumers.values()]
             return one(call, item)
     raise NotThere(f"no channel '{name}'")

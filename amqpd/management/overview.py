@@ -71,9 +71,9 @@ class Totals:
                     await slices.rest()
         names = {vhost.name for vhost in vhosts}
         for connection in call.server.connections:
-            if connection.vhost.name in names:
+            if connection.session.vhost.name in names:
                 counts["connections"] += 1
-                counts["channels"] += len(connection.channels)
+                counts["channels"] += len(connection.channels.by_number)
         return counts
 
 

@@ -20,7 +20,7 @@ from amqpd.protocol.properties import decode_properties
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Entry
     from amqpd.broker.queues.queue import Queue
-    from amqpd.connection.connection import Connection
+    from amqpd.broker.session import Session
 
 GET_COUNT_MAX: Final = 1000
 GET_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -71,9 +71,9 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     return item
 
 
-def _owner(connection: Connection) -> dict[str, Any]:
-    host, port = connection.transport.peer
-    return {"name": connection.name, "peer_host": host, "peer_port": port}
+def _owner(session: Session) -> dict[str, Any]:
+    host, port = session.peer
+    return {"name": session.name, "peer_host": host, "peer_port": port}
 
 
 async def get_queues(call: Call) -> Reply:

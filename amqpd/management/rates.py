@@ -33,7 +33,7 @@ CONNECTION_COUNTERS: Final = ("recv_oct", "send_oct")
 
 def connection_counts(connection: Connection) -> tuple[int, ...]:
     """In the order of CONNECTION_COUNTERS, bytes."""
-    return (connection.received_bytes, connection.sent_bytes)
+    return (connection.received_bytes, connection.output.sent_bytes)
 
 
 class Sample(NamedTuple):
@@ -101,7 +101,7 @@ class Rates:
         if kind == QUEUE:
             return [queue for vhost in self._broker.vhosts.values() for queue in vhost.queues.values()]
         if kind == CHANNEL:
-            return [each for owner in self._connections for each in owner.channels.values() if not each.closing]
+            return [each for owner in self._connections for each in owner.channels.all() if not each.closing]
         return list(self._connections)
 
     def details(self, thing: object, kind: int) -> dict[str, Any]:

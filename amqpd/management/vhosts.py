@@ -24,7 +24,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         unacked += queue.unacked_count
         if slices.due:
             await slices.rest()
-    own = [each for each in call.server.connections if each.vhost is vhost]
+    own = [each for each in call.server.connections if each.session.vhost is vhost]
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -41,7 +41,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
         "recv_oct": sum(each.received_bytes for each in own),
-        "send_oct": sum(each.sent_bytes for each in own),
+        "send_oct": sum(each.output.sent_bytes for each in own),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -12,12 +13,14 @@ from amqpd.connection.handshake import OPEN
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
 
+ports = itertools.count(50000)
+
 
 class Socket:
     """asyncio's transport, as far as ours asks for it."""
 
-    def __init__(self, peer: tuple[str, int] = ("127.0.0.1", 50000)) -> None:
-        self.peer = peer
+    def __init__(self, peer: tuple[str, int] | None = None) -> None:
+        self.peer = peer or ("127.0.0.1", next(ports))
         self.data = b""
         self.reading = True
         self.pauses = 0
@@ -76,9 +79,8 @@ class Served:
         connection.capabilities = {name.replace("_blocked", ".blocked"): on for name, on in capabilities.items()}
         user: Any = User("guest")
         connection.open(user, house.vhost)
-        connection.channel_max = 2047
+        connection.channels.count_max = 2047
         connection.set_frame_max(FRAME_MAX)
-        connection.name = f"client {self.transport.serial}"
         self.transport.control.step = OPEN
         house.connections.add(connection)
 

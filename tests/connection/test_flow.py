@@ -56,7 +56,7 @@ class Sock:
     def flush(self) -> None:
         self.log.append("send" + self.name)
 
-    def release(self) -> None:
+    def synced(self) -> None:
         self.log.append("release" + self.name)
 
 
@@ -400,7 +400,7 @@ def test_a_busy_channel_keeps_the_order_and_a_bound(house: MemoryBroker) -> None
     assert not client.socket.reading
     assert client.names() == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk", "Basic.Ack"]
     assert client.socket.reading
-    assert client.connection.deferred_bytes == 0
+    assert client.connection.backlog.deferred_bytes == 0
 
 
 def test_other_channels_do_not_wait_for_a_busy_one(house: MemoryBroker) -> None:
@@ -426,7 +426,7 @@ def test_a_channel_that_fails_while_it_is_busy_holds_nobody(house: MemoryBroker)
     client.transport.data_received(begun_publish(MIB + 1))
     assert client.names() == ["Channel.Close"]
     assert client.socket.reading
-    assert client.connection.deferred_bytes == 0
+    assert client.connection.backlog.deferred_bytes == 0
     client.say(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="q", passive=True))
     assert client.names() == ["Channel.OpenOk", "Queue.DeclareOk"]
     assert house.vhost.queues["q"].ready_count == 0
@@ -448,7 +448,7 @@ def test_close_and_open_behind_a_busy_channel(house: MemoryBroker) -> None:
     )
     answers = ["Queue.DeclareOk", "Channel.CloseOk", "Channel.OpenOk", "Queue.DeclareOk", "Queue.DeclareOk"]
     assert client.names() == answers
-    assert client.connection.deferred_bytes == 0
+    assert client.connection.backlog.deferred_bytes == 0
 
 
 @pytest.mark.parametrize("behind", ["close", "qos", "publish"])
@@ -540,7 +540,7 @@ def test_an_alarm_while_a_channel_is_busy(house: MemoryBroker) -> None:
     answers = client.heard()
     assert [event.method.name for event in answers] == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk"]
     assert answers[0].method.message_count == 2
-    assert client.connection.deferred_bytes == 0
+    assert client.connection.backlog.deferred_bytes == 0
 
 
 def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
@@ -552,7 +552,7 @@ def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
     house.broker.alarms.set("memory", True)
     client.say(1, spec.Basic.Ack(delivery_tag=1), spec.Basic.Get(queue="q"))
     assert client.names() == ["Basic.GetOk", "Basic.GetEmpty"]
-    assert client.connection.channels[1].unacked.count() == 0
+    assert client.connection.channels.by_number[1].unacked.count() == 0
 
 
 def test_both_alarms_have_to_end(house: MemoryBroker) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pamqp.commands as spec
 import pytest
-from memory_broker import MemoryBroker
-from served import Served, Socket
+from memory_broker import MemoryBroker, Wire
+from served import Served
 
-from amqpd.connection.connection import CLOSING, HANDSHAKE, HEARTBEAT_FRAME, RUNNING
-from amqpd.connection.heartbeat import MID_FRAME_S, Heartbeats
+from amqpd.broker.flow.turn import Turn
+from amqpd.connection.ending import CLOSING, HANDSHAKE, RUNNING
+from amqpd.connection.heartbeat import HEARTBEAT_FRAME, MID_FRAME_S, Heartbeats
 from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
 
 
@@ -71,16 +72,9 @@ class Assembler:
         return self.contents, self.missing, 0
 
 
-class Connection:
-    def __init__(self, heartbeat_s: int) -> None:
-        self.name = "test"
-        self.state = RUNNING
-        self.heartbeat_s = heartbeat_s
-        self.received = self.sent = False
-        raw: Any = Socket()
-        self.gate = ReadGate(raw)
-        self.assembler = Assembler()
-        self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
+class Output:
+    def __init__(self) -> None:
+        self.sent = False
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -88,10 +82,19 @@ class Connection:
         self.sent = True
 
 
-class Transport:
-    def __init__(self, heartbeat_s: int) -> None:
-        self.connection = Connection(heartbeat_s)
-        self.control = self
+class Connection:
+    """Its wire and its control note what is asked of them."""
+
+    def __init__(self, turn: Turn, heartbeat_s: int) -> None:
+        self.name = "test"
+        self.ending = SimpleNamespace(state=RUNNING)
+        self.heartbeat_s = heartbeat_s
+        self.received = False
+        self.output = Output()
+        self.gate = ReadGate(Wire(), turn)
+        self.assembler = Assembler()
+        self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
+        self.wire = self.control = self
         self.aborted = False
         self.forced = ""
 
@@ -106,15 +109,15 @@ class Room:
     def __init__(self, heartbeat_s: int = 10) -> None:
         self.loop = Loop()
         loop: Any = self.loop
+        self.turn = MemoryBroker().broker.turn
         self.heartbeats = Heartbeats(loop)
-        self.transport = self.add(heartbeat_s)
-        self.connection = self.transport.connection
+        self.connection = self.add(heartbeat_s)
 
-    def add(self, heartbeat_s: int) -> Transport:
-        transport = Transport(heartbeat_s)
-        member: Any = transport
+    def add(self, heartbeat_s: int) -> Connection:
+        connection = Connection(self.turn, heartbeat_s)
+        member: Any = connection
         self.heartbeats.add(member)
-        return transport
+        return connection
 
     def pass_by(self, seconds: float, *, speaks: bool = True) -> None:
         """Time goes by in steps of a second; the peer speaks in each or in none."""
@@ -128,41 +131,41 @@ class Room:
 def test_a_heartbeat_after_half_the_interval() -> None:
     room = Room(10)
     room.pass_by(4.5)
-    assert room.connection.written == []
+    assert room.connection.output.written == []
     room.pass_by(1)
-    assert room.connection.written == [HEARTBEAT_FRAME]
+    assert room.connection.output.written == [HEARTBEAT_FRAME]
     room.pass_by(20)
-    assert room.connection.written == [HEARTBEAT_FRAME] * 4  # a tick late each time, at most
+    assert room.connection.output.written == [HEARTBEAT_FRAME] * 4  # a tick late each time, at most
 
 
 def test_who_speaks_needs_no_heartbeat() -> None:
     room = Room(10)
     for _ in range(20):
-        room.connection.sent = True
+        room.connection.output.sent = True
         room.pass_by(2)
-    assert room.connection.written == []
+    assert room.connection.output.written == []
 
 
 def test_dropped_after_two_silent_intervals_and_not_before() -> None:
     room = Room(10)
     room.pass_by(3)
     room.pass_by(19, speaks=False)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
     room.pass_by(2, speaks=False)
-    assert room.transport.aborted
+    assert room.connection.aborted
 
 
 def test_a_peer_that_speaks_stays() -> None:
     room = Room(1)
     room.pass_by(600)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
 
 
 def test_no_interval_no_heartbeats() -> None:
     room = Room(0)
     room.pass_by(1000, speaks=False)
-    assert not room.transport.aborted
-    assert room.connection.written == []
+    assert not room.connection.aborted
+    assert room.connection.output.written == []
 
 
 @pytest.mark.parametrize("reason", [SYNC, BACKLOG, ALARM, OUTPUT, SHARING, PACED, BODIES])
@@ -172,22 +175,22 @@ def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     room.connection.assembler.half_a_frame = True
     room.connection.gate.hold(reason)
     room.pass_by(500, speaks=False)
-    assert not room.transport.aborted
-    assert len(room.connection.written) >= 90, "we go on to send heartbeats"
+    assert not room.connection.aborted
+    assert len(room.connection.output.written) >= 90, "we go on to send heartbeats"
     room.connection.gate.release(reason)
     room.pass_by(19, speaks=False)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
     room.pass_by(3, speaks=False)
-    assert room.transport.aborted
+    assert room.connection.aborted
 
 
 def test_half_a_frame_is_given_up() -> None:
     room = Room(0)
     room.connection.assembler.half_a_frame = True
     room.pass_by(MID_FRAME_S - 2, speaks=False)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
     room.pass_by(4, speaks=False)
-    assert room.transport.aborted
+    assert room.connection.aborted
 
 
 def test_a_frame_that_arrives_slowly_is_not() -> None:
@@ -196,7 +199,7 @@ def test_a_frame_that_arrives_slowly_is_not() -> None:
         room.connection.assembler.half_a_frame = True
         room.pass_by(1)
         room.pass_by(20, speaks=False)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
 
 
 def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
@@ -206,15 +209,15 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
     for _ in range(3):
         room.connection.assembler.missing -= 1
         room.pass_by(MID_FRAME_S - 2)
-        assert not room.transport.forced
+        assert not room.connection.forced
     room.connection.gate.hold(BODIES)
     room.pass_by(500)
     room.connection.gate.release(BODIES)
     room.pass_by(MID_FRAME_S - 2)
-    assert not room.transport.forced
+    assert not room.connection.forced
     room.pass_by(4)
-    assert room.transport.forced == "nothing came of an unfinished message for 60 s"
-    assert not room.transport.aborted
+    assert room.connection.forced == "nothing came of an unfinished message for 60 s"
+    assert not room.connection.aborted
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -225,20 +228,20 @@ def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
     room.connection.gate.hold(OUTPUT)
     room.connection.broker.unfinished_bodies.full = full
     room.pass_by(MID_FRAME_S - 2, speaks=False)
-    assert not room.transport.forced
+    assert not room.connection.forced
     room.pass_by(4, speaks=False)
-    assert bool(room.transport.forced) == full
-    assert not room.transport.aborted
+    assert bool(room.connection.forced) == full
+    assert not room.connection.aborted
 
 
 @pytest.mark.parametrize("state", [HANDSHAKE, CLOSING])
 def test_other_states_have_deadlines_of_their_own(state: int) -> None:
     room = Room(1)
-    room.connection.state = state
+    room.connection.ending.state = state
     room.connection.assembler.half_a_frame = True
     room.pass_by(500, speaks=False)
-    assert not room.transport.aborted
-    assert room.connection.written == []
+    assert not room.connection.aborted
+    assert room.connection.output.written == []
 
 
 def test_one_timer_for_all_and_none_for_nobody() -> None:
@@ -246,26 +249,26 @@ def test_one_timer_for_all_and_none_for_nobody() -> None:
     others = [room.add(10) for _ in range(100)]
     assert len(room.loop.timers) == 1
     assert room.heartbeats.open_count() == 101
-    for transport in [room.transport, *others]:
-        member: Any = transport
+    for connection in [room.connection, *others]:
+        member: Any = connection
         room.heartbeats.remove(member)
     room.loop.advance(1)
     assert room.loop.timers == []
     late = room.add(2)
     room.loop.advance(1.5)
-    assert late.connection.written == [HEARTBEAT_FRAME]
+    assert late.output.written == [HEARTBEAT_FRAME]
 
 
 def test_stop_and_abort_all() -> None:
     room = Room(1)
     other = room.add(0)
     room.heartbeats.abort_all()
-    assert room.transport.aborted
+    assert room.connection.aborted
     assert other.aborted
     room.heartbeats.stop()
-    room.transport.aborted = False
+    room.connection.aborted = False
     room.loop.advance(100)
-    assert not room.transport.aborted
+    assert not room.connection.aborted
 
 
 def test_a_reader_that_is_slow_is_not_dropped() -> None:
@@ -278,10 +281,10 @@ def test_a_reader_that_is_slow_is_not_dropped() -> None:
     loop = Loop()
     as_loop: Any = loop
     heartbeats = Heartbeats(as_loop)
-    heartbeats.add(client.transport)
+    heartbeats.add(client.connection)
     client.transport.pause_writing()
     for _ in range(20):
-        client.connection.write(bytes(200_000))
+        client.connection.output.write(bytes(200_000))
     client.say(1, spec.Basic.Qos(prefetch_count=1))
     assert not client.socket.reading
     loop.advance(500)

@@ -128,7 +128,7 @@ def test_an_unroutable_new_key_comes_back(house: MemoryBroker, client: Client) -
 
 
 def test_keys_that_never_come_twice_do_not_fill_memory(house: MemoryBroker, client: Client) -> None:
-    channel = client.connection.channels[1]
+    channel = client.connection.channels.by_number[1]
     for number in range(ROUTES_MAX + 50):
         client.publish(1, f"n.{number}", [b""], PLAIN, "t")
     assert len(channel._routes) < 60

@@ -47,7 +47,7 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
-        self.unopened = Unopened(0.5, reserved)
+        self.unopened = Unopened(lambda function: function(), 0.5, reserved)
 
     def enter(self, address: str, count: int, *, login: bool = False) -> list[Any]:
         made: list[Any] = [Silent(address) for _ in range(count)]

@@ -10,7 +10,9 @@ from memory_broker import FRAME_MAX, MemoryBroker
 from served import Served
 
 from amqpd.broker.message import Envelope, Message, message_in_parts, write_header
-from amqpd.connection.connection import CLOSING, CUT_BYTES, WRITE_BYTES_MAX
+from amqpd.channel.output import CUT_BYTES
+from amqpd.connection.ending import CLOSING
+from amqpd.connection.output import WRITE_BYTES_MAX
 
 SIZE: Final = 16 << 20
 
@@ -29,7 +31,7 @@ class Client:
     def __init__(self) -> None:
         self.house = MemoryBroker()
         self.served = Served(self.house)
-        self.connection = self.served.connection
+        self.output = self.served.connection.output
         self.writes: list[int] = []
         self.full_after = 1 << 60
         self.sent = bytearray()
@@ -59,23 +61,23 @@ def expected(*messages: Message) -> bytes:
 
 def test_a_piece_a_turn(client: Client) -> None:
     first, second = large(1), large(2)
-    client.connection.write_content(1, first)
-    client.connection.write_content(1, second)
-    client.connection.flush()
+    client.output.write_content(1, first)
+    client.output.write_content(1, second)
+    client.output.flush()
     assert WRITE_BYTES_MAX <= client.writes[0] <= WRITE_BYTES_MAX + CUT_BYTES
     assert len(client.writes) == 1
-    client.connection.write(b"later")
+    client.output.write(b"later")
     client.house.settle()
     assert max(client.writes) <= WRITE_BYTES_MAX + CUT_BYTES
     assert bytes(client.sent) == expected(first, second) + b"later"
-    assert client.connection.output_bytes() == 0
-    assert client.connection.sent_bytes == len(client.sent)
+    assert client.output.output_bytes() == 0
+    assert client.output.sent_bytes == len(client.sent)
 
 
 def test_a_full_socket_is_waited_for(client: Client) -> None:
     message = large(1)
     client.full_after = 3 << 20
-    client.connection.write_content(1, message)
+    client.output.write_content(1, message)
     client.house.settle()
     assert 3 << 20 <= len(client.sent) < (4 << 20) + CUT_BYTES
     client.served.transport.resume_writing()
@@ -85,10 +87,10 @@ def test_a_full_socket_is_waited_for(client: Client) -> None:
 
 def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
     message = large(1)
-    client.connection.write_content(1, message)
-    client.connection.flush()
-    client.connection.write(b"close")
-    client.connection.state = CLOSING
-    client.connection.flush()
+    client.output.write_content(1, message)
+    client.output.flush()
+    client.output.write(b"close")
+    client.served.connection.ending.enter(CLOSING)
+    client.output.flush()
     assert bytes(client.sent) == expected(message) + b"close"
     assert len(client.writes) == 2

@@ -10,7 +10,7 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Served, Socket
 
-from amqpd.connection.connection import CLOSED
+from amqpd.connection.ending import CLOSED
 from amqpd.connection.handshake import CLOSE_WAIT_S
 from amqpd.connection.read_gate import SYNC
 from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, is_loopback
@@ -81,7 +81,7 @@ def test_the_end_of_the_socket_is_the_end_of_the_connection(served: Served) -> N
     assert len(vhost.queues["q"].consumers) == 1
     served.transport.connection_lost(None)
     served.house.settle()
-    assert served.connection.state == CLOSED
+    assert served.connection.ending.state == CLOSED
     assert set(vhost.queues) == {"q"}
     assert vhost.queues["q"].consumers == []
     assert served.house.connections.by_name == {}

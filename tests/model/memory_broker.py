@@ -18,8 +18,11 @@ import pamqp.header
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.vhost import VHost
-from amqpd.connection.connection import CLOSED, Connection
+from amqpd.connection.connection import Connection
 from amqpd.connection.connections import Connections
+from amqpd.connection.control import Control
+from amqpd.connection.control import Wire as WireBase
+from amqpd.connection.ending import CLOSED
 from amqpd.settings import Settings
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
@@ -80,10 +83,11 @@ class PromptMetadata:
         self.loop.call_soon(done, None)
 
 
-class Wire:
+class Wire(WireBase):
     """The transport's side of a connection."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.data = b""
         self.reading = True
 
@@ -105,11 +109,15 @@ class Wire:
     abort = close
 
 
-class NoControl:
+class NoControl(Control):
     """Channel 0 is silent; a hard error is a failure of the test."""
 
     def __init__(self, loop: StillLoop) -> None:
-        self.soon = loop.call_soon
+        super().__init__()
+        self._loop = loop
+
+    def soon(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon(function)
 
     def fail(self, error: Exception) -> None:
         raise AssertionError(f"the connection failed: {error!r}") from error
@@ -129,13 +137,15 @@ class Client:
     def __init__(self, house: MemoryBroker, name: str) -> None:
         self.house = house
         self.wire = Wire()
-        self.connection = Connection(house.broker, house.broker.turn, self.wire, name, FRAME_MAX)
-        self.connection.control = NoControl(house.loop)
+        self.connection = Connection(house.broker, self.wire, self.control(), name, FRAME_MAX)
         self.connection.capabilities = {"consumer_cancel_notify": True}
         self.connection.open(User("guest"), house.vhost)  # type: ignore[arg-type]
-        self.connection.channel_max = 2047
+        self.connection.channels.count_max = 2047
         self.connection.set_frame_max(FRAME_MAX)
         house.connections.add(self.connection)
+
+    def control(self) -> Control:
+        return NoControl(self.house.loop)
 
     def say(self, channel: int, *methods: Any) -> None:
         self.connection.receive(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
@@ -174,7 +184,7 @@ class Client:
 
     def vanish(self) -> None:
         """The socket is gone."""
-        self.connection.state = CLOSED
+        self.connection.ending.enter(CLOSED)
         self.house.connections.release(self.connection)
 
 

@@ -13,8 +13,9 @@ import pamqp.header
 from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
 
 from amqpd.broker.broker import Broker
-from amqpd.connection.connection import CLOSED
 from amqpd.connection.connections import Connections
+from amqpd.connection.control import Control
+from amqpd.connection.ending import CLOSED
 from amqpd.settings import Settings
 from amqpd.storage.metadata.metadata import (
     BindingRow,
@@ -119,7 +120,9 @@ class FailingClient(Client):
     def __init__(self, house: Any, name: str) -> None:
         super().__init__(house, name)
         self.failed = 0
-        self.connection.control = Noted(self)
+
+    def control(self) -> Control:
+        return Noted(self)
 
     def publish_mandatory(self, queue: str, body: bytes) -> None:
         """Persistent, to the default exchange, in one piece."""
@@ -130,7 +133,7 @@ class FailingClient(Client):
 
     @property
     def open(self) -> bool:
-        return bool(self.connection.state != CLOSED)
+        return bool(self.connection.ending.state != CLOSED)
 
 
 class DeclaredHouse(MemoryBroker):

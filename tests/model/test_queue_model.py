@@ -213,7 +213,7 @@ class QueueMachine(RuleBasedStateMachine):
             return False
         if channel.window and channel.in_flight() >= channel.window:
             return False
-        return not channel.client.connection.write_paused
+        return not channel.client.connection.output.write_paused
 
     def may_rest(self, consumer: TwinConsumer) -> bool:
         return self.written[id(consumer.channel.client)] > OUT_BYTES_MAX - 100_000
@@ -568,9 +568,9 @@ class QueueMachine(RuleBasedStateMachine):
         """The peer's socket is full, or has room again."""
         connection = self.clients[which].connection
         if paused:
-            connection.pause_writing()
+            connection.output.pause_writing()
         else:
-            connection.resume_writing()
+            connection.output.resume_writing()
         self.listen()
         self.finish()
 
@@ -636,7 +636,7 @@ class QueueMachine(RuleBasedStateMachine):
             if name == "durable" and queue.store is not None and queue.store.ready:
                 assert queue.store.record_count == len(twin.ready) + twin.unacked
         for channel in self.channels:
-            real = channel.client.connection.channels[channel.number]
+            real = channel.client.connection.channels.by_number[channel.number]
             assert real.unacked.count() == len(channel.unacked)
             assert real.window_used == channel.in_flight()
             assert {tag: consumer.in_flight for tag, consumer in real.consumers.items()} == {

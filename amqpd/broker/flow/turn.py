@@ -36,13 +36,17 @@ SMALL_READ_BYTES: Final = 4096
 
 
 class Flushable(Protocol):
-    """A socket's owner. Called once per connection and turn, so a Protocol's 40 ns do not matter."""
+    """A socket's output. Called once per connection and turn, so a Protocol's 40 ns do not matter."""
 
     def flush(self) -> None:
         """Writes what has gathered."""
 
-    def release(self) -> None:
-        """Reading may go on: the reason it was held for is gone."""
+
+class Paced(Protocol):
+    """A socket's input."""
+
+    def synced(self) -> None:
+        """Reading may go on: what was unsynced is on disk."""
 
     def read_on(self) -> None:
         """Reading may go on: another turn has come."""
@@ -115,8 +119,8 @@ class Turn:
         self._pumps: list[Source] = []
         self._confirming: list[Confirmer] = []
         self._waiting: list[Confirmer] = []
-        self._held: list[Flushable] = []
-        self._paced: deque[Flushable] = deque()
+        self._held: list[Paced] = []
+        self._paced: deque[Paced] = deque()
         # Dead letters wait; turns that they did so far.
         self.overdue = False
         self._overdue_turns: i64 = 0
@@ -151,8 +155,8 @@ class Turn:
         self._work_off()
         self.want()
 
-    def flush_later(self, connection: Flushable) -> None:
-        self._dirty.append(connection)
+    def flush_later(self, output: Flushable) -> None:
+        self._dirty.append(output)
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
@@ -171,7 +175,7 @@ class Turn:
         """Calls `done` when everything appended so far is synced. Off the road: one object per call."""
         self.confirm_later(SyncWaiter(done))
 
-    def hold(self, connection: Flushable) -> None:
+    def hold(self, connection: Paced) -> None:
         """A publisher that sent enough for now; it is released when the unsynced bytes are on disk."""
         self._held.append(connection)
 
@@ -182,7 +186,7 @@ class Turn:
             return True
         return size >= LARGE_READ_BYTES and self.taken_bytes >= TURN_BYTES_MAX
 
-    def pace(self, connection: Flushable) -> None:
+    def pace(self, connection: Paced) -> None:
         """A connection that sent its share; it reads on in one of the next turns, when others had theirs.
 
         However many clients send however fast, a turn's work stays bounded; who sends little never gets here.
@@ -226,8 +230,8 @@ class Turn:
         dirty = self._dirty
         if dirty:
             self._dirty = []
-            for connection in dirty:
-                connection.flush()
+            for output in dirty:
+                output.flush()
         self.number += 1
         self.taken_bytes = 0
         self._now_ms = -1
@@ -267,4 +271,4 @@ class Turn:
             held = self._held
             self._held = []
             for connection in held:
-                connection.release()
+                connection.synced()
