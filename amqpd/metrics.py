@@ -89,9 +89,9 @@ def prometheus(
         ),
         Metric("rabbitmq_channels_opened_total", "counter", "Channels opened", broker.channel_opened_count),
         Metric("rabbitmq_channels_closed_total", "counter", "Channels closed", broker.channel_closed_count),
-        Metric("rabbitmq_queues_declared_total", "counter", "Queues declared", broker.queue_declared_count),
-        Metric("rabbitmq_queues_created_total", "counter", "Queues created", broker.queue_created_count),
-        Metric("rabbitmq_queues_deleted_total", "counter", "Queues deleted", broker.queue_deleted_count),
+        Metric("rabbitmq_queues_declared_total", "counter", "Queues declared", broker.catalogue.queue_declared_count),
+        Metric("rabbitmq_queues_created_total", "counter", "Queues created", broker.catalogue.queue_created_count),
+        Metric("rabbitmq_queues_deleted_total", "counter", "Queues deleted", broker.catalogue.queue_deleted_count),
         Metric(
             "rabbitmq_global_messages_received_total", "counter", "Messages from publishers", channels["publish"]
         ),

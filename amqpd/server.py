@@ -95,7 +95,7 @@ class Server:
         state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
         findings = reconcile(self.storage, state)
         self.broker.start_report = findings.report
-        self.broker.deletions.take_over(findings)
+        self.broker.catalogue.deletions.take_over(findings)
         self.broker.load(findings.state)
         if self.storage.strict:
             self.storage.recover_all()
@@ -148,7 +148,7 @@ class Server:
     def _look_after_logs(self) -> None:
         self.start_upkeep()
         self.storage.maintain()
-        self.broker.deletions.tidy()
+        self.broker.catalogue.deletions.tidy()
         self.broker.turn.want()
 
     async def _serve_admin(self, http_socket: socket.socket, amqpctl_socket: socket.socket) -> None:
@@ -227,7 +227,7 @@ class Server:
         await asyncio.sleep(0)
         self.broker.dead_letters.stop()
         self.broker.auth.close()
-        self.broker.deletions.tidy()
+        self.broker.catalogue.deletions.tidy()
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
         self.storage.close(clean=True)

@@ -1,63 +1,61 @@
 """Answers that wait for the disk.
 
-What is declared, bound or deleted is answered when its rows are committed (catalogue/declared.py). Until then the
-channel is busy: its later commands keep their order, other channels go on. So it is while a name that the command asks
-for is on its way; then the command is given once more.
+What is declared, bound or deleted is answered when its rows are committed (broker/catalogue). Until then the channel is
+busy: its later commands keep their order, other channels go on. So it is while a name that the command asks for is on
+its way; then the command is given once more.
 
 A commit that fails closes the connection with 506: the client must not believe in what a restart would not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
-from amqpd.broker.catalogue.declared import Coming, OnItsWay
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.channel.channel import Channel
 from amqpd.errors import ResourceError
 from amqpd.protocol.commands import Command, encode
-from amqpd.storage.metadata.metadata import Change
+
+NOT_MADE: Final = "metadata could not be written"
+NOT_DELETED: Final = "the deletion is not written yet and will be tried until it is"
 
 
-def reply_made(channel: Channel, command: Command, coming: Coming | None, reply: bytes) -> None:
-    """Makes what is coming, then sends `reply` (empty: nothing, no-wait). None: it is there already."""
-    if coming is None or not coming.changes:
-        if coming is not None:
-            coming.apply()
-        if reply:
-            channel.output.write(reply)
-        return
-    channel.session.broker.declared.make(coming, partial(_made, channel, command, reply))
-    channel.busy = True
+class Answer:
+    """What a command is answered once it is done: `done` goes to the catalogue, `reply` ends the handler.
 
+    failure: what a client is told when it could not be written.
+    """
 
-def _made(channel: Channel, command: Command, reply: bytes, error: BaseException | None) -> None:
-    if error is None:
-        channel.owner.finish_busy(channel, reply)
-    elif isinstance(error, OnItsWay):
-        # What it leads to has gone meanwhile: the command finds that out.
-        channel.owner.try_again(channel, encode(command))
-    else:
-        _fail(channel, f"metadata could not be written: {error}")
+    def __init__(self, channel: Channel, command: Command, failure: str = NOT_MADE) -> None:
+        self._channel = channel
+        self._command = command
+        self._failure = failure
+        self._reply: bytes | None = None
+        self._is_done = False
+        self._error: BaseException | None = None
 
+    def done(self, error: BaseException | None) -> None:
+        """The catalogue's answer; at once when nothing has to be written."""
+        if self._reply is None:
+            self._is_done, self._error = True, error
+        elif error is None:
+            self._channel.owner.finish_busy(self._channel, self._reply)
+        elif isinstance(error, OnItsWay):
+            # What it leads to has gone meanwhile: the command finds that out.
+            self._channel.owner.try_again(self._channel, encode(self._command))
+        else:
+            _fail(self._channel, f"{self._failure}: {error}")
 
-def reply_removed(channel: Channel, changes: Sequence[Change], reply: bytes, queues: Sequence[Queue] = ()) -> None:
-    """Sends `reply` once neither the rows nor the queues' directories come back: see broker/catalogue/deletion.py."""
-    if not changes:
-        channel.session.broker.remove(changes, queues)
-        if reply:
-            channel.output.write(reply)
-        return
-    channel.busy = True
-    channel.session.broker.remove(changes, queues, partial(_removed, channel, reply))
-
-
-def _removed(channel: Channel, reply: bytes, error: BaseException | None) -> None:
-    if error is None:
-        channel.owner.finish_busy(channel, reply)
-    else:
-        _fail(channel, f"the deletion is not written yet and will be tried until it is: {error}")
+    def reply(self, reply: bytes) -> None:
+        """Sends it, now or when it is done; empty: nothing, no-wait. Raises: OnItsWay."""
+        if not self._is_done:
+            self._reply = reply
+            self._channel.busy = True
+        elif self._error is not None:
+            raise self._error
+        elif reply:
+            self._channel.output.write(reply)
 
 
 def wait_for(channel: Channel, payload: bytes, name: OnItsWay) -> None:

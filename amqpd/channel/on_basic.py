@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amqpd.broker.catalogue import queues
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.queues.arguments import erlang_type, is_integer
 from amqpd.broker.queues.queue import Queue
@@ -157,9 +158,7 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     queue.remove_consumer(consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:
-        broker = channel.session.broker
-        _, changes = channel.session.vhost.delete_queue(queue)
-        broker.remove(changes, [queue])
+        queues.delete(channel.session.vhost, queue)
 
 
 def get(channel: Channel, command: BasicGet) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.catalogue import bindings, exchanges
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.channel.access import check, check_topic_keys
-from amqpd.channel.durable import reply_made, reply_removed
+from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -28,23 +29,22 @@ def declare(channel: Channel, command: ExchangeDeclare) -> None:
     session = channel.session
     vhost = session.vhost
     name = clean(command.exchange)
-    reply = b"" if command.no_wait else commands.frame(channel.number, ExchangeDeclareOk())
-    if command.passive:
-        vhost.check_not_default(name)
-        vhost.settled_exchange(name)
-        reply_made(channel, command, None, reply)
-        return
     vhost.check_not_default(name)
+    if command.passive:
+        vhost.settled_exchange(name)
+        if not command.no_wait:
+            channel.output.send(channel.number, ExchangeDeclareOk())
+        return
     check(session, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
     if isinstance(alternate, str):
         # rabbit: whoever names an alternate must be able to read here and to write there
         check(session, "read", "exchange", name)
         check(session, "write", "exchange", alternate)
-    found = vhost.declare_exchange(
-        name, command.type, command.durable, command.auto_delete, command.internal, dict(command.arguments)
-    )
-    reply_made(channel, command, found if isinstance(found, Coming) else None, reply)
+    flags = (command.durable, command.auto_delete, command.internal)
+    answer = Answer(channel, command)
+    exchanges.declare(vhost, ExchangeDeclaration(name, command.type, *flags, dict(command.arguments)), answer.done)
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ExchangeDeclareOk()))
 
 
 def delete(channel: Channel, command: ExchangeDelete) -> None:
@@ -54,9 +54,13 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
     vhost.check_not_default(name)
     check(session, "configure", "exchange", name)
     exchange = vhost.find_exchange(name)
-    # rabbit: deleting what is not there succeeds
-    changes = [] if exchange is None else vhost.delete_exchange(exchange, command.if_unused)
-    reply_removed(channel, changes, b"" if command.no_wait else commands.frame(channel.number, ExchangeDeleteOk()))
+    answer = Answer(channel, command, NOT_DELETED)
+    if exchange is None:
+        # rabbit: deleting what is not there succeeds
+        answer.done(None)
+    else:
+        exchanges.delete(vhost, exchange, command.if_unused, answer.done)
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ExchangeDeleteOk()))
 
 
 def bind(channel: Channel, command: ExchangeBind) -> None:
@@ -70,8 +74,9 @@ def bind(channel: Channel, command: ExchangeBind) -> None:
     source = vhost.settled_exchange(source_name)
     destination = vhost.settled_exchange(destination_name)
     check_topic_keys(session, source, (command.routing_key,), "read")
-    coming = vhost.bind(source, destination, command.routing_key, dict(command.arguments))
-    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk()))
+    answer = Answer(channel, command)
+    bindings.bind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ExchangeBindOk()))
 
 
 def unbind(channel: Channel, command: ExchangeUnbind) -> None:
@@ -84,11 +89,14 @@ def unbind(channel: Channel, command: ExchangeUnbind) -> None:
     check(session, "read", "exchange", source_name)
     source = vhost.find_exchange(source_name)
     destination = vhost.find_exchange(destination_name)
-    coming: Coming | None = None
-    if source is not None and destination is not None:
+    answer = Answer(channel, command)
+    if source is None or destination is None:
+        # rabbit: unbinding what is not there succeeds
+        answer.done(None)
+    else:
         check_topic_keys(session, source, (command.routing_key,), "read")
-        coming = vhost.unbind(source, destination, command.routing_key, dict(command.arguments))
-    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
+        bindings.unbind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ExchangeUnbindOk()))
 
 
 HANDLERS: dict[int, Any] = {

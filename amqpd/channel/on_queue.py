@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.catalogue import bindings, queues
+from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.channel.access import check, check_topic_keys
-from amqpd.channel.durable import reply_made, reply_removed
+from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.properties_check import REPLY_TO
 from amqpd.errors import AccessRefused, NotFound, ResourceError
@@ -43,7 +44,9 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
             return
         queue = vhost.usable_queue(name, session)
         queue.used()
-        _declared(channel, command, None, queue.name, queue.ready_count, len(queue.consumers))
+        channel.last_queue = name
+        if not command.no_wait:
+            channel.output.send(channel.number, QueueDeclareOk(name, queue.ready_count, len(queue.consumers)))
         return
     name = clean(command.queue)
     if name.startswith("amq.rabbitmq.reply-to"):
@@ -53,15 +56,17 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
     arguments = dict(command.arguments)
     check(session, "configure", "queue", name)
     _check_dead_letter(channel, name, arguments)
-    found = vhost.declare_queue(
-        name, command.durable, command.exclusive, command.auto_delete, arguments, session
-    )
-    broker.queue_declared_count += 1
-    if isinstance(found, Coming):
-        _declared(channel, command, found, name, 0, 0)
-    else:
+    asked = QueueDeclaration(name, command.durable, command.exclusive, command.auto_delete, arguments, session)
+    answer = Answer(channel, command)
+    new = queues.declare(vhost, asked, answer.done)
+    broker.catalogue.queue_declared_count += 1
+    channel.last_queue = name
+    ok = QueueDeclareOk(name, 0, 0)
+    if not new:
+        found = vhost.queues[name]
         found.used()
-        _declared(channel, command, None, name, found.ready_count, len(found.consumers))
+        ok = QueueDeclareOk(name, found.ready_count, len(found.consumers))
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ok))
 
 
 def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
@@ -71,14 +76,6 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
         session = channel.session
         check(session, "read", "queue", name)
         check(session, "write", "exchange", target)
-
-
-def _declared(
-    channel: Channel, command: QueueDeclare, coming: Coming | None, name: str, ready_count: int, consumer_count: int
-) -> None:
-    channel.last_queue = name
-    ok = QueueDeclareOk(name, ready_count, consumer_count)
-    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, ok))
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
@@ -97,8 +94,9 @@ def bind(channel: Channel, command: QueueBind) -> None:
     queue = vhost.usable_queue(name, session)
     exchange = vhost.settled_exchange(exchange_name)
     check_topic_keys(session, exchange, (key,), "read")
-    coming = vhost.bind(exchange, queue, key, dict(command.arguments))
-    reply_made(channel, command, coming, b"" if command.no_wait else commands.frame(channel.number, QueueBindOk()))
+    answer = Answer(channel, command)
+    bindings.bind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else commands.frame(channel.number, QueueBindOk()))
 
 
 def unbind(channel: Channel, command: QueueUnbind) -> None:
@@ -107,14 +105,16 @@ def unbind(channel: Channel, command: QueueUnbind) -> None:
     name, exchange_name, key = _ends(channel, command)
     queue = vhost.find_queue(name)
     exchange = vhost.find_exchange(exchange_name)
-    # rabbit: unbinding what is not there succeeds
-    coming: Coming | None = None
+    answer = Answer(channel, command)
     if queue is not None:
         vhost.check_exclusive(queue, session)
-        if exchange is not None:
-            check_topic_keys(session, exchange, (key,), "read")
-            coming = vhost.unbind(exchange, queue, key, dict(command.arguments))
-    reply_made(channel, command, coming, commands.frame(channel.number, QueueUnbindOk()))
+    if queue is None or exchange is None:
+        # rabbit: unbinding what is not there succeeds
+        answer.done(None)
+    else:
+        check_topic_keys(session, exchange, (key,), "read")
+        bindings.unbind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
+    answer.reply(commands.frame(channel.number, QueueUnbindOk()))
 
 
 def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
@@ -159,17 +159,18 @@ def delete(channel: Channel, command: QueueDelete) -> None:
         if command.if_empty:
             raise
         log.warning("%s; it is deleted all the same", error.reply_text)
-    vhost.check_deletable(queue, command.if_unused, command.if_empty)
+    queues.check_deletable(vhost, queue, command.if_unused, command.if_empty)
+    answer = Answer(channel, command, NOT_DELETED)
     tags: list[str] = []
     channel.cancelled_here = tags
     try:
-        count, changes = vhost.delete_queue(queue)
+        count = queues.delete(vhost, queue, answer.done)
     finally:
         channel.cancelled_here = None
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
     reply += b"".join([channel.cancel_frame(tag) for tag in tags])
-    reply_removed(channel, changes, reply, [queue])
+    answer.reply(reply)
 
 
 HANDLERS: dict[int, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from amqpd.broker.catalogue import queues
 from amqpd.broker.clients import Clients
 from amqpd.channel import on_channel
 from amqpd.connection.give_back import GiveBack, malloc_trim
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.delivery import Source
-    from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
-    from amqpd.storage.metadata.metadata import Change
 
 
 class Connections(Clients):
@@ -53,13 +52,7 @@ class Connections(Clients):
         session = connection.opened
         if session is None:
             return
-        vhost = session.vhost
-        changes: list[Change] = []
-        gone: list[Queue] = []
-        for queue in vhost.exclusive_queues(session):
-            changes += vhost.delete_queue(queue)[1]
-            gone.append(queue)
-        self._broker.remove(changes, gone)
+        queues.delete_all(session.vhost, session.vhost.exclusive_queues(session))
 
     # -- what the broker tells ---------------------------------------------------------------------------------------
 

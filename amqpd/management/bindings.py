@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from base64 import urlsafe_b64encode
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus
 
+from amqpd.broker.catalogue import bindings
+from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.queues.queue import Queue
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
@@ -155,7 +158,7 @@ async def post_binding(call: Call) -> Reply:
         raise BadRequest("a routing key has at most 255 bytes")
     arguments = call.arguments()
     _check(call, ends, key)
-    await call.broker.make(call.vhost().bind(ends.source, ends.destination, key, arguments))
+    await finished(partial(bindings.bind, call.vhost(), ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
     location = "/api/bindings/" + "/".join(quote(name, safe="") for name in names)
@@ -183,7 +186,8 @@ async def delete_binding(call: Call) -> Reply:
     ends = _ends(call)
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)
-    await call.broker.make(call.vhost().unbind(ends.source, ends.destination, binding.routing_key, binding.arguments))
+    which = (ends.source, ends.destination, binding.routing_key, binding.arguments)
+    await finished(partial(bindings.unbind, call.vhost(), *which))
     return NO_CONTENT
 
 

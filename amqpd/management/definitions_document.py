@@ -1,7 +1,7 @@
 """The shape of a definitions document: the keys of each kind of thing, their types, and what an item by itself may say.
 
-`read` sets every key and names the first thing wrong by its path; the `check_*` look at one item alone. What an item
-says of others (its vhost, the ends of a binding) is looked at by the import, `definitions_import`.
+`read` sets every key and names the first thing wrong by its path; the `check_*` look at one item alone. What else may
+be wrong with an item is found by the catalogue's calls, which `definitions_import` makes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from typing import Any, Final
 from amqpd.auth.backends import TAGS_MAX
 from amqpd.auth.passwords import RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
-from amqpd.broker.queues import arguments as arguments_table
 from amqpd.management.call import BadRequest, clean_name
 from amqpd.management.slices import Slices
 from amqpd.management.users import tags_of
-from amqpd.protocol.codec import encode_table
-from amqpd.routing.exchange import exchange_type
 from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
 
 Item = dict[str, Any]
@@ -133,15 +130,6 @@ def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: s
 
 # -- one item ---------------------------------------------------------------------------------------------------------
 
-SYSTEM_EXCHANGES: Final = {
-    "amq.direct": "direct",
-    "amq.fanout": "fanout",
-    "amq.headers": "headers",
-    "amq.match": "headers",
-    "amq.topic": "topic",
-}
-
-
 def queue_arguments(item: Item) -> dict[str, object]:
     """The arguments it is declared with; the type stands beside them in a document."""
     arguments: dict[str, object] = dict(item["arguments"])
@@ -181,36 +169,3 @@ def check_vhost(item: Item) -> None:
     item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")
     if item["default_queue_type"] not in ("classic", "quorum"):
         raise BadRequest("default_queue_type is classic or quorum")
-
-
-def check_exchange(item: Item) -> None:
-    """Raises: BadRequest, RoutingError, CodecError."""
-    if clean_name(item["name"], "an exchange").startswith("amq.") and item["name"] not in SYSTEM_EXCHANGES:
-        raise BadRequest("the prefix amq. is reserved")
-    exchange_type(item["type"])
-    encode_table(item["arguments"])
-    if not isinstance(item["arguments"].get("alternate-exchange", ""), str):
-        raise BadRequest("alternate-exchange must be text")
-
-
-def check_queue(item: Item) -> None:
-    """Raises: BadRequest, CodecError, AmqpError for its arguments."""
-    name = clean_name(item["name"], "a queue")
-    # What a server-named queue is called may be exported, and so must be taken back.
-    if name.startswith("amq.") and not name.startswith("amq.gen-"):
-        raise BadRequest("the prefix amq. is reserved")
-    arguments = queue_arguments(item)
-    encode_table(arguments)
-    arguments_table.validate(item["name"], item["vhost"], arguments)
-    if "x-export" in arguments and not item["durable"]:
-        raise BadRequest("x-export needs a durable queue")
-    if arguments.get("x-queue-type") == "quorum" and (item["auto_delete"] or not item["durable"]):
-        raise BadRequest("a quorum queue is durable and not auto-delete")
-
-
-def check_binding(item: Item, kind: str) -> None:
-    """kind: type of the source. Raises: BadRequest, CodecError, RoutingError."""
-    if len(item["routing_key"].encode()) > 255:
-        raise BadRequest("a routing key has at most 255 bytes")
-    encode_table(item["arguments"])
-    exchange_type(kind)().validate(item["routing_key"], item["arguments"])

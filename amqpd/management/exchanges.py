@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode
 from binascii import Error as Base64Error
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.catalogue import exchanges
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration
+from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
@@ -75,7 +78,7 @@ async def put_exchange(call: Call) -> Reply:
         # rabbit: whoever names an alternate must be able to read here and to write there
         call.check(vhost.name, "read", "exchange", name)
         call.check(vhost.name, "write", "exchange", alternate)
-    found = vhost.declare_exchange(
+    asked = ExchangeDeclaration(
         name,
         call.text("type", "direct"),
         call.flag("durable", True),
@@ -83,17 +86,13 @@ async def put_exchange(call: Call) -> Reply:
         call.flag("internal"),
         arguments,
     )
-    if not isinstance(found, Coming):
-        return NO_CONTENT
-    await call.broker.make(found)
-    return CREATED
+    return CREATED if await finished(partial(exchanges.declare, vhost, asked)) else NO_CONTENT
 
 
 async def delete_exchange(call: Call) -> Reply:
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
-    changes = vhost.delete_exchange(call.exchange(), call.query_flag("if-unused"))
-    await call.broker.removed(changes)
+    await finished(partial(exchanges.delete, vhost, call.exchange(), call.query_flag("if-unused")))
     return NO_CONTENT
 
 

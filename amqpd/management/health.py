@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.catalogue import queues
+from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
@@ -16,7 +17,7 @@ from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
 
 if TYPE_CHECKING:
-    from amqpd.broker.queues.queue import Queue
+    pass
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
 
@@ -33,15 +34,15 @@ async def aliveness(call: Call) -> Reply:
     vhost = call.vhost()
     for kind in ("configure", "write", "read"):
         call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
-    found = vhost.declare_queue(ALIVENESS_QUEUE, False, False, False, {}, None)
-    queue: Queue = found.apply() if isinstance(found, Coming) else found
+    new = queues.declare(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
+    queue = vhost.queues[ALIVENESS_QUEUE]
     message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
     delivered = False
     for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
-    if isinstance(found, Coming):
-        call.broker.remove(vhost.delete_queue(queue)[1], [queue])
+    if new:
+        queues.delete(vhost, queue)
     return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
 
 

@@ -108,9 +108,9 @@ async def overview(call: Call) -> Reply:
             "connection_closed": call.server.connections.closed_count,
             "channel_created": broker.channel_opened_count,
             "channel_closed": broker.channel_closed_count,
-            "queue_declared": broker.queue_declared_count,
-            "queue_created": broker.queue_created_count,
-            "queue_deleted": broker.queue_deleted_count,
+            "queue_declared": broker.catalogue.queue_declared_count,
+            "queue_created": broker.catalogue.queue_created_count,
+            "queue_deleted": broker.catalogue.queue_deleted_count,
         }
         item["listeners"] = listeners(call)
         item["contexts"] = [

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue.declared import Coming
+from amqpd.broker.catalogue import queues as declarations
+from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
@@ -116,12 +119,10 @@ async def put_queue(call: Call) -> Reply:
         call.check(vhost.name, "write", "exchange", dead_letter)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-    found = vhost.declare_queue(name, durable, False, auto_delete, arguments, None)
-    call.broker.queue_declared_count += 1
-    if not isinstance(found, Coming):
-        return NO_CONTENT
-    await call.broker.make(found)
-    return CREATED
+    asked = QueueDeclaration(name, durable, False, auto_delete, arguments)
+    new = await finished(partial(declarations.declare, vhost, asked))
+    call.broker.catalogue.queue_declared_count += 1
+    return CREATED if new else NO_CONTENT
 
 
 async def delete_queue(call: Call) -> Reply:
@@ -132,15 +133,12 @@ async def delete_queue(call: Call) -> Reply:
 
 async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
-    broker = call.broker
     await opened(queue)
     queue.prepare()
-    vhost = broker.vhosts[queue.vhost_name]
-    vhost.check_deletable(queue, if_unused, if_empty)
-    count, changes = vhost.delete_queue(queue)
-    broker.turn.want()
-    await broker.removed(changes, [queue])
-    return count
+    vhost = call.broker.vhosts[queue.vhost_name]
+    declarations.check_deletable(vhost, queue, if_unused, if_empty)
+    call.broker.turn.want()
+    return await finished(partial(declarations.delete, vhost, queue))
 
 
 async def purge_queue(call: Call) -> Reply:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.catalogue import vhosts
+from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
@@ -73,20 +76,21 @@ async def put_vhost(call: Call) -> Reply:
     if call.flag("tracing"):
         raise BadRequest("tracing is not part of this version of amqpd")
     if vhost is None:
-        await broker.create_vhost(name, description, tags, kind)
+        await finished(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
         if not call.caller.operator:
             # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
-    await broker.change_vhost(vhost, description, tags, kind)
+    await finished(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
     return NO_CONTENT
 
 
 async def delete_vhost(call: Call) -> Reply:
     name = call.params["vhost"]
-    if name not in call.broker.vhosts:
+    vhost = call.broker.vhosts.get(name)
+    if vhost is None:
         raise NotThere(f"vhost '{name}' does not exist")
-    await call.broker.delete_vhost(name)
+    await finished(partial(vhosts.delete, call.broker.vhosts, vhost))
     return NO_CONTENT
 
 

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue.declared import Coming, Declared
+from amqpd.broker.catalogue import bindings, exchanges, queues
+from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.destination import Destination
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.hosting import BrokerHost
@@ -25,6 +29,7 @@ from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.broker.queues.windows import Windows
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock
+from amqpd.storage.metadata.metadata import VhostRow
 from amqpd.storage.storage import Storage
 
 
@@ -68,28 +73,24 @@ class Room:
         self.open()
 
     def open(self) -> None:
-        self.reply_consumers: dict[str, object] = {}
-        self.queue_created_count = self.queue_deleted_count = 0
-        self.ended_queues = SimpleNamespace(add=lambda counts: None)
+        self.reply_consumers: dict[str, Destination] = {}
         self.storage = Storage(
             self.data_dir, post=self._post, clock=self.clock, inline=True, segment_size_bytes=1 << 20
         )
         self.timers = Timers(self._call_later, self.clock)
-        self.declared = Declared(lambda changes, done: done(None), self._post, self._call_later)
         self.turn = Turn(self.storage, self._soon.append, self.timers)
+        # Here every commit succeeds at once.
+        metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
+        self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
         self.storage.on_commit = self.turn.committed
         self.opener = Opener(self._soon.append)
         self.vhosts: dict[str, VHost] = {}
         self.windows = Windows()
         self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append, self.vhosts)
         self.pump_retries = PumpRetries(self._call_later)
-        self.vhost = VHost(self, "/", "v1")  # type: ignore[arg-type]  # what a vhost uses of a broker
-        self.vhosts["/"] = self.vhost
-
-    def host_queues(self, vhost_name: str, vhost_id: str) -> BrokerHost:
-        return BrokerHost(
-            vhost_name,
-            vhost_id,
+        host = BrokerHost(
+            "/",
+            "v1",
             self.turn,
             self.timers,
             self.windows,
@@ -99,11 +100,15 @@ class Room:
             self.dead_letters,
             self._expire,
         )
+        self.vhost = self.vhosts["/"] = VHost(self.catalogue, VhostRow("/", "v1"), host, self.reply_consumers)
 
     def _expire(self, queue: Queue) -> None:
+        self.expire(queue)  # looked up each time: a test may slow it down
+
+    def expire(self, queue: Queue) -> None:
         """What the broker does for x-expires."""
-        self.vhost.delete_queue(queue)
         self.expired.append(queue.name)
+        queues.delete(self.vhost, queue)
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         self._later.append((self.clock.monotonic() + delay_s, call))
@@ -142,11 +147,25 @@ class Room:
 
     def queue(self, name: str, *, durable: bool = True, **arguments: object) -> Queue:
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
-        return self.made(self.vhost.declare_queue(name, durable, False, False, table, None))
+        return self.declare(QueueDeclaration(name, durable, False, False, table))
 
-    def made(self, found: Any) -> Any:
-        """What a declaration has found, or made: here every commit succeeds at once."""
-        return found.apply() if isinstance(found, Coming) else found
+    def declare(self, asked: QueueDeclaration) -> Queue:
+        """The queue that was there, or is made."""
+        done: list[object] = []
+        queues.declare(self.vhost, asked, done.append)
+        assert done == [None]
+        return self.vhost.queues[asked.name]
+
+    def exchange(self, name: str, kind: str) -> Exchange:
+        """A durable one."""
+        exchanges.declare(self.vhost, ExchangeDeclaration(name, kind, True, False, False, {}))
+        return self.vhost.exchanges[name]
+
+    def bind(self, exchange: str, queue: Queue, key: str = "") -> None:
+        bindings.bind(self.vhost, self.vhost.exchanges[exchange], queue, key, {})
+
+    def delete(self, queue: Queue) -> int:
+        return queues.delete(self.vhost, queue)
 
     def restart(self, *, down_ms: int = 0) -> None:
         """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""

@@ -132,11 +132,10 @@ class TestRoad:
         assert (queue.unacked_count, queue.store.record_count, dead.store.record_count) == (0, 0, 0)
 
     def test_under_its_own_keys(self, room) -> None:
-        room.made(room.vhost.declare_exchange("dlx", "direct", True, False, False, {}))
+        room.exchange("dlx", "direct")
         by_key, by_copy = room.queue("by_key"), room.queue("by_copy")
-        exchange = room.vhost.exchange("dlx")
-        room.made(room.vhost.bind(exchange, by_key, "q", {}))
-        room.made(room.vhost.bind(exchange, by_copy, "copy", {}))
+        room.bind("dlx", by_key, "q")
+        room.bind("dlx", by_copy, "copy")
         queue = room.queue("q", x_dead_letter_exchange="dlx")
         room.publish("q", b"1", headers={"CC": ["copy"]})
         queue.reject(queue.get(False))
@@ -152,9 +151,9 @@ class TestRoad:
         queue.reject(queue.get(False))
         room.turns()
         assert queue.store.record_count == 0
-        room.made(room.vhost.declare_exchange("dlx", "fanout", True, False, False, {}))
+        room.exchange("dlx", "fanout")
         dead = room.queue("dead")
-        room.made(room.vhost.bind(room.vhost.exchange("dlx"), dead, "", {}))
+        room.bind("dlx", dead)
         room.publish("q", b"2")
         queue.reject(queue.get(False))
         room.turns()
@@ -265,7 +264,7 @@ class TestSafety:
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
         entry = queue.get(False)
-        room.vhost.delete_queue(queue)
+        room.delete(queue)
         queue.reject(entry)
         room.turns()
         assert dead.ready_count == 0
@@ -291,12 +290,12 @@ class TestStories:
     @pytest.mark.parametrize("kind", ["fanout", "headers"])
     @pytest.mark.parametrize("key", [None, "other"])
     def test_as_if_each_came_alone(self, room, kind: str, key: str | None) -> None:
-        room.made(room.vhost.declare_exchange("dlx", kind, True, False, False, {}))
+        room.exchange("dlx", kind)
         exchange = room.vhost.exchange("dlx")
         arguments = {"x_dead_letter_exchange": "dlx"} | ({"x_dead_letter_routing_key": key} if key else {})
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
-            room.made(room.vhost.bind(exchange, destination, "", {}))
+            room.bind("dlx", destination)
         stories = Stories(room.vhosts)
         stories.begin(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):
@@ -398,7 +397,7 @@ class TestStretches:
         for entry in [queue.get(False) for _ in range(6000)]:
             queue.reject(entry)
         room.dead_letters.run()
-        room.vhost.delete_queue(queue)
+        room.delete(queue)
         out = dead.ready_count
         room.turns()
         assert dead.ready_count == out < 6000

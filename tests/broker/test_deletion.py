@@ -12,11 +12,11 @@ import pytest
 from amqpd.broker.catalogue.deletion import Deletions
 from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, QueueRow
+from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")
-VHOST: Any = SimpleNamespace(name="/", id="v")
+VHOST = VhostRow("/", "v")
 HOST: Any = SimpleNamespace(vhost_id=VHOST.id)
 
 
@@ -29,13 +29,15 @@ class Steps:
         self.seen: list[Any] = []
         self.closed = False
         self.storage = Storage(path, post=lambda call, *given: self.posted.append((call, given)), inline=True)
-        self.deletions = Deletions(self.storage, self, self.forget, lambda count: self.see("counted", count))  # type: ignore[arg-type]
+        self.deletions = Deletions(self.storage, self, self.remove, lambda count: self.see("counted", count))  # type: ignore[arg-type]
 
     def see(self, what: str, more: object = None) -> None:
         self.seen.append((what, more, sorted(path.name for path in self.path.glob("vhosts/v*/queues/*"))))
 
-    def forget(self, changes: Sequence[Change]) -> None:
+    def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: object) -> None:
+        """Commits at once."""
         self.see("forgotten", changes)
+        gone()
 
     def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
         self.see("submitted", list(changes))

@@ -203,7 +203,7 @@ class TestLease:
         queue = room.queue("q", x_expires=100_000, x_message_ttl=50_000)
         room.publish("q", b"1")
         assert room.timers.armed_count() >= 2
-        room.vhost.delete_queue(queue)
+        room.delete(queue)
         assert room.timers.armed_count() == 0
 
     def test_it_begins_anew_with_the_broker(self, room) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from amqpd.broker.catalogue import queues
+from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.errors import PreconditionFailed
 
 
@@ -32,7 +34,7 @@ class TestDefaultQueueType:
         ("durable", "exclusive", "auto_delete"), [(False, False, False), (True, True, False), (True, False, True)]
     )
     def test_what_cannot_be_quorum_stays_classic(self, room, durable, exclusive, auto_delete) -> None:
-        queue = room.made(room.vhost.declare_queue("q", durable, exclusive, auto_delete, {}, None))
+        queue = room.declare(QueueDeclaration("q", durable, exclusive, auto_delete, {}))
         assert queue.kind == "classic"
         assert queue.arguments == {}
 
@@ -45,13 +47,12 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
     vhost = room.vhost
     mine, theirs = object(), object()
     for number in range(3):
-        room.made(vhost.declare_queue(f"mine{number}", False, True, False, {}, mine))
-    room.made(vhost.declare_queue("theirs", False, True, False, {}, theirs))
-    room.made(vhost.declare_queue("shared", False, False, False, {}, mine))
+        room.declare(QueueDeclaration(f"mine{number}", False, True, False, {}, mine))
+    room.declare(QueueDeclaration("theirs", False, True, False, {}, theirs))
+    room.declare(QueueDeclaration("shared", False, False, False, {}, mine))
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine1", "mine2"]
-    vhost.delete_queue(vhost.queues["mine1"])
+    room.delete(vhost.queues["mine1"])
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
-    for queue in vhost.exclusive_queues(mine):
-        vhost.delete_queue(queue)
+    queues.delete_all(vhost, vhost.exclusive_queues(mine))
     assert vhost.exclusive_queues(mine) == []
     assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"

@@ -81,13 +81,17 @@ class House:
         self.history: list[Rows] = [{}]
         self.gone: set[str] = set()  # answered
         self.checked = 0
-        self.deletions = Deletions(self.storage, self, self.commit, lambda count: None)  # type: ignore[arg-type]
+        self.deletions = Deletions(self.storage, self, self.remove, lambda count: None)  # type: ignore[arg-type]
 
     def commit(self, changes: Sequence[Change]) -> None:
         for change in changes:
             self.rows = applied(self.rows, change)
         self.history.append(self.rows)
         self.disk.changed()
+
+    def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: object) -> None:
+        self.commit(changes)
+        gone()
 
     def checkpoint(self, done: Callable[[BaseException | None], None]) -> None:
         self.history = [self.rows]
@@ -100,7 +104,7 @@ class House:
         self.storage.end_of_turn()
         self.run()
         host = SimpleNamespace(vhost_id=vhost.id)
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost=vhost, vhost_name=vhost.name, host=host)
+        return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=vhost.name, host=host)
 
     def run(self) -> None:
         while self.posted:
@@ -168,7 +172,7 @@ def test_a_vhost(house: House) -> None:
         house.gone |= {"q", "r", "shop"}
         house.commit([Delete(VHOST)])
 
-    house.deletions.drop_vhost(queues[0].vhost, queues, answered)
+    house.deletions.drop_vhost(VHOST, queues, answered)
     house.run()
     assert house.gone == {"q", "r", "shop"}
     house.crash()

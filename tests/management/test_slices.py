@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 from amqpd.auth.backends import User
+from amqpd.broker.catalogue import queues as declarations
+from amqpd.broker.catalogue.bindings import bind
+from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.management import (
     bindings,
     definitions,
@@ -65,9 +68,9 @@ async def server(tmp_path) -> AsyncIterator[Server]:
 def declare(server: Server, count: int) -> None:
     vhost = server.broker.vhosts["/"]
     for number in range(count):
-        coming = vhost.declare_queue(f"q{(number * 7919) % count}", False, False, False, {}, None)
-        queue = coming.apply()
-        vhost.bind(vhost.exchanges["amq.topic"], queue, f"a.{number}", {}).apply()
+        name = f"q{(number * 7919) % count}"
+        declarations.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        bind(vhost, vhost.exchanges["amq.topic"], vhost.queues[name], f"a.{number}", {})
 
 
 def call(server: Server, params: dict[str, str] | None = None, body: Any = None, **query: str) -> Call:

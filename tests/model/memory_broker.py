@@ -17,13 +17,13 @@ import pamqp.frame
 import pamqp.header
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.catalogue.vhost import VHost
 from amqpd.connection.connection import Connection
 from amqpd.connection.connections import Connections
 from amqpd.connection.control import Control
 from amqpd.connection.control import Wire as WireBase
 from amqpd.connection.ending import CLOSED
 from amqpd.settings import Settings
+from amqpd.storage.metadata.metadata import VhostRow
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -217,7 +217,7 @@ class MemoryBroker:
         self.broker = Broker(Settings(), self.storage, metadata, loop)
         self.broker.auth = auth
         self.connections = Connections(self.broker)
-        self.vhost = VHost(self.broker, "/", "v")
+        self.vhost = self.broker.vhosts.new_vhost(VhostRow("/", "v"))
         self.broker.vhosts["/"] = self.vhost
 
     def settle(self) -> None:

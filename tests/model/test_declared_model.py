@@ -197,7 +197,7 @@ class DeclaredModel(RuleBasedStateMachine):
         shown, kept = self.shown(), self.kept()
         assert shown.queues.items() <= kept.queues.items()
         assert shown.exchanges <= kept.exchanges
-        on_their_way = list(self.house.broker.declared._held)
+        on_their_way = list(self.house.broker.catalogue.declared._held)
         held = {name.name for name in on_their_way}
         # One whose unbind has failed may be gone from the database until it is put back; see `declared`.
         bound = {tuple(name.name.split("\0")) for name in on_their_way if name.kind == "binding"}

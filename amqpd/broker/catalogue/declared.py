@@ -14,6 +14,9 @@ failure changes nothing.
 told so (`OnItsWay`), waits, and gives his command once more from the start. While a removal fails he gets its error:
 the name would come back with a restart. Publishers do not wait: to them a held name is not there.
 
+Only this room submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and vhosts.py
+check what is asked for, submit its rows here and answer through the `done` that they were handed.
+
 Everything is called on the loop. Metadata commits keep the order of submission, and so do their callbacks.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from amqpd.storage.metadata.metadata import (
     BindingRow,
@@ -41,6 +44,7 @@ RETRY_S: Final = 1.0
 
 Done: TypeAlias = Callable[[BaseException | None], None]
 Commit: TypeAlias = Callable[[Sequence[Change], Done], None]
+Result = TypeVar("Result")
 
 
 class Name(NamedTuple):
@@ -71,16 +75,28 @@ class OnItsWay(Exception):
 
 
 class Coming:
-    """Something checked and not yet there. changes: its rows, none for what is not durable. undo: what takes them back.
+    """Something checked and not yet there. change: its row, None for what is not durable. undo: what takes it back.
 
-    apply: makes it in memory and returns it; called once the rows are committed. Raises OnItsWay when what it leads to
-    has gone meanwhile: the command is then given once more, and finds that out.
+    apply: makes it in memory; called once the row is committed. Raises OnItsWay when what it leads to has gone
+    meanwhile: the command is then given once more, and finds that out. brings: what a transaction shows to the calls
+    behind this one until then. ends: what has to be there still when it is committed.
     """
 
-    def __init__(self, changes: list[Change], apply: Callable[[], Any], undo: list[Change]) -> None:
-        self.changes = changes
+    def __init__(
+        self,
+        name: Name,
+        change: Change | None,
+        undo: Change | None,
+        apply: Callable[[], object],
+        brings: object = None,
+        ends: tuple[object, ...] = (),
+    ) -> None:
+        self.name = name
+        self.changes = [] if change is None else [change]
+        self.undo = [] if undo is None else [undo]
         self.apply = apply
-        self.undo = undo
+        self.brings = brings
+        self.ends = ends
 
 
 class _Removal(NamedTuple):
@@ -136,32 +152,42 @@ class Declared:
     def make(self, coming: Coming, done: Done) -> None:
         """Commits, then makes it; done(None) then, done(error) when it is not made.
 
-        Raises: OnItsWay when its name is held, MetadataClosed.
+        What is not durable is made at once, and done called before this returns. Raises: OnItsWay when its name is
+        held, MetadataClosed.
         """
-        names = named_in(coming.changes)
+        if not coming.changes:
+            self._apply(coming, done)
+            return
+        names = [coming.name]
 
         def committed(error: BaseException | None) -> None:
             self.free(names)
             if error is None:
-                try:
-                    coming.apply()
-                except OnItsWay as again:
-                    error = again
+                self._apply(coming, done)
             else:
                 self.take_back(coming.undo, names)
-            done(error)
+                done(error)
 
-        for name in names:
-            self.hold(name)
-        if not coming.changes:
-            committed(None)
-            return
+        self.hold(coming.name)
+        self.commit(coming.changes, names, committed)
+
+    def _apply(self, coming: Coming, done: Done) -> None:
         try:
-            self._commit(coming.changes, committed)
-        except MetadataClosed:
-            self.free(names)
-            raise
+            coming.apply()
+        except OnItsWay as again:
+            done(again)
+            return
+        done(None)
 
+    def commit(self, changes: Sequence[Change], held: Iterable[Name], done: Done) -> None:
+        """One transaction, for who holds these names and sees to them afterwards. Raises: MetadataClosed, and frees
+        them.
+        """
+        try:
+            self._commit(changes, done)
+        except MetadataClosed:
+            self.free(held)
+            raise
 
     # -- what goes ---------------------------------------------------------------------------------------------------
 
@@ -222,10 +248,27 @@ def named_in(changes: Iterable[Change]) -> list[Name]:
         elif isinstance(row, ExchangeRow):
             names[Name(row.vhost, "exchange", row.name)] = None
         elif isinstance(row, BindingRow):
-            names[Name(row.vhost, "binding", "\0".join(map(str, row[1:])))] = None
+            names[binding_name(row)] = None
         elif isinstance(row, VhostRow):
             names[Name(row.name, "vhost", row.name)] = None
     return list(names)
+
+
+def binding_name(row: BindingRow) -> Name:
+    """All of the row makes it the same binding."""
+    return Name(row.vhost, "binding", "\0".join(map(str, row[1:])))
+
+
+def unheard(error: BaseException | None) -> None:
+    """The `done` of what nobody waits for: `Declared` tells the log of an error, and tries removals again."""
+
+
+async def finished(call: Callable[[Done], Result]) -> Result:
+    """`call(done)` for a task: returns what it returned, once done. Raises: what it raises; MetadataError, OnItsWay."""
+    future, done = promise()
+    result = call(done)
+    await future
+    return result
 
 
 def promise() -> tuple[asyncio.Future[None], Done]:

@@ -1,6 +1,6 @@
 """How what is deleted leaves the disk; the order is the promise.
 
-    1  it is out of memory: nothing is delivered, consumers are cancelled (`VHost.delete_queue`)
+    1  it is out of memory: nothing is delivered, consumers are cancelled (leaving.py)
     2  its tombstone is committed: a row in state `deleting`, which a start finishes
     3  its directory is renamed `<id>.deleted` and the directory above synced (storage/keep/departures.py)
     4  whoever deletes it is answered, and it is counted
@@ -14,41 +14,59 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 
+from amqpd.broker.catalogue.declared import Done, unheard
 from amqpd.broker.catalogue.restore import Findings, in_parts
+from amqpd.broker.queues.queue import Queue
 from amqpd.storage.metadata.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
-
-if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.queue import Queue
-    from amqpd.storage.storage import Storage
+from amqpd.storage.storage import Storage
 
 log = logging.getLogger(__name__)
 
 EMPTY_MAX: Final = 1000
 """So many empty directories, and the metadata is made to forget them before it is time."""
+Remove: TypeAlias = Callable[[Sequence[Change], Callable[[], None], Done | None], None]
 
 
 class Deletions:
-    """Steps 3 and 5. Everything on the loop. One per broker.
+    """Steps 2 to 5. Everything on the loop. One per broker.
 
-    forget: removes rows, in its own time. counted: how many queues are gone now, step 4.
+    remove: `Declared.remove`. counted: how many queues are gone now, step 4.
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        metadata: Metadata,
-        forget: Callable[[Sequence[Change]], None],
-        counted: Callable[[int], None],
+        self, storage: Storage, metadata: Metadata, remove: Remove, counted: Callable[[int], None]
     ) -> None:
         self._storage = storage
         self._metadata = metadata
-        self._forget = forget
+        self._remove = remove
         self._counted = counted
         self._empty: list[str] = []  # directories renamed and emptied, by their old names
         self._under_way = False
+
+    def delete(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done = unheard) -> None:
+        """What is out of memory goes for good: these rows, tried until that succeeds, then the queues' directories.
+
+        changes: tombstones, and the rows of what goes with them. done: called with None when neither comes back, or
+        with the error of the first try. Where there are no rows it is called before this returns.
+        """
+        if not changes:
+            self.drop(queues, partial(done, None))
+            return
+        failed = False
+
+        def tried(error: BaseException | None) -> None:
+            nonlocal failed
+            if error is not None:
+                failed = True
+                done(error)
+
+        def renamed() -> None:
+            if not failed:
+                done(None)
+
+        self._remove(changes, partial(self.drop, queues, renamed), tried)
 
     def drop(self, queues: Sequence[Queue], done: Callable[[], None]) -> None:
         """Queues that are out of memory, and whose tombstones are committed; `done()` is step 4. Transient ones are
@@ -77,7 +95,7 @@ class Deletions:
                     store.remove()
                 gone(None)
 
-    def drop_vhost(self, vhost: VHost, queues: Sequence[Queue], done: Callable[[], None]) -> None:
+    def drop_vhost(self, vhost: VhostRow, queues: Sequence[Queue], done: Callable[[], None]) -> None:
         """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's."""
         stores = [queue.store for queue in queues if queue.store is not None and queue.id]
         for queue in queues:
@@ -91,6 +109,10 @@ class Deletions:
             self._empty_out(self._storage.vhost_chain(vhost.id)[-1])
 
         self._storage.retire_vhost(vhost.id, stores, renamed)
+
+    def forget(self, changes: Sequence[Change]) -> None:
+        """Rows of what is gone. When the broker stops before this, the next start sees to them."""
+        self._remove(changes, _nothing, None)
 
     # -- at the start
 
@@ -119,7 +141,7 @@ class Deletions:
     def finish_vhost(self, row: VhostRow) -> None:
         """The same for a vhost's. Its row goes at once: another one of its name may be wanted."""
         chain = self._storage.vhost_chain(row.id)
-        self._forget([Delete(row)])
+        self.forget([Delete(row)])
         self._storage.departures.rename(chain, partial(self._empty_out, chain[-1]))
 
     # -- what is left
@@ -133,7 +155,7 @@ class Deletions:
 
     def _emptied(self, path: str, row: QueueRow | None) -> None:
         if row is not None:
-            self._forget([Delete(row)])
+            self.forget([Delete(row)])
         self._empty.append(path)
         if len(self._empty) >= EMPTY_MAX:
             self.tidy()
@@ -158,6 +180,10 @@ class Deletions:
             self._empty += paths
             return
         self._storage.departures.forget(paths)
+
+
+def _nothing() -> None:
+    """Nothing waits for what is left to go."""
 
 
 def _logged(error: BaseException | None) -> None:

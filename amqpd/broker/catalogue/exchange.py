@@ -8,7 +8,7 @@ that declares reply queues all day does not chill other people's routes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.destination import Versioned
@@ -16,12 +16,14 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
 
+DestinationType: TypeAlias = Literal["queue", "exchange"]
+
 
 class BindingKey(NamedTuple):
     """What makes a binding the same binding."""
 
     source: str
-    destination_type: str
+    destination_type: DestinationType
     destination: str
     routing_key: str
     arguments: bytes
@@ -37,7 +39,7 @@ class Binding:
         self.destination = destination
         self.routing_key = routing_key
         self.arguments = arguments
-        self.destination_type = "queue" if isinstance(destination, Queue) else "exchange"
+        self.destination_type: DestinationType = "queue" if isinstance(destination, Queue) else "exchange"
         self.key = BindingKey(
             source.name, self.destination_type, destination.name, routing_key, encode_table(arguments)
         )

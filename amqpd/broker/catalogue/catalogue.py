@@ -1,0 +1,37 @@
+"""What the vhosts of one broker share: names on their way, deletions, storage, and what is counted of queues.
+
+Handed to each vhost, so that a declaration or a deletion needs nothing that lies above this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amqpd.broker.catalogue.declared import Declared
+from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.counters import Ended
+from amqpd.storage.metadata.metadata import Metadata
+from amqpd.storage.storage import Storage
+
+
+class Catalogue:
+    """One per broker. call_soon, call_later: the loop's."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        call_soon: Callable[..., object],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self.storage = storage
+        self.declared = Declared(metadata.submit, call_soon, call_later)
+        self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
+        self.queue_declared_count = 0
+        self.queue_created_count = 0
+        self.queue_deleted_count = 0
+        # What queues that are gone had counted, so that totals never fall; see amqpd.metrics.
+        self.ended_queues = Ended()
+
+    def _count_deleted(self, count: int) -> None:
+        self.queue_deleted_count += count

@@ -1,0 +1,47 @@
+"""What is asked for when a queue or an exchange is declared, and what stands for the queue until it is made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from amqpd.broker.queues.queue import Queue
+from amqpd.storage.metadata.metadata import random_id
+
+
+class QueueDeclaration(NamedTuple):
+    """queue.declare. owner: who asks, and whom an exclusive queue ends with (a session); None from the admin API."""
+
+    name: str
+    durable: bool
+    exclusive: bool
+    auto_delete: bool
+    arguments: dict[str, object]
+    owner: object = None
+
+
+class ExchangeDeclaration(NamedTuple):
+    """exchange.declare. kind: its type."""
+
+    name: str
+    kind: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: dict[str, object]
+
+
+class NewQueue:
+    """A queue that is checked and whose row is on its way. A transaction binds it before it is made.
+
+    id: empty for what is not durable. made: the queue, once it is.
+    """
+
+    def __init__(self, asked: QueueDeclaration, arguments: dict[str, object]) -> None:
+        self.name = asked.name
+        self.durable = asked.durable
+        self.auto_delete = asked.auto_delete
+        self.exclusive_owner = asked.owner if asked.exclusive else None
+        self.arguments = arguments
+        self.kind = str(arguments.get("x-queue-type", "classic"))
+        self.id = random_id() if asked.durable else ""
+        self.made: Queue | None = None

@@ -1,0 +1,65 @@
+"""Whether what is there is what is asked for: a declaration of something that exists must be equivalent.
+
+Spec: AMQP 0-9-1 1.6.2.1 and 1.7.2.1; RabbitMQ: 406 for a flag or an argument that differs, 405 for another's exclusive
+queue.
+"""
+
+from __future__ import annotations
+
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
+from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.catalogue.vhost import Names, locked
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.queues.queue import Queue
+from amqpd.errors import PreconditionFailed
+
+
+def check_queue(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) -> None:
+    """Raises: ResourceLocked, PreconditionFailed."""
+    vhost = names.vhost
+    vhost.check_exclusive(queue, asked.owner)
+    if asked.exclusive is not (queue.exclusive_owner is not None):
+        # rabbit: 405 here too, and not 406 as for the other flags
+        raise locked(queue.name, vhost.name)
+    thing = f"queue '{queue.name}'"
+    _check_flag(thing, vhost.name, "durable", asked.durable, queue.durable)
+    _check_flag(thing, vhost.name, "auto_delete", asked.auto_delete, queue.auto_delete)
+    default = names.default_queue_type
+    arguments = asked.arguments
+    may_have_it = default != "classic" and asked.durable and not asked.auto_delete
+    if may_have_it and "x-queue-type" not in arguments and queue.kind == default:
+        # rabbit: the vhost's default is as if it had been asked for; a queue made before it was set stays as it is
+        arguments = {**arguments, "x-queue-type": default}
+    given = dict(arguments)
+    current = dict(queue.arguments)
+    if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):
+        # rabbit: classic is what no argument means
+        given.pop("x-queue-type", None)
+        current.pop("x-queue-type", None)
+    elif "x-queue-type" not in given and current.get("x-queue-type") == default:
+        # rabbit: in a vhost with another default, no argument means that one
+        del current["x-queue-type"]
+    queue_arguments.compare(thing, vhost.name, queue_arguments.compared_names(), given, current)
+    queue_arguments.validate(queue.name, vhost.name, arguments)
+
+
+def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -> None:
+    """Raises: PreconditionFailed."""
+    thing = f"exchange '{exchange.name}'"
+    if asked.kind != exchange.kind:
+        raise PreconditionFailed(
+            f"inequivalent arg 'type' for {thing} in vhost '{vhost}': "
+            f"received '{asked.kind}' but current is '{exchange.kind}'"
+        )
+    _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
+    _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
+    _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
+    queue_arguments.compare(thing, vhost, ["alternate-exchange"], asked.arguments, exchange.arguments)
+
+
+def _check_flag(thing: str, vhost: str, name: str, given: bool, current: bool) -> None:
+    if given != current:
+        raise PreconditionFailed(
+            f"inequivalent arg '{name}' for {thing} in vhost '{vhost}': "
+            f"received '{str(given).lower()}' but current is '{str(current).lower()}'"
+        )

@@ -1,0 +1,71 @@
+"""What leaves a vhost's tables, and what goes with it.
+
+A queue takes its bindings and its consumers with it, an exchange its bindings on both sides; a binding that goes takes
+its source with it where that is an auto-delete exchange and this was its last one. All of it is out of memory at once;
+the rows that have to go are returned, for queues.py, exchanges.py and bindings.py to submit.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from amqpd.broker.catalogue.exchange import Binding, Exchange
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.counters import queue_counts
+from amqpd.broker.queues.queue import Queue
+from amqpd.protocol.codec import encode_table
+from amqpd.storage.metadata.metadata import Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
+
+log = logging.getLogger(__name__)
+
+
+def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
+    """Stops delivery and cancels its consumers. Returns the ready count, which is not known (0) where nobody has
+    prepared it since the start, and its tombstone with the rows that go with it.
+
+    Its log goes after the commit: deletion.py.
+    """
+    if queue.deleted:
+        return 0, []
+    count = queue.ready_count
+    queue.deleted = True
+    vhost.catalogue.ended_queues.add(queue_counts(queue))
+    about = {"vhost": vhost.name, "queue": queue.name}
+    log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
+    queue.version += 1
+    changes: list[Change] = []
+    for binding in vhost.take_queue(queue):
+        changes += drop_binding(vhost, binding)
+    for consumer in list(queue.consumers):
+        queue.remove_consumer(consumer)
+        consumer.cancel()
+    queue.forget()
+    if queue.id:
+        arguments = encode_table(queue.arguments)
+        row = QueueRow(vhost.name, queue.name, queue.id, True, queue.auto_delete, False, arguments, "deleting")
+        changes += [DeleteBindings(vhost.name, queue.name, "queue"), Put(row)]
+    return count, changes
+
+
+def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
+    """Returns its row and those that go with it."""
+    if exchange.deleted:
+        return []
+    exchange.deleted = True
+    changes: list[Change] = []
+    for binding in vhost.take_exchange(exchange):
+        changes += drop_binding(vhost, binding)
+    if exchange.durable:
+        changes.append(DeleteBindings(vhost.name, exchange.name, "exchange"))
+        changes.append(Delete(ExchangeRow(vhost.name, exchange.name, exchange.kind)))
+    return changes
+
+
+def drop_binding(vhost: VHost, binding: Binding) -> list[Change]:
+    """Returns the rows of what goes with it; its own is the caller's. It may have gone with one of its ends."""
+    source = binding.source
+    there = not source.deleted and binding.key in source.bindings
+    vhost.take_binding(binding)
+    if there and source.auto_delete and not source.bindings:
+        return drop_exchange(vhost, source)
+    return []

@@ -1,0 +1,79 @@
+"""What was declared in an earlier life, back in the vhosts' tables. Queues' logs are opened, not read."""
+
+from __future__ import annotations
+
+import logging
+
+from amqpd.broker.catalogue.exchange import Binding, Exchange
+from amqpd.broker.catalogue.unavailable import Unavailable
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.catalogue.vhosts import VHosts
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.protocol.codec import decode_table
+from amqpd.routing.exchange import ExchangeType, exchange_type
+from amqpd.storage.metadata.metadata import BindingRow, Delete, ExchangeRow, MetadataState, QueueRow
+
+log = logging.getLogger(__name__)
+
+
+def load(vhosts: VHosts, state: MetadataState) -> None:
+    """Brings back what the rows tell, and goes on with the deletions that a crash interrupted."""
+    deletions = vhosts.catalogue.deletions
+    for row in state.deleting_vhosts:
+        deletions.finish_vhost(row)
+    for row in state.vhosts:
+        vhosts[row.name] = vhosts.new_vhost(row)
+    for exchange_row in state.exchanges:
+        vhosts[exchange_row.vhost].add_exchange(_exchange(exchange_row))
+    for queue_row in state.queues:
+        vhost = vhosts[queue_row.vhost]
+        vhost.add_queue(_queue(vhost, queue_row))
+    for binding_row in state.bindings:
+        binding = _binding(vhosts[binding_row.vhost], binding_row)
+        if binding is None:
+            # One end went with a deletion that a crash cut short.
+            deletions.forget([Delete(binding_row)])
+        else:
+            vhosts[binding_row.vhost].add_binding(binding)
+    for queue_row in state.deleting_queues:
+        deletions.finish(vhosts[queue_row.vhost].id, queue_row)
+
+
+def _exchange(row: ExchangeRow) -> Exchange:
+    arguments = _table(row.arguments)
+    return Exchange(row.name, row.type, _matcher(row), True, row.auto_delete, row.internal, arguments)
+
+
+def _queue(vhost: VHost, row: QueueRow) -> Queue:
+    storage = vhost.catalogue.storage
+    store = storage.open_queue(vhost.id, row.id, row.name, vhost.name, None, row.auto_delete, row.arguments)
+    queue = make_queue(vhost.queue_host, row.name, True, row.auto_delete, None, _table(row.arguments), store)
+    queue.id = row.id
+    return queue
+
+
+def _binding(vhost: VHost, row: BindingRow) -> Binding | None:
+    source = vhost.exchanges.get(row.source)
+    destination: Queue | Exchange | None
+    if row.destination_type == "queue":
+        destination = vhost.queues.get(row.destination)
+    else:
+        destination = vhost.exchanges.get(row.destination)
+    if source is None or destination is None:
+        return None
+    return Binding(source, destination, row.routing_key, _table(row.arguments))
+
+
+def _matcher(row: ExchangeRow) -> ExchangeType:
+    """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
+    try:
+        return exchange_type(row.type)()
+    except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
+        matcher = Unavailable(row.type)
+        log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
+        return matcher
+
+
+def _table(encoded: bytes) -> dict[str, object]:
+    return decode_table(encoded, 0)[0] if encoded else {}

@@ -1,0 +1,123 @@
+"""Queues: declared and deleted, whoever asks for it.
+
+`declare` checks, submits the row and makes the queue once that is committed. `delete` takes it out of memory at once
+and answers when it comes back with no restart: see deletion.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from amqpd.broker.catalogue.declaration import NewQueue, QueueDeclaration
+from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.catalogue.equivalence import check_queue
+from amqpd.broker.catalogue.leaving import drop_queue
+from amqpd.broker.catalogue.vhost import Names, VHost
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.errors import AccessRefused, PreconditionFailed
+from amqpd.protocol.codec import encode_table
+from amqpd.storage.metadata.metadata import Change, Delete, Put, QueueRow
+from amqpd.storage.queue_log import QueueLog
+
+log = logging.getLogger(__name__)
+
+ARGUMENTS_SIZE_MAX: Final = 64 * 1024
+
+
+def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool:
+    """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
+
+    Raises: AccessRefused, PreconditionFailed, ResourceLocked, OnItsWay; NotOpenYet of a queue that is there.
+    """
+    if asked.exclusive and asked.durable:
+        # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
+        asked = asked._replace(durable=False)
+    queue = names.find_queue(asked.name)
+    if queue is not None:
+        check_queue(names, queue, asked)
+        if isinstance(queue, Queue):
+            queue.prepare()
+        done(None)
+        return False
+    if asked.name.startswith("amq.") and not asked.name.startswith("amq.gen-"):
+        raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
+    new = NewQueue(asked, check(names, asked))
+    vhost = names.vhost
+    row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
+    put, undo = (Put(row), Delete(row)) if new.durable else (None, None)
+    names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make, vhost, new), new), done)
+    return True
+
+
+def check(names: Names, asked: QueueDeclaration) -> dict[str, object]:
+    """The arguments that a new queue gets for those asked for. Raises: PreconditionFailed when there can be none."""
+    vhost, arguments = names.vhost.name, asked.arguments
+    default = names.default_queue_type
+    if default != "classic" and asked.durable and not asked.auto_delete:
+        # rabbit: the vhost's default is as if it had been asked for
+        arguments = {"x-queue-type": default, **arguments}
+    if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
+        raise PreconditionFailed(f"arguments of queue '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
+    queue_arguments.validate(asked.name, vhost, arguments)
+    if arguments.get("x-queue-type") == "quorum":
+        wrong = (
+            ("auto-delete", asked.auto_delete),
+            ("exclusive-owner", asked.exclusive),
+            ("non-durable", not asked.durable),
+        )
+        for flag, is_set in wrong:
+            if is_set:
+                raise PreconditionFailed(f"invalid property '{flag}' for queue '{asked.name}' in vhost '{vhost}'")
+    if "x-export" in arguments and not asked.durable:
+        raise PreconditionFailed(f"invalid arg 'x-export' for queue '{asked.name}' in vhost '{vhost}': not durable")
+    return arguments
+
+
+def _make(vhost: VHost, new: NewQueue) -> None:
+    """Its row is committed."""
+    declared, storage = vhost.catalogue.declared, vhost.catalogue.storage
+    if vhost.deleted:
+        raise OnItsWay(declared, Name(vhost.name, "queue", new.name))
+    store: QueueLog | None = None
+    if new.id:
+        table = encode_table(new.arguments)
+        store = storage.create_queue(vhost.id, new.name, vhost.name, None, new.id, new.auto_delete, table)[1]
+    flags = (new.durable, new.auto_delete, new.exclusive_owner)
+    queue = make_queue(vhost.queue_host, new.name, *flags, new.arguments, store)
+    queue.id = new.id
+    vhost.add_queue(queue)
+    new.made = queue
+    vhost.catalogue.queue_created_count += 1
+    log.debug("queue '%s' was added", new.name, extra={"vhost": vhost.name, "queue": new.name})
+
+
+def check_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool) -> None:
+    """Raises: PreconditionFailed."""
+    if if_unused and queue.consumers:
+        raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' in use")
+    if if_empty and queue.ready_count:
+        raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' not empty")
+
+
+def delete(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
+    """Deletes it with its bindings; its consumers are told. Returns how many messages were ready, which is not known
+    (0) where nobody has prepared it since the start.
+
+    done: called when it does not come back, or with the error of the first try, which others follow.
+    """
+    count, changes = drop_queue(vhost, queue)
+    vhost.catalogue.deletions.delete(changes, [queue], done)
+    return count
+
+
+def delete_all(vhost: VHost, queues: Sequence[Queue], done: Done = unheard) -> None:
+    """The same for several in one commit."""
+    changes: list[Change] = []
+    for queue in queues:
+        changes += drop_queue(vhost, queue)[1]
+    vhost.catalogue.deletions.delete(changes, queues, done)

@@ -1,0 +1,167 @@
+"""Many declarations in one transaction: all of them are committed and then made, or none.
+
+A transaction is a draft of all vhosts: what it has declared is there for the calls behind it (a binding finds its new
+queue, a queue the vhost's new default type), and for nobody else until it is committed. Its names are held from the
+moment they are declared. It declares and binds; nothing is deleted in one.
+
+A dry run is the same calls on a draft that holds nothing and cannot be committed: it finds what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from amqpd.broker.catalogue.declaration import NewQueue
+from amqpd.broker.catalogue.declared import Coming, Declared, Done, Name, OnItsWay
+from amqpd.broker.catalogue.exchange import BindingKey, Exchange
+from amqpd.broker.catalogue.vhost import Names, VHost
+from amqpd.broker.catalogue.vhosts import VhostNames, VHosts
+from amqpd.broker.queues.queue import Queue
+from amqpd.storage.metadata.metadata import Change, Put, Row, VhostRow
+
+
+class Draft(Names):
+    """A vhost with what the transaction has declared in it."""
+
+    def __init__(self, transaction: Transaction, vhost: VHost, default_queue_type: str) -> None:
+        self.vhost = vhost
+        self.default_queue_type = default_queue_type
+        self._transaction = transaction
+        self._queues: dict[str, NewQueue] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._bindings: set[BindingKey] = set()
+
+    def find_queue(self, name: str) -> Queue | NewQueue | None:
+        return self._queues.get(name) or self.vhost.find_queue(name)
+
+    def find_exchange(self, name: str) -> Exchange | None:
+        return self._exchanges.get(name) or self.vhost.find_exchange(name)
+
+    def has_binding(self, source: Exchange, key: BindingKey) -> bool:
+        return key in self._bindings or self.vhost.has_binding(source, key)
+
+    def make(self, coming: Coming, done: Done) -> None:
+        """Collects it. done: called when it is made, after the commit; not at all when there is none."""
+        self._transaction.collect(coming, done)
+        brings = coming.brings
+        if isinstance(brings, NewQueue):
+            self._queues[brings.name] = brings
+        elif isinstance(brings, Exchange):
+            self._exchanges[brings.name] = brings
+        elif isinstance(brings, BindingKey):
+            self._bindings.add(brings)
+
+
+class _Step(NamedTuple):
+    coming: Coming
+    done: Done
+
+
+class Transaction(VhostNames):
+    """One import, say. dry: only a dry run. Everything on the loop."""
+
+    def __init__(self, vhosts: VHosts, dry: bool) -> None:
+        self._vhosts = vhosts
+        self._declared: Declared = vhosts.catalogue.declared
+        self._dry = dry
+        self._drafts: dict[str, Draft] = {}
+        # In the order of the calls: a row may need one before it.
+        self._changes: list[Change] = []
+        self._undo: list[Change] = []
+        self._steps: list[_Step] = []
+        # What bindings lead to; what was there before may go until all is committed.
+        self._ends: dict[object, None] = {}
+        self._held: list[Name] = []
+
+    # -- what the calls see ------------------------------------------------------------------------------------------
+
+    def draft(self, name: str) -> Draft | None:
+        """Where queues, exchanges and bindings of this vhost are declared; None: there is no such vhost."""
+        draft = self._drafts.get(name)
+        if draft is None:
+            vhost = self._vhosts.get(name)
+            if vhost is None:
+                return None
+            draft = self._drafts[name] = Draft(self, vhost, vhost.default_queue_type)
+        return draft
+
+    def find_vhost(self, name: str) -> VHost | None:
+        draft = self.draft(name)
+        return None if draft is None else draft.vhost
+
+    def new_vhost(self, row: VhostRow) -> VHost:
+        return self._vhosts.new_vhost(row)
+
+    def add(self, vhost: VHost) -> None:
+        self._vhosts.add(vhost)
+
+    def make(self, coming: Coming, done: Done) -> None:
+        self.collect(coming, done)
+        brings = coming.brings
+        if isinstance(brings, VHost):
+            self._drafts[brings.name] = Draft(self, brings, brings.default_queue_type)
+        elif isinstance(brings, VhostRow):
+            draft = self.draft(brings.name)
+            assert draft is not None  # it is changed, so it is there
+            draft.default_queue_type = brings.default_queue_type
+
+    def put(self, row: Row) -> None:
+        """A row of somebody else's (users, permissions), who makes it in memory himself after the commit."""
+        self._changes.append(Put(row))
+
+    def collect(self, coming: Coming, done: Done) -> None:
+        """Raises: OnItsWay when its name is held by others."""
+        if self._dry:
+            return
+        self._declared.hold(coming.name)
+        self._held.append(coming.name)
+        self._changes += coming.changes
+        self._undo += coming.undo
+        self._steps.append(_Step(coming, done))
+        self._ends.update(dict.fromkeys(coming.ends))
+
+    # -- all or nothing ----------------------------------------------------------------------------------------------
+
+    def gone(self) -> Queue | Exchange | None:
+        """The first end of a binding that was there when it was declared and is not any more: there is no use in
+        committing then. Cost: a look at each.
+        """
+        for end in self._ends:
+            if isinstance(end, Queue | Exchange) and end.deleted:
+                return end
+        return None
+
+    def commit(self, done: Done) -> None:
+        """done(None) once all is durable: `make_all` comes next. done(error) when nothing of it will be."""
+        assert not self._dry
+        if self._changes:
+            self._declared.commit(self._changes, [], partial(self._committed, done))
+        else:
+            done(None)
+
+    def _committed(self, done: Done, error: BaseException | None) -> None:
+        if error is not None:
+            held, undo = self._held, self._undo
+            self.abandon()
+            self._declared.take_back(undo[::-1], held)
+        done(error)
+
+    def abandon(self) -> None:
+        """Nothing of it will be; its names are free."""
+        held, self._held = self._held, []
+        self._changes, self._undo, self._steps = [], [], []
+        self._declared.free(held)
+
+    def make_all(self) -> Iterator[None]:
+        """Makes it in memory, a step at a time: it is committed, so the caller must come to the end."""
+        self._held, self._changes, self._undo = [], [], []
+        steps, self._steps = self._steps, []
+        for coming, done in steps:
+            self._declared.free([coming.name])
+            with suppress(OnItsWay):  # who has deleted its vhost or its end since the commit has removed the row too
+                coming.apply()
+            done(None)
+            yield

@@ -1,0 +1,141 @@
+"""Vhosts: all of them by name; declared, changed and deleted, whoever asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
+from amqpd.broker.catalogue.leaving import drop_queue
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.destination import Destination
+from amqpd.broker.queues.host import QueueHost
+from amqpd.storage.metadata.metadata import Delete, Put, VhostRow, random_id
+
+log = logging.getLogger(__name__)
+
+
+class VhostNames:
+    """Where vhosts are declared: among all vhosts, or in a transaction."""
+
+    def find_vhost(self, name: str) -> VHost | None:
+        """None when there is none."""
+        raise NotImplementedError
+
+    def new_vhost(self, row: VhostRow) -> VHost:
+        """One that nobody knows yet."""
+        raise NotImplementedError
+
+    def add(self, vhost: VHost) -> None:
+        """Makes it known: its row is committed."""
+        raise NotImplementedError
+
+    def make(self, coming: Coming, done: Done) -> None:
+        """As `Names.make`. Raises: OnItsWay, MetadataClosed."""
+        raise NotImplementedError
+
+
+class VHosts(dict[str, VHost], VhostNames):
+    """All vhosts of a broker. host_queues: what the queues of a new one get of the broker. reply_consumers: by key, of
+    whatever vhost. ended: told of each that is deleted, before its queues go.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        host_queues: Callable[[VhostRow], QueueHost],
+        reply_consumers: dict[str, Destination],
+        ended: Callable[[VHost], None],
+    ) -> None:
+        super().__init__()
+        self.catalogue = catalogue
+        self.ended = ended
+        self._host_queues = host_queues
+        self._reply_consumers = reply_consumers
+
+    def find_vhost(self, name: str) -> VHost | None:
+        return self.get(name)
+
+    def new_vhost(self, row: VhostRow) -> VHost:
+        return VHost(self.catalogue, row, self._host_queues(row), self._reply_consumers)
+
+    def add(self, vhost: VHost) -> None:
+        self[vhost.name] = vhost
+        log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
+
+    def make(self, coming: Coming, done: Done) -> None:
+        self.catalogue.declared.make(coming, done)
+
+
+def declare(
+    names: VhostNames,
+    name: str,
+    description: str = "",
+    tags: Sequence[str] = (),
+    default_queue_type: str = "classic",
+    done: Done = unheard,
+) -> bool:
+    """Whether it is new; done(None) once it is there. One that is there already stays as it is. Raises: OnItsWay."""
+    if names.find_vhost(name) is not None:
+        done(None)
+        return False
+    row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
+    vhost = names.new_vhost(row)
+    names.make(Coming(Name(name, "vhost", name), Put(row), Delete(row), partial(names.add, vhost), vhost), done)
+    return True
+
+
+def change(
+    names: VhostNames,
+    vhost: VHost,
+    description: str,
+    tags: Sequence[str],
+    default_queue_type: str,
+    done: Done = unheard,
+) -> None:
+    """done(None) once it is so. Raises: OnItsWay."""
+    row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
+    before = vhost.row()
+    if row == before:
+        done(None)
+        return
+    name = Name(vhost.name, "vhost", vhost.name)
+    names.make(Coming(name, Put(row), Put(before), partial(vhost.become, row), row), done)
+
+
+def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
+    """Deletes it with all that is in it, and closes its connections. done(None) when its directory does not come back
+    either. Raises: OnItsWay.
+    """
+    row = vhost.row()._replace(state="deleting")
+
+    def committed(error: BaseException | None) -> None:
+        if error is not None:
+            done(error)
+
+    name = Name(vhost.name, "vhost", vhost.name)
+    vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(_end, vhosts, vhost, row, done)), committed)
+
+
+def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
+    """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
+    declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
+    vhost.deleted = True
+    del vhosts[vhost.name]
+    about = {"vhost": vhost.name}
+    log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
+    vhosts.ended(vhost)
+    queues = list(vhost.queues.values())
+    for queue in queues:
+        drop_queue(vhost, queue)
+    name = Name(vhost.name, "vhost", vhost.name)
+    declared.hold(name)
+
+    def renamed() -> None:
+        declared.free([name])
+        deletions.forget([Delete(row)])  # which holds it again
+        done(None)
+
+    deletions.drop_vhost(row, queues, renamed)
