@@ -12,12 +12,20 @@ _started = time.monotonic()  # before the imports: the ready line counts them in
 import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 from amqpd.settings import EXIT_USAGE, SettingsError, load  # noqa: E402
 
+if TYPE_CHECKING:
+    from amqpd.front_end import Guest
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; returns its exit code. argv: without the program's name; None takes the process's own."""
+
+def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int:
+    """Runs the program; returns its exit code.
+
+    argv: without the program's name; None takes the process's own. guests: front ends of a program that starts amqpd
+    with more than its own, see `amqpd.front_end`.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     try:
         loaded = load(arguments, os.environ)
@@ -40,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _show(settings_text(loaded))
     from amqpd.server import run
 
-    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings)
+    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings, guests)
 
 
 def _show(text: str) -> int:

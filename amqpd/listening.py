@@ -22,7 +22,9 @@ _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 
 
 class Listener(NamedTuple):
-    """Something that is listened on. protocol: `amqp`, `amqps` or `http`."""
+    """Something that is listened on. protocol: `amqp`, `amqps`, `http`, a guest's own, or `unix` with the socket's path
+    as its host and no port, which is 0.
+    """
 
     protocol: str
     host: str

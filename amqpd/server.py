@@ -1,8 +1,7 @@
-"""The process: builds the rooms, opens the ports, says it is ready, and stops cleanly.
+"""The process: builds the rooms, starts the front ends, says it is ready, and stops cleanly.
 
-Start: data directory and metadata (milliseconds, before anything listens), then the AMQP port, then the ready line.
-What serves HTTP is imported behind the ready line, while its port already queues connections: AMQP clients need not
-wait for it.
+Start: data directory and metadata (milliseconds, before anything listens), then the front ends in their order (AMQP,
+guests, the admin API), then the ready line.
 
 Stop (SIGTERM, SIGINT): no new connections, connection.close 320 to every client, logs synced and marked clean; within
 five seconds whatever clients do.
@@ -14,11 +13,10 @@ import asyncio
 import gc
 import logging
 import os
-import socket
-import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,11 +27,8 @@ from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.restore import reconcile
-from amqpd.connection.connections import Connections
-from amqpd.connection.heartbeat import Heartbeats
-from amqpd.connection.transport import Transport
-from amqpd.listening import Listener, bound_socket, bound_sockets
-from amqpd.management.unix_socket import NAME, unix_socket
+from amqpd.connection.front_end import AmqpFrontEnd
+from amqpd.management.front_end import AdminFrontEnd
 from amqpd.settings import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.log.checkpoint import UnknownFormat
@@ -42,35 +37,29 @@ from amqpd.storage.metadata.metadata import Metadata, MetadataError
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from amqpd.front_end import FrontEnd, Guest
+    from amqpd.listening import Listener
     from amqpd.logs import LogOutput
-    from amqpd.management.http import AdminServer
 
 log = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE: Final = 69
-STOP_WAIT_S: Final = 3.0
 # How often, and how many times, it is looked whether the broker has a moment for what it may need later.
 REST_LOOK_S: Final = 0.25
 REST_LOOKS: Final = 40
 
 
 class Server:
-    """One broker process, or one embedded in a test."""
+    """One broker process, or one embedded in a test.
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    guests: front ends besides AMQP and the admin API; each is made with the broker, before the metadata is read.
+    """
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
         self.settings = settings
         self.loop = loop
-        # What AMQP clients can connect to now; the ports stay the same through `stop_app` and `start_app`.
-        self.listeners: list[Listener] = []
-        self.amqp_port = 0
-        self.tls_port = 0
-        self.http_port = 0
         self.stopped = asyncio.Event()
         self._stopping = False
-        self._tls: ssl.SSLContext | None = None
-        self._servers: list[asyncio.AbstractServer] = []
-        self._admin: AdminServer | None = None
-        self._admin_task: asyncio.Task[None] | None = None
         self._upkeep: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         data_dir = settings.data_dir
@@ -86,8 +75,13 @@ class Server:
         )
         self.metadata = Metadata(settings.metadata.url, data_dir, post)
         self.broker = Broker(settings, self.storage, self.metadata, loop)
-        self.connections = Connections(self.broker)
-        self.heartbeats = Heartbeats(loop)
+        self.amqp = AmqpFrontEnd(self.broker)
+        self.connections = self.amqp.connections
+        self.front_ends: list[FrontEnd] = [
+            self.amqp,
+            *(guest(self.broker) for guest in guests),
+            AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS)),
+        ]
 
     def load(self) -> None:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
@@ -100,46 +94,24 @@ class Server:
         if self.storage.strict:
             self.storage.recover_all()
 
+    @property
+    def listeners(self) -> list[Listener]:
+        """What is listened on now, in the order of the front ends."""
+        return [one for front_end in self.front_ends for one in front_end.listeners]
+
+    def port(self, protocol: str) -> int:
+        """The port listened on for `amqp`, `amqps`, `http` or a guest's. Raises: StopIteration when there is none."""
+        return next(one.port for one in self.listeners if one.protocol == protocol)
+
     async def listen(self) -> None:
-        """Opens the AMQP ports and the HTTP socket. Raises: OSError when one is taken."""
-        await self.listen_amqp()
-        http_socket = bound_socket(self.settings.http.host, self.settings.http.port)
-        self.http_port = http_socket.getsockname()[1]
-        amqpctl_socket = unix_socket(self.settings.data_dir / NAME)
-        self._admin_task = self.loop.create_task(self._serve_admin(http_socket, amqpctl_socket))
-        self._admin_task.add_done_callback(_report)
+        """Every front end listens when it returns. Raises: OSError when a port is taken."""
+        for front_end in self.front_ends:
+            await front_end.start()
 
-    async def listen_amqp(self) -> None:
-        """Opens the AMQP ports; also what `start_app` does after `stop_app`."""
-        amqp = self.settings.amqp
-        self.amqp_port = await self._listen("amqp", self.amqp_port or amqp.port, None)
-        if amqp.tls.port is not None:
-            self._tls = tls_context(self.settings)
-            self.tls_port = await self._listen("amqps", self.tls_port or amqp.tls.port, self._tls)
-
-    async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """The port, which every socket of it has. Raises: OSError."""
-        host = self.settings.amqp.host
-        for sock in bound_sockets(host, port):
-            port = sock.getsockname()[1]
-            self.listeners.append(Listener(protocol, host or sock.getsockname()[0], port))
-            server = await self.loop.create_server(
-                lambda: Transport(self.broker, self.connections, self.heartbeats, tls is not None),
-                sock=sock,
-                backlog=descriptors.backlog(),
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else 5.0,
-            )
-            self._servers.append(server)
-        return port
-
-    def renew_certificate(self, settings: Settings) -> None:
-        """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
-        if self._tls is not None:
-            tls_context(settings)  # they fit, or nothing is changed
-            tls = settings.amqp.tls
-            assert tls.certificate is not None  # tls_context has looked
-            self._tls.load_cert_chain(tls.certificate, tls.key)
+    def renew(self, settings: Settings) -> None:
+        """Hands out what front ends can take over while they run. Raises: OSError; who raised it keeps what it had."""
+        for front_end in self.front_ends:
+            front_end.renew(settings)
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
@@ -150,15 +122,6 @@ class Server:
         self.storage.maintain()
         self.broker.catalogue.deletions.tidy()
         self.broker.turn.want()
-
-    async def _serve_admin(self, http_socket: socket.socket, amqpctl_socket: socket.socket) -> None:
-        # Imported here: aiohttp costs some 200 ms that AMQP clients need not wait for.
-        await asyncio.sleep(0)
-        from amqpd.management.http import AdminServer
-
-        self._look_for_rest(-1, REST_LOOKS)
-        self._admin = AdminServer(self.broker, self)
-        await self._admin.start(http_socket, amqpctl_socket)
 
     def _look_for_rest(self, turns: int, looks: int) -> None:
         """SQLAlchemy's import, 250 ms of a processor, waits until nobody is served: after a start clients come back and
@@ -172,37 +135,30 @@ class Server:
 
     def ready_line(self, started: float) -> str:
         took_ms = (time.monotonic() - started) * 1000
-        parts = [str(each) for each in self.listeners]
-        parts.append(str(Listener("http", self.settings.http.host, self.http_port)))
+        parts = [str(each) for each in self.listeners if each.port]
         parts.append(f"data {self.settings.data_dir}")
         build = "compiled" if is_compiled() else "interpreted"
         return f"amqpd {__version__} ({build}) ready in {took_ms:.0f} ms: {', '.join(parts)}"
 
     # -- stop --------------------------------------------------------------------------------------------------------
 
-    async def close_connections(self, reason: str) -> None:
-        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
-        self.heartbeats.finish_unopened()
-        for connection in self.connections:
-            connection.control.force(reason)
-        self.broker.turn.want()
-        deadline = self.loop.time() + STOP_WAIT_S
-        while self.heartbeats.open_count() and self.loop.time() < deadline:  # noqa: ASYNC110  # once per stop
-            await asyncio.sleep(0.01)
-        self.heartbeats.abort_all()
+    def _app(self) -> list[FrontEnd]:
+        """Those that `amqpctl stop_app` and `start_app` are about."""
+        return [front_end for front_end in self.front_ends if not front_end.stays]
 
     @property
-    def amqp_running(self) -> bool:
-        """Whether AMQP clients can connect: False between `stop_app` and `start_app`."""
-        return bool(self._servers)
+    def app_running(self) -> bool:
+        """Whether clients can connect: False between `stop_app` and `start_app`."""
+        return any(front_end.listeners for front_end in self._app())
 
-    async def stop_amqp(self) -> None:
-        """`stop_app`: AMQP goes, the admin API stays."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        self.listeners.clear()
-        await self.close_connections("broker forced connection closure with reason 'shutdown'")
+    async def stop_app(self) -> None:
+        """AMQP and guests go, the admin API stays. Returns when their clients are gone, in some 3 s at most."""
+        await asyncio.gather(*(front_end.stop() for front_end in self._app()))
+
+    async def start_app(self) -> None:
+        """They listen again. Raises: OSError when a port is taken."""
+        for front_end in self._app():
+            await front_end.start()
 
     def stop(self) -> None:
         """Asks for a clean stop; may be called from a signal."""
@@ -212,13 +168,12 @@ class Server:
 
     async def _stop(self) -> None:
         log.info("stopping: %d connections are closed", len(self.connections.by_name))
-        await self.stop_amqp()
-        if self._admin_task is not None:
-            await asyncio.wait([self._admin_task])
-        if self._admin is not None:
-            await self._admin.stop()
-        self.heartbeats.stop()
-        self.connections.give_back.stop()
+        for group in (self._app(), [front_end for front_end in self.front_ends if front_end.stays]):
+            for end in await asyncio.gather(*(front_end.stop() for front_end in group), return_exceptions=True):
+                if isinstance(end, Exception):
+                    log.error("a front end did not stop; the logs are closed all the same", exc_info=end)
+        for front_end in self.front_ends:
+            front_end.close()
         for timer in (self._upkeep, self._rest):
             if timer is not None:
                 timer.cancel()
@@ -235,31 +190,8 @@ class Server:
         self.stopped.set()
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    """The admin API did not start: AMQP goes on without it, and the log says why."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the admin API is not available: %s", error, exc_info=error)
-
-
 def _private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def tls_context(settings: Settings) -> ssl.SSLContext:
-    """TLS 1.2 and 1.3 from `amqp.tls.*`. Raises: OSError, ssl.SSLError."""
-    tls = settings.amqp.tls
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if tls.certificate is None:
-        raise OSError("amqp.tls.port is set but amqp.tls.certificate is not")
-    context.load_cert_chain(tls.certificate, tls.key)
-    if tls.ca is not None:
-        context.load_verify_locations(tls.ca)
-    if tls.fail_if_no_peer_certificate:
-        context.verify_mode = ssl.CERT_REQUIRED
-    elif tls.verify_peer:
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
 
 
 def _print(line: str) -> None:
@@ -273,16 +205,21 @@ def _print(line: str) -> None:
 
 
 async def serve(
-    settings: Settings, started: float, output: LogOutput, read_settings: Callable[[], Settings]
+    settings: Settings,
+    started: float,
+    output: LogOutput,
+    read_settings: Callable[[], Settings],
+    guests: Sequence[Guest] = (),
 ) -> int:
     """Runs until stopped. Returns the exit code."""
     descriptors.raise_limit()
     loop = asyncio.get_running_loop()
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
-    server = Server(settings, loop)
+    server = Server(settings, loop, guests)
     server.load()
     await server.listen()
-    signals.watch(server, output, read_settings)
+    reload = partial(signals.reload, settings, server.renew, read_settings)
+    signals.watch(loop, output, server.stop, reload)
     if interpreted := warning():
         log.warning(interpreted)
     ready = server.ready_line(started)
@@ -301,18 +238,20 @@ async def serve(
     return 0
 
 
-def run(settings: Settings, started: float, read_settings: Callable[[], Settings]) -> int:
+def run(
+    settings: Settings, started: float, read_settings: Callable[[], Settings], guests: Sequence[Guest] = ()
+) -> int:
     """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...).
 
-    read_settings: reads them once more, for a reload; raises SettingsError.
+    read_settings: reads them once more, for a reload; raises SettingsError. guests: as `Server` takes them.
     """
     os.umask(0o077)
     signals.ignore()
     sys.setswitchinterval(0.001)
     try:
-        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings))
+        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
-    except (OSError, MetadataError, DamagedLog, UnknownFormat, ssl.SSLError) as error:
+    except (OSError, MetadataError, DamagedLog, UnknownFormat) as error:
         print(f"amqpd: {error}", file=sys.stderr)
     return EXIT_UNAVAILABLE

@@ -25,7 +25,6 @@ from amqpd.settings import Settings, SettingsError, rows, value_of
 
 if TYPE_CHECKING:
     from amqpd.logs import LogOutput
-    from amqpd.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +46,18 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def watch(server: Server, output: LogOutput, read_settings: Callable[[], Settings]) -> None:
-    """From now on, in the process's main thread. read_settings: raises SettingsError."""
-    loop = server.loop
+def watch(
+    loop: asyncio.AbstractEventLoop, output: LogOutput, stop: Callable[[], None], reload_all: Callable[[], None]
+) -> None:
+    """From now on, in the process's main thread. stop: asks for a clean end. reload_all: `reload`, of this process."""
     terminal = has_terminal()
 
     def hang_up() -> None:
         if terminal:
             log.info("SIGHUP: the terminal is gone, stopping")
-            server.stop()
+            stop()
         else:
-            reload(server, read_settings)
+            reload_all()
 
     def new_file() -> None:
         if output.path is None:
@@ -71,17 +71,23 @@ def watch(server: Server, output: LogOutput, read_settings: Callable[[], Setting
         log.info("SIGUSR1: the log file is opened anew")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     loop.add_signal_handler(signal.SIGUSR1, new_file)
     loop.add_signal_handler(signal.SIGUSR2, write_stacks)
 
 
-def reload(server: Server, read_settings: Callable[[], Settings]) -> None:
-    """Takes over log.level, and the TLS certificate and key for connections to come; says what has to wait."""
+def reload(
+    running: Settings, renew: Callable[[Settings], None], read_settings: Callable[[], Settings]
+) -> None:
+    """Takes over log.level, and the TLS certificate and key for connections to come; says what has to wait.
+
+    running: the settings of the start. renew: hands them to the front ends; raises OSError. read_settings: raises
+    SettingsError.
+    """
     try:
         fresh = read_settings()
-        server.renew_certificate(fresh)
+        renew(fresh)
     except SettingsError as error:
         log.error("SIGHUP: the settings stay as they are: %s", "; ".join(error.problems))
         return
@@ -92,7 +98,7 @@ def reload(server: Server, read_settings: Callable[[], Settings]) -> None:
     waiting = [
         row.name
         for row in rows()
-        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(server.settings, row.name)
+        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(running, row.name)
     ]
     rest = f"; changed and waiting for a restart: {', '.join(waiting)}" if waiting else ""
     log.info("SIGHUP: the settings are read again, log.level is %s%s", fresh.log.level, rest)

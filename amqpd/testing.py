@@ -1,4 +1,5 @@
-"""A broker for tests: `BrokerProcess` for anybody, and a pytest plugin on top of it.
+"""A broker for tests: `BrokerProcess` for anybody, a pytest plugin on top of it, and `embedded` for a broker within the
+test's own process.
 
 The broker runs as a process of its own, on free ports and a data directory of its own, so it cannot disturb the test
 process and may be killed in the middle of anything. Start, in a project whose tests need a broker:
@@ -19,8 +20,8 @@ Fixtures: `amqpd_broker` (session), `amqpd_url` (session), `amqpd_vhost` (each t
 point `pytest11` of an installed amqpd; with a checkout say `-p amqpd.testing`. With pytest-xdist every worker has its
 own broker. What the broker wrote to standard error is attached to the report of a failed test that used it.
 
-pytest imports this module in every run of an environment that has amqpd, so it imports nothing of the server and only
-cheap parts of the standard library.
+pytest imports this module in every run of an environment that has amqpd, so it imports only cheap parts of the standard
+library, and nothing of the server before `embedded` is called.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
 
 import pytest
+
+if TYPE_CHECKING:
+    from amqpd.front_end import Guest
+    from amqpd.server import Server
 
 READY: Final = re.compile(
     r"^amqpd (?P<version>\S+) \((?P<build>\w+)\) ready in (?P<took_ms>\d+) ms: (?P<listeners>.*), data (?P<data>.*)$"
@@ -372,6 +378,36 @@ def _environment(additions: Mapping[str, str]) -> dict[str, str]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), env.get("PYTHONPATH")]))
     env.update(additions)
     return env
+
+
+# -- embedded
+
+
+@asynccontextmanager
+async def embedded(
+    data_dir: str | os.PathLike[str], *, settings: Mapping[str, object] | None = None, guests: Sequence[Guest] = ()
+) -> AsyncIterator[Server]:
+    """A broker on the running loop of this process, on free ports of 127.0.0.1; stopped cleanly at the end.
+
+    For who wants to look into it, or to bring a front end of his own: guests, see `amqpd.front_end`. settings: as
+    `BrokerProcess` takes them. Clients that block belong into threads: it is their loop too.
+    Raises: SettingsError, OSError, MetadataError as a start does.
+    """
+    import asyncio  # here, as all of it is the server's
+
+    from amqpd.server import Server
+    from amqpd.settings import load
+
+    options: dict[str, object] = {"amqp.host": "127.0.0.1", "amqp.port": 0, "http.port": 0, **(settings or {})}
+    arguments = [f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items()]
+    server = Server(load(["--data-dir", str(data_dir), *arguments], {}).settings, asyncio.get_running_loop(), guests)
+    server.load()
+    try:
+        await server.listen()
+        yield server
+    finally:
+        server.stop()
+        await server.stopped.wait()
 
 
 # -- pytest

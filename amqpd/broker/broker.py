@@ -40,6 +40,7 @@ from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from amqpd.auth.backends import AuthChange
     from amqpd.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Broker:
         self.turn.log_failed = self._log_failed
         storage.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
-        self.clients = Clients()  # whoever serves them takes this over, before load()
+        self.clients: list[Clients] = []  # of each front end
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
         self.alarm_reason = ""
         self.alarms = Alarms(
@@ -98,11 +99,12 @@ class Broker:
         self.auth = InternalBackend(
             BackendContext(self.metadata, state, self.vhosts.__contains__, self.settings.amqp.loopback_users)
         )
-        self.auth.listeners.append(self.clients.user_changed)
+        self.auth.listeners.append(self._user_changed)
         load(self.vhosts, state)
 
     def _vhost_ended(self, vhost: VHost) -> None:
-        self.clients.vhost_deleted(vhost)
+        for clients in self.clients:
+            clients.vhost_deleted(vhost.name)
         self.auth.forget_vhost(vhost.name)
 
     def _host_queues(self, row: VhostRow) -> QueueHost:
@@ -140,7 +142,8 @@ class Broker:
                 )
                 if ranges:
                     queue.unwritten(ranges)
-                    self.clients.forget_offsets(queue, ranges)
+                    for clients in self.clients:
+                        clients.forget_offsets(queue, ranges)
         # A full disk raises the alarm now, not at the next look.
         self.alarms.look()
 
@@ -148,7 +151,12 @@ class Broker:
         self.alarm_reason = reason
         self.turn.alarmed = bool(reason)
         if not reason:
-            self.clients.alarm_ended()
+            for clients in self.clients:
+                clients.alarm_ended()
+
+    def _user_changed(self, change: AuthChange) -> None:
+        for clients in self.clients:
+            clients.user_changed(change)
 
     def wall_time(self) -> float:
         """Seconds since 1970, for people's eyes only."""

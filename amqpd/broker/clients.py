@@ -1,7 +1,7 @@
 """What the broker has to tell those who are connected.
 
-News goes up only through what was handed over: `amqpd.connection.connections` derives from this. A broker whom nobody
-serves (a test's, or before the first listener) tells nobody.
+News goes up only through what was handed over: each front end has a `Clients` in the list `Broker.clients`
+(`amqpd.connection.connections` is AMQP's). A broker whom nobody serves, a test's, tells nobody.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
-    from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.delivery import Source
 
 
 class Clients:
-    """Nobody."""
+    """Those who are connected by one front end, as the broker sees them. It hears everything on the loop.
+
+    A front end overrides what concerns it: nothing here does anything.
+    """
 
     def user_changed(self, change: AuthChange) -> None:
-        """Rights were given or taken, or a user is gone."""
+        """Rights were given or taken, or a user is gone: what was allowed is asked anew, who may not stay goes."""
 
-    def vhost_deleted(self, vhost: VHost) -> None:
-        """Whoever is in it has to go."""
+    def vhost_deleted(self, name: str) -> None:
+        """Whoever is in it has to go. Nobody can be in another vhost of that name yet."""
 
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         """What is at these offsets (from, to) was not written: it is nobody's unacked message any more."""

@@ -14,7 +14,6 @@ from amqpd.connection.unopened import Unopened
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.delivery import Source
     from amqpd.connection.connection import Connection
 
@@ -30,7 +29,7 @@ class Connections(Clients):
         self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
         self.give_back = GiveBack(broker.loop, malloc_trim())
         self._broker = broker
-        broker.clients = self
+        broker.clients.append(self)
 
     def __iter__(self) -> Iterator[Connection]:
         """A snapshot: they may end while one goes through them."""
@@ -68,10 +67,10 @@ class Connections(Clients):
             elif not self._broker.auth.may_access_vhost(session.user, session.vhost.name):
                 connection.control.force(f"access to vhost '{session.vhost.name}' was revoked")
 
-    def vhost_deleted(self, vhost: VHost) -> None:
+    def vhost_deleted(self, name: str) -> None:
         for connection in self:
-            if connection.session.vhost is vhost:
-                connection.control.force(f"vhost '{vhost.name}' is down")
+            if connection.session.vhost.name == name:
+                connection.control.force(f"vhost '{name}' is down")
 
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for connection in self:

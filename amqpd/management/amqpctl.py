@@ -63,7 +63,7 @@ async def status(call: Call) -> Reply:
             "os": f"{platform.system()} {platform.release()}",
             "data_dir": str(broker.settings.data_dir),
             "log_level": broker.settings.log.level,
-            "app_running": call.server.amqp_running,
+            "app_running": call.server.app_running,
             "listeners": listeners(call),
             "alarms": [
                 *broker.alarms.raised.values(),
@@ -92,14 +92,14 @@ def _restored(report: Report) -> dict[str, Any]:
 
 async def stop_app(call: Call) -> Reply:
     """AMQP goes, the admin API stays. Answers when the clients are gone."""
-    await call.server.stop_amqp()
+    await call.server.stop_app()
     return NO_CONTENT
 
 
 async def start_app(call: Call) -> Reply:
-    if not call.server.amqp_running:
+    if not call.server.app_running:
         try:
-            await call.server.listen_amqp()
+            await call.server.start_app()
         except OSError as error:
             raise CannotListen(str(error)) from error
     return NO_CONTENT

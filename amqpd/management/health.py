@@ -103,7 +103,7 @@ async def check_quorum(call: Call) -> Reply:
 async def check_node(call: Call) -> Reply:
     """rabbit: the old single health check; the app runs and no alarm is on."""
     this_node(call)
-    if not call.server.amqp_running:
+    if not call.server.app_running:
         return reply({"status": "failed", "reason": "the application is stopped"})
     if call.broker.alarm_reason:
         return reply({"status": "failed", "reason": f"resource alarm(s) in effect: {call.broker.alarm_reason}"})

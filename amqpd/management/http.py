@@ -152,7 +152,7 @@ class AdminServer:
         caller = OPERATOR if operator else await self._caller(request, route)
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
-        if NEEDS_APP in request.headers and not self._server.amqp_running:
+        if NEEDS_APP in request.headers and not self._server.app_running:
             raise AppIsStopped("AMQP is stopped")
         body: object = None
         if request.method in UNSAFE:

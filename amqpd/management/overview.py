@@ -38,13 +38,16 @@ PAGE_POLICY: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:
-    """What listens now."""
-    server, settings = call.server, call.broker.settings
-    # rabbit: its name for AMQP over TLS
-    found = [(one.protocol.replace("amqps", "amqp/ssl"), one.host, one.port) for one in server.listeners]
-    found.append(("http", settings.http.host, server.http_port))
+    """What listens on the network now."""
     return [
-        {"node": call.node, "protocol": protocol, "ip_address": host, "port": port} for protocol, host, port in found
+        {
+            "node": call.node,
+            "protocol": one.protocol.replace("amqps", "amqp/ssl"),  # rabbit: its name for AMQP over TLS
+            "ip_address": one.host,
+            "port": one.port,
+        }
+        for one in call.server.listeners
+        if one.port
     ]
 
 
@@ -114,13 +117,9 @@ async def overview(call: Call) -> Reply:
         }
         item["listeners"] = listeners(call)
         item["contexts"] = [
-            {
-                "node": call.node,
-                "description": "Management API",
-                "path": "/",
-                "ip": broker.settings.http.host,
-                "port": call.server.http_port,
-            }
+            {"node": call.node, "description": "Management API", "path": "/", "ip": one.host, "port": one.port}
+            for one in call.server.listeners
+            if one.protocol == "http"
         ]
     return reply(item)
 

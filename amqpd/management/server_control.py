@@ -22,19 +22,16 @@ class ServerControl(Protocol):
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """What is listened on now."""
+        """What is listened on now, by all front ends."""
 
     @property
-    def http_port(self) -> int: ...
+    def app_running(self) -> bool:
+        """Whether clients can connect: False between `stop_app` and `start_app`."""
 
-    @property
-    def amqp_running(self) -> bool:
-        """Whether clients can connect: False between `stop_amqp` and `listen_amqp`."""
-
-    async def stop_amqp(self) -> None:
+    async def stop_app(self) -> None:
         """`amqpctl stop_app`: the ports close, clients are told to go. Returns when they are gone, in 3 s at most."""
 
-    async def listen_amqp(self) -> None:
+    async def start_app(self) -> None:
         """`amqpctl start_app`: on the same ports again. Raises: OSError when one is taken."""
 
     def stop(self) -> None:

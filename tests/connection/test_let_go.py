@@ -88,7 +88,7 @@ class Client:
 
     def __init__(self, house: Embedded, tls: bool = False) -> None:
         self.house = house
-        port = house.server.tls_port if tls else house.server.amqp_port
+        port = house.server.port("amqps" if tls else "amqp")
         self.socket = socket.create_connection(("127.0.0.1", port), WITHIN_S)
         if tls:
             self.socket = house.trust.wrap_socket(self.socket, server_hostname="localhost")
@@ -203,7 +203,7 @@ def is_closed_from_outside(house: Embedded) -> None:
 
 def is_aborted(house: Embedded) -> None:
     client = Client(house).open()
-    house.call(house.server.heartbeats.abort_all)
+    house.call(house.server.amqp.heartbeats.abort_all)
     with contextlib.suppress(ConnectionResetError):
         client.socket.recv(1)
     client.close()
@@ -297,7 +297,7 @@ AUTH = b"Host: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
 
 
 def http(house: Embedded, request: bytes, answered: bool = True) -> None:
-    with socket.create_connection(("127.0.0.1", house.server.http_port), WITHIN_S) as door:
+    with socket.create_connection(("127.0.0.1", house.server.port("http")), WITHIN_S) as door:
         door.sendall(request)
         if answered:
             assert door.recv(65536)

@@ -1,0 +1,106 @@
+"""AMQP as a front end: its ports, plain and TLS, and all who came in through them.
+
+The ports are told apart in `listeners` only; whoever is connected is one of `connections`. Ports stay the same through
+a stop and a start, also where the settings asked for any free one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from amqpd import descriptors
+from amqpd.connection.connections import Connections
+from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.transport import Transport
+from amqpd.front_end import FrontEnd
+from amqpd.listening import Listener, bound_sockets
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.settings import Settings
+
+STOP_WAIT_S: Final = 3.0
+TLS_HANDSHAKE_S: Final = 5.0
+
+
+class AmqpFrontEnd(FrontEnd):
+    """Its listeners are `amqp`, and `amqps` where `amqp.tls.port` is set; one each per family of addresses."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.connections = Connections(broker)
+        self.heartbeats = Heartbeats(broker.loop)
+        self._broker = broker
+        self._ports: dict[str, int] = {}  # by protocol
+        self._tls: ssl.SSLContext | None = None
+        self._servers: list[asyncio.AbstractServer] = []
+
+    async def start(self) -> None:
+        """Raises: OSError when a port is taken or the certificate cannot be read (ssl.SSLError is one)."""
+        amqp = self._broker.settings.amqp
+        await self._listen("amqp", amqp.port, None)
+        if amqp.tls.port is not None:
+            self._tls = tls_context(self._broker.settings)
+            await self._listen("amqps", amqp.tls.port, self._tls)
+
+    async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """On one port, which every socket of the protocol has. Raises: OSError."""
+        host = self._broker.settings.amqp.host
+        for sock in bound_sockets(host, self._ports.get(protocol, port)):
+            self._ports[protocol] = sock.getsockname()[1]
+            self.listeners.append(Listener(protocol, host or sock.getsockname()[0], self._ports[protocol]))
+            server = await self._broker.loop.create_server(
+                lambda: Transport(self._broker, self.connections, self.heartbeats, tls is not None),
+                sock=sock,
+                backlog=descriptors.backlog(),
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
+            )
+            self._servers.append(server)
+
+    async def stop(self) -> None:
+        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        self.listeners.clear()
+        self.heartbeats.finish_unopened()
+        for connection in self.connections:
+            connection.control.force("broker forced connection closure with reason 'shutdown'")
+        self._broker.turn.want()
+        loop = self._broker.loop
+        deadline = loop.time() + STOP_WAIT_S
+        while self.heartbeats.open_count() and loop.time() < deadline:  # noqa: ASYNC110  # once per stop
+            await asyncio.sleep(0.01)
+        self.heartbeats.abort_all()
+
+    def renew(self, settings: Settings) -> None:
+        """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
+        if self._tls is not None:
+            tls_context(settings)  # they fit, or nothing is changed
+            tls = settings.amqp.tls
+            assert tls.certificate is not None  # tls_context has looked
+            self._tls.load_cert_chain(tls.certificate, tls.key)
+
+    def close(self) -> None:
+        self.heartbeats.stop()
+        self.connections.give_back.stop()
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext:
+    """TLS 1.2 and 1.3 from `amqp.tls.*`. Raises: OSError, ssl.SSLError."""
+    tls = settings.amqp.tls
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.certificate is None:
+        raise OSError("amqp.tls.port is set but amqp.tls.certificate is not")
+    context.load_cert_chain(tls.certificate, tls.key)
+    if tls.ca is not None:
+        context.load_verify_locations(tls.ca)
+    if tls.fail_if_no_peer_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+    elif tls.verify_peer:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context

@@ -1,0 +1,129 @@
+"""A front end that is not AMQP, beside the broker's own: listed, stopped and started with AMQP, told the news."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.broker.broker import Broker
+from amqpd.broker.clients import Clients
+from amqpd.front_end import FrontEnd
+from amqpd.listening import Listener, bound_sockets
+from amqpd.server import Server
+from amqpd.settings import Settings
+from amqpd.testing import embedded, parse_ready_line
+
+
+class News(Clients):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def vhost_deleted(self, name: str) -> None:
+        self.heard.append(f"vhost {name} deleted")
+
+
+class Echo(FrontEnd):
+    """Sends back each line it gets."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.news = News()
+        broker.clients.append(self.news)
+        self.port = 0
+        self.renewed: list[Settings] = []
+        self.closed = False
+        self._servers: list[asyncio.Server] = []
+
+    async def start(self) -> None:
+        for sock in bound_sockets("127.0.0.1", self.port):
+            self.port = sock.getsockname()[1]
+            self.listeners.append(Listener("echo", "127.0.0.1", self.port))
+            self._servers.append(await asyncio.start_server(self._serve, sock=sock))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        writer.close()
+
+    async def stop(self) -> None:
+        self.listeners.clear()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def renew(self, settings: Settings) -> None:
+        self.renewed.append(settings)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def guest_of(server: Server) -> Echo:
+    (found,) = [one for one in server.front_ends if isinstance(one, Echo)]
+    return found
+
+
+async def said(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"hello\n")
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def api(server: Server, method: str, path: str) -> Any:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port("http"))
+    head = f"{method} {path} HTTP/1.0\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n\r\n"
+    writer.write(head.encode())
+    status, _, rest = (await reader.read()).partition(b"\r\n")
+    writer.close()
+    assert status.split()[1].startswith(b"2"), (status, rest)
+    body = rest.partition(b"\r\n\r\n")[2]
+    return json.loads(body) if body else None
+
+
+async def test_it_is_listed_stopped_and_started_with_amqp(tmp_path: Path) -> None:
+    async with embedded(tmp_path, guests=[Echo]) as server:
+        guest = guest_of(server)
+        assert await said(guest.port) == b"hello\n"
+        ready = parse_ready_line(server.ready_line(0))
+        assert ready is not None
+        assert list(ready.listeners) == ["amqp", "echo", "http"]
+        ports = {name: server.port(name) for name in ("amqp", "echo", "http")}
+        listeners = (await api(server, "GET", "/api/overview"))["listeners"]
+        assert {each["protocol"]: each["port"] for each in listeners} == ports
+        await api(server, "POST", "/api/amqpd/stop_app")
+        status = await api(server, "GET", "/api/amqpd/status")
+        assert (status["app_running"], [each["protocol"] for each in status["listeners"]]) == (False, ["http"])
+        for name in ("amqp", "echo"):
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", ports[name])
+        await api(server, "POST", "/api/amqpd/start_app")
+        assert {name: server.port(name) for name in ports} == ports
+        assert await said(guest.port) == b"hello\n"
+    assert guest.closed
+
+
+async def test_it_hears_what_the_broker_and_sighup_tell(tmp_path: Path) -> None:
+    async with embedded(tmp_path, guests=[Echo]) as server:
+        guest = guest_of(server)
+        await api(server, "PUT", "/api/vhosts/shop")
+        await api(server, "DELETE", "/api/vhosts/shop")
+        assert guest.news.heard == ["vhost shop deleted"]
+        server.renew(server.settings)
+        assert guest.renewed == [server.settings]
+
+
+async def test_one_that_fails_to_stop_costs_no_clean_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Echo):
+        async def stop(self) -> None:
+            await super().stop()
+            raise RuntimeError("a bug of the guest")
+
+    async with embedded(tmp_path, guests=[Broken]) as server:
+        pass
+    assert server.stopped.is_set()
+    assert "a front end did not stop" in caplog.text
