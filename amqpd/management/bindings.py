@@ -54,7 +54,11 @@ def default_binding(queue: Queue) -> BindingItem:
 
 
 def properties_key(routing_key: str, arguments: dict[str, object]) -> str:
-    """See the module."""
+    """What names a binding among those between the same two: `~`, `key` or `key~hash`, as the module says.
+
+    arguments: decoded; the hash is of their encoding, so an int and a float of the same value differ. Not what RabbitMQ
+    computes: the key is opaque to those who pass it back. Raises: CodecError.
+    """
     if not routing_key and not arguments:
         return "~"
     key = quote_plus(routing_key, errors="surrogateescape").replace("~", "%7E")

@@ -14,7 +14,7 @@ from amqpd.management.rates import CHANNEL, QUEUE
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
-from amqpd.routing.exchange import exchange_type_names
+from amqpd.routing.registry import exchange_type_names
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost

@@ -16,7 +16,7 @@ from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import encode_table
-from amqpd.routing.exchange import BadBinding
+from amqpd.routing.errors import BadBinding
 from amqpd.storage.metadata.metadata import BindingRow, Delete, Put
 
 

@@ -19,7 +19,9 @@ from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues.arguments import erlang_type
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
 from amqpd.protocol.codec import encode_table
-from amqpd.routing.exchange import ExchangeType, UnknownExchangeType, exchange_type
+from amqpd.routing.errors import UnknownExchangeType
+from amqpd.routing.exchange import ExchangeType
+from amqpd.routing.registry import exchange_type
 from amqpd.storage.metadata.metadata import Delete, ExchangeRow, Put
 
 ARGUMENTS_SIZE_MAX: Final = 64 * 1024

@@ -11,7 +11,8 @@ from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.protocol.codec import decode_table
-from amqpd.routing.exchange import ExchangeType, exchange_type
+from amqpd.routing.exchange import ExchangeType
+from amqpd.routing.registry import exchange_type
 from amqpd.storage.metadata.metadata import BindingRow, Delete, ExchangeRow, MetadataState, QueueRow
 
 log = logging.getLogger(__name__)

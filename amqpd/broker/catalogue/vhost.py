@@ -24,7 +24,7 @@ from amqpd.broker.destination import Destination
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
-from amqpd.routing.exchange import exchange_type
+from amqpd.routing.registry import exchange_type
 from amqpd.storage.metadata.metadata import VhostRow
 
 SYSTEM_EXCHANGES: Final = (

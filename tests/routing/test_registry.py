@@ -7,12 +7,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from amqpd.routing import exchange
+from amqpd.routing import registry
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import RoutingError, UnknownExchangeType
-from amqpd.routing.exchange import exchange_type, exchange_type_names
 from amqpd.routing.fanout import Fanout
 from amqpd.routing.headers import Headers
+from amqpd.routing.registry import exchange_type, exchange_type_names
 from amqpd.routing.topic import Topic
 
 GROUP = "amqpd.exchange_types"
@@ -26,10 +26,10 @@ def guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     def entry_points(group: str) -> list[EntryPoint]:
         return [entry_point for entry_point in installed if entry_point.group == group]
 
-    monkeypatch.setattr(exchange, "entry_points", entry_points)
-    exchange.forget_guests()
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    registry.forget_guests()
     yield installed
-    exchange.forget_guests()
+    registry.forget_guests()
 
 
 @pytest.mark.parametrize(
