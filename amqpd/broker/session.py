@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import User
+    from amqpd.auth.backends import AuthChange, User
     from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.flow.turn import Turn
@@ -46,6 +46,19 @@ class Session:
         self.peer = peer
         self.capabilities: Mapping[str, object] = {} if capabilities is None else capabilities
         self.serial: int = next(_serials)
+
+    def must_go(self, change: AuthChange) -> str:
+        """Why it cannot last beyond this change of rights; empty where it can, with routes and answers asked anew.
+
+        A front end is told of changes by `Clients.user_changed`.
+        """
+        if self.user.name != change.user:
+            return ""
+        if change.what == "user_deleted":
+            return f"user '{change.user}' was deleted"
+        if not self.broker.auth.may_access_vhost(self.user, self.vhost.name):
+            return f"access to vhost '{self.vhost.name}' was revoked"
+        return ""
 
     def can(self, capability: str) -> bool:
         """Whether the client has announced it."""

@@ -59,13 +59,8 @@ class Connections(Clients):
         """Routes are checked anew; whoever may not be here any more goes."""
         for connection in self:
             connection.forget_routes()
-            session = connection.session
-            if session.user.name != change.user:
-                continue
-            if change.what == "user_deleted":
-                connection.control.force(f"user '{change.user}' was deleted")
-            elif not self._broker.auth.may_access_vhost(session.user, session.vhost.name):
-                connection.control.force(f"access to vhost '{session.vhost.name}' was revoked")
+            if why := connection.session.must_go(change):
+                connection.control.force(why)
 
     def vhost_deleted(self, name: str) -> None:
         for connection in self:

@@ -6,6 +6,7 @@ import itertools
 import struct
 from typing import Any
 
+import pamqp.commands as spec
 import pamqp.frame
 from memory_broker import FRAME_MAX, Event, MemoryBroker, User
 
@@ -13,7 +14,26 @@ from amqpd.connection.handshake import OPEN
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
 
+PERSISTENT = b"\x10\x00\x02"
+MIB = 1 << 20
 ports = itertools.count(50000)
+
+
+def publishes(queue: str, bodies: list[bytes]) -> bytes:
+    """Persistent, on channel 1."""
+    method = pamqp.frame.marshal(spec.Basic.Publish(routing_key=queue), 1)
+    parts = []
+    for body in bodies:
+        header = b"\x00\x3c\x00\x00" + len(body).to_bytes(8, "big") + PERSISTENT
+        parts += [method, b"\x02\x00\x01" + len(header).to_bytes(4, "big") + header + b"\xce"]
+        parts.append(b"\x03\x00\x01" + len(body).to_bytes(4, "big") + body + b"\xce")
+    return b"".join(parts)
+
+
+def begun_publish(body_size: int) -> bytes:
+    """Method and header of a publish to q; the body is still to come."""
+    whole = publishes("q", [b"x"])
+    return whole[:-9].replace((1).to_bytes(8, "big") + PERSISTENT, body_size.to_bytes(8, "big") + PERSISTENT)
 
 
 class Socket:
