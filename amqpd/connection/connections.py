@@ -28,7 +28,6 @@ class Connections(Clients):
         limits = broker.settings.limits
         self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
         self.give_back = GiveBack(broker.loop, malloc_trim())
-        self._broker = broker
         broker.clients.append(self)
 
     def __iter__(self) -> Iterator[Connection]:
