@@ -87,10 +87,7 @@ class Server:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
         first = self.settings.default
         state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
-        findings = reconcile(self.storage, state)
-        self.broker.start_report = findings.report
-        self.broker.catalogue.deletions.take_over(findings)
-        self.broker.load(findings.state)
+        self.broker.load(reconcile(self.storage, state))
         if self.storage.strict:
             self.storage.recover_all()
 

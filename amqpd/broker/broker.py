@@ -17,7 +17,7 @@ from amqpd.auth.backends import BackendContext, InternalBackend
 from amqpd.broker.catalogue import queues
 from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.load import load
-from amqpd.broker.catalogue.restore import Report
+from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.clients import Clients
@@ -35,7 +35,7 @@ from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata.metadata import Metadata, MetadataState, VhostRow
+from amqpd.storage.metadata.metadata import Metadata, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -94,8 +94,13 @@ class Broker:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def load(self, state: MetadataState) -> None:
-        """Brings back what was durable. Queues' logs are opened, not read."""
+    def load(self, findings: Findings) -> None:
+        """Brings back what was durable, makes the metadata say so too, and goes on with deletions that a crash cut
+        short. Queues' logs are opened, not read.
+        """
+        state = findings.state
+        self.start_report = findings.report
+        self.catalogue.deletions.take_over(findings)
         self.auth = InternalBackend(
             BackendContext(self.metadata, state, self.vhosts.__contains__, self.settings.amqp.loopback_users)
         )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import AuthError, user_row
@@ -24,7 +23,7 @@ from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, Qu
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.transaction import Transaction
-from amqpd.broker.catalogue.vhost import Names
+from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import AmqpError
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name
@@ -46,6 +45,11 @@ from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, U
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+
+# What the calls raise when an item cannot be.
+REFUSALS: Final = (
+    ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
+)  # fmt: skip
 
 
 class Import:
@@ -82,6 +86,8 @@ class Import:
             await self._declare(given)
             # Without a rest from here to the commit.
             gone = given.transaction.gone()
+            if isinstance(gone, VHost):
+                raise BadRequest(f"vhost '{gone.name}': unknown")
             if gone is not None:
                 kind = "exchange" if isinstance(gone, Exchange) else "queue"
                 raise BadRequest(f"bindings.{kind} '{gone.name}': unknown")
@@ -91,7 +97,8 @@ class Import:
             raise
         self.broker.auth.keep_all(given.users, given.permissions)
         for _ in given.transaction.make_all():
-            await self._rest()
+            if self.slices.due:
+                await self.slices.rest()
 
     async def _declare(self, given: Declarations) -> None:
         """The calls that clients would make, in the order in which one thing needs another."""
@@ -106,26 +113,23 @@ class Import:
         }
         for kind, call in declare.items():
             for index, item in enumerate(self.items[kind]):
-                _named(f"{kind}[{index}]", partial(call, item))
-                await self._rest()
+                try:
+                    call(item)
+                except REFUSALS as error:
+                    raise _refused(f"{kind}[{index}]", error) from None
+                if self.slices.due:
+                    await self.slices.rest()
 
-    async def _rest(self) -> None:
-        if self.slices.due:
-            await self.slices.rest()
 
-
-def _named(path: str, call: Callable[[], None]) -> None:
-    """What it raises gets the path."""
-    try:
-        call()
-    except _Unknown as error:
-        raise BadRequest(f"{path}.{error.reason}") from None
-    except ApiError as error:
-        raise BadRequest(f"{path}: {error.reason}") from None
-    except AmqpError as error:
-        raise BadRequest(f"{path}: {error.text}") from None
-    except (AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError) as error:
-        raise BadRequest(f"{path}: {error}") from None
+def _refused(path: str, error: Exception) -> BadRequest:
+    """What is wrong with the item at `path`."""
+    if isinstance(error, _Unknown):
+        return BadRequest(f"{path}.{error.reason}")
+    if isinstance(error, ApiError):
+        return BadRequest(f"{path}: {error.reason}")
+    if isinstance(error, AmqpError):
+        return BadRequest(f"{path}: {error.text}")
+    return BadRequest(f"{path}: {error}")
 
 
 class _Unknown(BadRequest):

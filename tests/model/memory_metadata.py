@@ -13,6 +13,7 @@ import pamqp.header
 from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
 
 from amqpd.broker.broker import Broker
+from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.connection.connections import Connections
 from amqpd.connection.control import Control
 from amqpd.connection.ending import CLOSED
@@ -160,7 +161,7 @@ class DeclaredHouse(MemoryBroker):
         auth: Any = AllowAll()
         self.broker = Broker(Settings(), self.storage, metadata, loop)
         self.connections = Connections(self.broker)
-        self.broker.load(self.rows.state())
+        self.broker.load(Findings(self.rows.state(), [], [], [], Report()))
         self.broker.auth.close()
         self.broker.auth = auth
         self.vhost = self.broker.vhosts["/"]

@@ -195,6 +195,14 @@ def test_an_end_that_goes_before_the_commit_is_told(room: Room) -> None:
     assert transaction.gone() is queue
 
 
+def test_a_vhost_that_goes_before_the_commit_is_told(room: Room) -> None:
+    transaction = room.transaction()
+    declare_all(transaction)
+    assert transaction.gone() is None
+    room.vhost.deleted = True
+    assert transaction.gone() is room.vhost
+
+
 def test_an_end_that_goes_behind_the_commit_takes_its_binding_with_it(room: Room) -> None:
     """Also where another queue of its name is there when the binding is to be made: the row went with the first."""
     transaction = room.transaction()

@@ -48,8 +48,11 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
         raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
     new = NewQueue(asked, check(names, asked))
     vhost = names.vhost
-    row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
-    put, undo = (Put(row), Delete(row)) if new.durable else (None, None)
+    put: Put | None = None
+    undo: Delete | None = None
+    if new.durable:
+        row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
+        put, undo = Put(row), Delete(row)
     names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make, vhost, new), new), done)
     return True
 

@@ -125,10 +125,13 @@ class Transaction(VhostNames):
 
     # -- all or nothing ----------------------------------------------------------------------------------------------
 
-    def gone(self) -> Queue | Exchange | None:
-        """The first end of a binding that was there when it was declared and is not any more: there is no use in
-        committing then. Cost: a look at each.
+    def gone(self) -> VHost | Queue | Exchange | None:
+        """The first vhost or end of a binding that was there when it was declared and is not any more: there is no use
+        in committing then. Cost: a look at each.
         """
+        for draft in self._drafts.values():
+            if draft.vhost.deleted:
+                return draft.vhost
         for end in self._ends:
             if isinstance(end, Queue | Exchange) and end.deleted:
                 return end
