@@ -37,10 +37,13 @@ def _within(value: N, low: float, high: float) -> N:
 
 
 def integer(low: int, high: int, word: str = "number") -> Kind:
+    """A whole number within these bounds, both included. word: what the help calls it, a unit for example."""
     return Kind(word, lambda raw: _within(_number(raw), low, high))
 
 
 def seconds(low: float, high: float) -> Kind:
+    """A time in seconds, with decimals, within these bounds."""
+
     def convert(raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
             raise ValueError(f"must be a number of seconds, not {raw!r}")
@@ -67,6 +70,8 @@ _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def byte_count(low: int, high: int) -> Kind:
+    """A size in bytes within these bounds; a text may end in KiB, MiB or GiB."""
+
     def convert(raw: object) -> int:
         if isinstance(raw, str):
             match = re.fullmatch(r"(\d+) ?([a-z]*)", raw.strip(), re.IGNORECASE)
@@ -118,6 +123,8 @@ def _names(raw: object) -> tuple[str, ...]:
 
 
 def choice(*words: str) -> Kind:
+    """One of these words, whatever its case."""
+
     def convert(raw: object) -> str:
         text = _text(raw).lower()
         if text not in words:

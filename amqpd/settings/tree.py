@@ -45,14 +45,17 @@ class Row(NamedTuple):
 
     @property
     def variable(self) -> str:
+        """Its name in the environment."""
         return "AMQPD_" + self.name.replace(".", "__").upper()
 
     @property
     def option(self) -> str:
+        """Its name on the command line."""
         return "--" + self.name.replace("_", "-")
 
 
 def _setting(default: T, kind: Kind, doc: str, *, secret: bool = False, environ_also: str = "") -> T:
+    """A field of the tree; secret: shown by nothing. What `rows` reads back."""
     metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also}
     return field(default=default, repr=not secret, metadata=metadata)
 

@@ -1,4 +1,4 @@
-"""Help that teaches, and the table of commands against the README and itself."""
+"""Help that teaches, and the table of commands against its documentation and itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqpd.cli.command import GROUPS
 from amqpd.cli.commands import COMMANDS
 from amqpd.cli.help import ELSEWHERE
 
-README = Path(__file__).parents[2] / "cli" / "README.md"
+MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
 ASKED_FOR = (
     "status ping version add_vhost delete_vhost list_vhosts dump_log verify_log export set_export clear_export "
     "add_user delete_user change_password clear_password authenticate_user "
@@ -32,7 +32,7 @@ def test_all_commands_are_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_is_documented(ctl: Ctl, name: str) -> None:
-    assert f"`{name}`" in README.read_text("utf-8")
+    assert f"`{name}`" in MANUAL.read_text("utf-8")
     line = f"   {name.ljust(max(map(len, COMMANDS)))}  {COMMANDS[name].summary}"
     assert line in ctl("help").out.splitlines()
     assert line in ctl("help", "--list-commands").out.splitlines()
@@ -75,8 +75,8 @@ def test_options_are_known_and_distinct() -> None:
     assert len(BY_LONG) == len(GENERAL) + len(SPECIFIC)
     letters = [option.short for option in (*GENERAL, *SPECIFIC) if option.short]
     assert len(letters) == len(set(letters))
-    readme = README.read_text("utf-8")
-    assert all(f"--{option.long}" in readme for option in GENERAL)
+    manual = MANUAL.read_text("utf-8")
+    assert all(f"--{option.long}" in manual for option in GENERAL)
 
 
 def test_nothing_is_a_question_too(ctl: Ctl) -> None:
