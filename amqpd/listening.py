@@ -36,6 +36,7 @@ class Listener(NamedTuple):
 
 
 def shown(host: str) -> str:
+    """As it stands before a colon and a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -48,6 +48,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
+    """A line of text, as the module shows it."""
+
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname} {record.name}: {escaped(record.getMessage())}"
         fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record))
@@ -65,6 +67,8 @@ def _shown(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
+    """An object on a line, as the module shows it."""
+
     def format(self, record: logging.LogRecord) -> str:
         item: dict[str, Any] = {
             "time": _time(record),

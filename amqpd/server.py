@@ -131,6 +131,7 @@ class Server:
             self._rest = self.loop.call_later(REST_LOOK_S, self._look_for_rest, now, looks - 1)
 
     def ready_line(self, started: float) -> str:
+        """What a start prints; `amqpd.testing.parse_ready_line` reads it. started: of `time.monotonic`."""
         took_ms = (time.monotonic() - started) * 1000
         parts = [str(each) for each in self.listeners if each.port]
         parts.append(f"data {self.settings.data_dir}")

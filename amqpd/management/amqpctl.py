@@ -25,6 +25,8 @@ STOP_DELAY_S: Final = 0.05
 
 
 class CannotListen(ApiError):
+    """start_app: a port is taken by now."""
+
     status = 500
     error = "cannot_listen"
 

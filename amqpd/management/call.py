@@ -132,6 +132,7 @@ class Caller(NamedTuple):
     operator: bool
 
     def has(self, role: Role) -> bool:
+        """Whether one of his tags is enough for this role; a tag includes those below it as RabbitMQ has them."""
         return role == Role.PUBLIC or self.operator or not TAGS[role].isdisjoint(self.user.tags)
 
 
@@ -184,6 +185,7 @@ class Call:
 
     @property
     def node(self) -> str:
+        """`amqpd@host`; there is one."""
         return self.broker.cluster_name
 
     # -- what the request says ---------------------------------------------------------------------------------------
@@ -210,6 +212,7 @@ class Call:
         return truth(name, self.fields().get(name, default))
 
     def query_flag(self, name: str) -> bool:
+        """A boolean of the query, `if-empty=true`; absent is False. Raises: BadRequest."""
         return truth(name, self.query.get(name, False))
 
     def arguments(self) -> dict[str, object]:

@@ -42,6 +42,7 @@ class AdminFrontEnd(FrontEnd):
         self._starting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Both sockets queue connections when it returns. Raises: OSError."""
         settings = self._broker.settings
         http_socket = bound_socket(settings.http.host, settings.http.port)
         self.listeners.append(Listener("http", settings.http.host, http_socket.getsockname()[1]))
@@ -60,6 +61,7 @@ class AdminFrontEnd(FrontEnd):
         await self._admin.start(http_socket, amqpctl_socket)
 
     async def stop(self) -> None:
+        """Waits for a start that is under way, then ends requests within 1 s; the unix socket goes."""
         self.listeners.clear()
         if self._starting is not None:
             await asyncio.wait([self._starting])

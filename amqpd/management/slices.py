@@ -21,9 +21,11 @@ class Slices:
 
     @property
     def due(self) -> bool:
+        """Whether it has worked for SLICE_S since the last rest. Cost: 0.1 us."""
         return time.perf_counter() >= self._until
 
     async def rest(self) -> None:
+        """One turn of the loop; what was looked at before may have changed behind it."""
         await sleep(0)
         self._until = time.perf_counter() + SLICE_S
 
