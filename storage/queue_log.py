@@ -13,13 +13,15 @@ see `when_safe`. Everything here is called on the loop's thread, and compiled, s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.safety import Safety
+
+_NO_RANGES: Final[list[tuple[int, int]]] = []  # never written to
 
 
 class LogFailed(Exception):
@@ -91,7 +93,7 @@ class QueueLog:
     vhost_id, queue_id: "" of a log that is gone with the broker. name: the queue's, for what people read. directory: of
     its files, "" where it has none on this machine. record_count, size_bytes (of bodies): what is in the log and not
     settled. failed: it takes nothing more. deleted: its queue is, and it is not used any more. lost: ranges of offsets
-    that could not be read any more. returned: offset -> delivery count of what was given back and is still live.
+    that could not be read any more.
     """
 
     def __init__(self, vhost_id: str, queue_id: str, name: str, directory: str, local: bool) -> None:
@@ -106,10 +108,8 @@ class QueueLog:
         self.size_bytes: i64 = 0
         self.failed: bool = False
         self.deleted: bool = False
-        self.delivered_mark: i64 = -1  # nothing above it was given to a consumer
-        self.returned: dict[int, int] = {}
-        self.lost: list[tuple[int, int]] = []
-        self.failed_ranges: list[tuple[int, int]] = []  # see `take_failed_ranges`
+        self.lost: list[tuple[int, int]] = _NO_RANGES
+        self.failed_ranges: list[tuple[int, int]] = _NO_RANGES  # see `take_failed_ranges`
         self._safety: Safety | None = None
 
     # -- its life
@@ -154,6 +154,11 @@ class QueueLog:
         """
         raise NotImplementedError
 
+    def append_parts(self, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> i64:
+        """As `append`, for a message whose parts are two objects. Costs one more copy of both."""
+        source = properties + body
+        return self.append(route, source, 0, len(properties), len(properties), len(source), persistent)
+
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
     ) -> i64:
@@ -185,7 +190,7 @@ class QueueLog:
 
         They are not in the log, not counted, and never given out again: nack them and forget them.
         """
-        ranges, self.failed_ranges = self.failed_ranges, []
+        ranges, self.failed_ranges = self.failed_ranges, _NO_RANGES
         return ranges
 
     # -- safety
@@ -266,6 +271,10 @@ class QueueLog:
 
     def mark_returned(self, offset: i64, delivery_count: i64) -> None:
         """`offset` was given back, and has been delivered `delivery_count` times."""
+        raise NotImplementedError
+
+    def delivery_count(self, offset: i64) -> i64:
+        """What `mark_returned` has said of `offset` last; 0 where it was not given back."""
         raise NotImplementedError
 
     def redelivered(self, offset: i64) -> bool:

@@ -24,14 +24,16 @@ from pathlib import Path
 from amqpd.storage.commit import group
 from amqpd.storage.commit.committer import Committer, InlineCommitter, Removal, run_job
 from amqpd.storage.commit.job import SyncJob
+from amqpd.storage.commit.turn_log import DIRTY_MAX, StoreContext, TurnLog
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
 from amqpd.storage.description import describe
 from amqpd.storage.filesystem import Clock, FileSystem, Reserve
 from amqpd.storage.keep.departures import Departures
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.upkeep import Upkeep
-from amqpd.storage.local_log import DIRTY_MAX, LocalLog, LogKeeper, StoreContext
+from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log import recovery
+from amqpd.storage.log.closing import mark_clean
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.readahead import ReadAhead
 from amqpd.storage.queue_log import QueueLog
@@ -102,13 +104,13 @@ class Storage(LogKeeper):
         self._write_cost_s = 0.0
         self._closed_some_s = -CLOSE_PAUSE_S
         self._late_wanted = False
-        self._ticking: list[LocalLog] = []  # those that the tick at work has not come to
+        self._ticking: list[TurnLog] = []  # those that the tick at work has not come to
         self._postponed = False
         self._dirty = self._context.dirty
         self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
         self._removals = 0
         self._turn = 0
-        self._gathered: list[LocalLog] = []
+        self._gathered: list[TurnLog] = []
         self._gathered_bytes = 0
         self._gathered_commit = False
         self._job: SyncJob | None = None
@@ -668,7 +670,7 @@ class Storage(LogKeeper):
         self._committed(job)
         for store in self._stores:
             try:
-                store.log.mark_clean(store.delivered_mark)
+                mark_clean(store.log, store.delivered_mark)
             except OSError as error:  # the next start then checks more
                 logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
         if self._cut_noted:

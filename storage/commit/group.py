@@ -11,8 +11,8 @@ from typing import final
 from mypy_extensions import i64
 
 from amqpd.storage.commit.job import JobPart
+from amqpd.storage.commit.turn_log import TurnLog
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -20,13 +20,13 @@ from amqpd.storage.queue_log import QueueLog
 class StorePart(JobPart):
     """One store's share in a job, which that store is told the end of."""
 
-    def __init__(self, store: LocalLog) -> None:
+    def __init__(self, store: TurnLog) -> None:
         super().__init__(store.name)
         self.store = store
 
 
 def write(
-    filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog], turn: i64
+    filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], turn: i64
 ) -> tuple[i64, bool]:
     """Writes what `stores` have of this turn; those with something to sync join `gathered`.
 
@@ -42,7 +42,7 @@ def write(
             store.shed()
         # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
         # mid-turn); if that group's sync fails, this one must say so too.
-        if not store.gathered and (store.needs_commit or store.write_failed or store.log.dirty):
+        if not store.gathered and (store.needs_commit or store.write_failed or store.unsynced):
             store.gathered = True
             gathered.append(store)
         size += store.written_bytes
@@ -54,7 +54,7 @@ def write(
 
 
 def tick(
-    filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog], busy: list[LocalLog]
+    filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], busy: list[TurnLog]
 ) -> None:
     """Has `stores` write what could wait; those that have more to come join `busy`."""
     for store in stores:
@@ -64,12 +64,12 @@ def tick(
             busy.append(store)
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.shed()
-        if not store.gathered and store.log.dirty:
+        if not store.gathered and store.unsynced:
             store.gathered = True
             gathered.append(store)
 
 
-def write_late(filesystem: FileSystem, stores: list[LocalLog], gathered: list[LocalLog]) -> None:
+def write_late(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]) -> None:
     """Has `stores` write what could wait for the next tick, which then comes all the same."""
     for store in stores:
         if store.deleted:
@@ -77,12 +77,12 @@ def write_late(filesystem: FileSystem, stores: list[LocalLog], gathered: list[Lo
         store.write_late()
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.shed()
-        if not store.gathered and store.log.dirty:
+        if not store.gathered and store.unsynced:
             store.gathered = True
             gathered.append(store)
 
 
-def collect(gathered: list[LocalLog], settled_too: bool) -> list[JobPart]:
+def collect(gathered: list[TurnLog], settled_too: bool) -> list[JobPart]:
     """The share of each store in the next job."""
     parts: list[JobPart] = []
     for store in gathered:
@@ -95,7 +95,7 @@ def collect(gathered: list[LocalLog], settled_too: bool) -> list[JobPart]:
     return parts
 
 
-def synced(parts: list[JobPart], gathered: list[LocalLog]) -> list[QueueLog]:
+def synced(parts: list[JobPart], gathered: list[TurnLog]) -> list[QueueLog]:
     """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
     failed: list[QueueLog] = []
     count = len(parts)
@@ -108,7 +108,7 @@ def synced(parts: list[JobPart], gathered: list[LocalLog]) -> list[QueueLog]:
             continue
         if part.failed or part.write_failed or store.failed:
             failed.append(store)
-        if not store.gathered and store.log.dirty:
+        if not store.gathered and store.unsynced:
             store.gathered = True  # files of removed segments are left to go
             gathered.append(store)
     return failed

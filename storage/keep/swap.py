@@ -173,6 +173,30 @@ def _commit(filesystem: FileSystem, directory: str, segment: Segment) -> None:
     filesystem.fsync_dir(directory)
 
 
+def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
+    """`new` stands for `old`, which are neighbours. Its files are opened and held; returns what has to be unpinned.
+    Raises: OSError, before anything is changed.
+    """
+    held = [new.open_log(), new.open_settled()]
+    for file in held:
+        file.pins += 1
+    unsynced = log.unsynced
+    for segment in old:
+        for file in segment.open_files():
+            unsynced.forget_file(file)
+        segment.release()
+        segment.gone = True
+    index = log.segments.index(old[0])
+    log.segments[index : index + len(old)] = [new]
+    log.sealed = [segment for segment in log.sealed if segment not in old]
+    settled_paths = [f"{segment.prefix}.settled" for segment in old]  # recovery wanted them synced; the new one is
+    unsynced.paths = [path for path in unsynced.paths if path not in settled_paths]
+    log.found = None
+    if new.live == 0:
+        log.removals.wanted = True
+    return held
+
+
 def place(
     log: Log, group: list[View], segment: Segment, now_ms: int, mark: int, returned: dict[int, int]
 ) -> tuple[Callable[[], None], list[OpenFile]]:
@@ -189,7 +213,7 @@ def place(
     stop = log.segments.index(group[-1].segment) + 1
     old = log.segments[first:stop]  # those that are gone in between, too
     log.flush()
-    held = log.replace(old, segment)
+    held = _replace(log, old, segment)
     for each in old:
         for suffix in _SUFFIXES[:3]:
             if filesystem.exists(each.prefix + suffix):

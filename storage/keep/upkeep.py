@@ -174,7 +174,7 @@ class Upkeep:
                     cleaning.log.settle(view.base, view.end - 1, 0)
                 continue
             try:
-                mark, returned = cleaning.log.marked, store.returned
+                mark, returned = cleaning.log.delivered_mark, store.returned
                 work, held = swap.place(cleaning.log, group, segment, now_ms, mark, returned)
             except OSError as error:
                 logger.error("cleaned segments of queue %s wait for the next start: %s", store.name, error)

@@ -72,7 +72,7 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
     After segments were checked and `.settled` entries applied. entries: of `.settled`, by base offset.
     """
     found: list[tuple[Segment | None, int, int]] = []
-    synced_end = log.synced_end
+    synced_end = log.watermark.offset
     segments = log.segments
     for number, segment in enumerate(segments):
         limit = synced_end

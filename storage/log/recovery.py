@@ -253,7 +253,7 @@ def _read_checkpoints(state: _Recovery, names: list[str]) -> None:
     log = state.log
     directory = log.directory
     log.epochs = checkpoint.read_lines(state.filesystem, f"{directory}/{checkpoint.LEADER_EPOCH}", 2)
-    log.synced_end = checkpoint.read_high_watermark(state.filesystem, f"{directory}/{checkpoint.HIGH_WATERMARK}")
+    log.watermark.offset = checkpoint.read_high_watermark(state.filesystem, f"{directory}/{checkpoint.HIGH_WATERMARK}")
     state.clean = checkpoint.read_clean(state.filesystem, f"{directory}/{checkpoint.CLEAN_SHUTDOWN}")
     log.clean = checkpoint.CLEAN_SHUTDOWN in names
 
@@ -344,7 +344,7 @@ def _check_tail(state: _Recovery) -> None:
                 segment.settled.add(segment.base, segment.end - 1)
             before = None
             continue
-        scan = Scan(state.filesystem, segment, next_base, state.log.synced_end, before)
+        scan = Scan(state.filesystem, segment, next_base, state.log.watermark.offset, before)
         scan.run()
         if scan.torn_bytes:
             state.torn_bytes += scan.torn_bytes
@@ -415,7 +415,7 @@ def _settle_scan(state: _Recovery, segment: Segment, scan: Scan) -> None:
         _forget(segment, part)
     for first, last in scan.lost:
         segment.settled.add(first, last)
-        if first >= state.log.synced_end:
+        if first >= state.log.watermark.offset:
             segment.gaps.append((first, last))
             _tell(state, segment, first, last)
             continue

@@ -9,8 +9,8 @@ import pytest
 
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Confirmer, SyncWaiter, Turn
+from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.local_log import StoreContext
 
 
 class Disk:

@@ -200,7 +200,7 @@ class Life:
             message.key, message.tombstone, message.appended_ms = key, tombstone, self.clock.now_ms
             store, route = self.stores[queue], ROUTE if key is KEY else RecordRoute(b"orders", key)
             if tombstone:  # has no body: its properties tell it
-                message.offset = store.append_tombstone(route, message.body)
+                message.offset = store.appender.append_tombstone(route, message.body)
             else:
                 message.offset = store.append_parts(route, PROPERTIES, message.body, persistent)
 

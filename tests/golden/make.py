@@ -126,7 +126,7 @@ def compacted_queue(maker: Maker) -> str:
     policy = RetentionPolicy(compaction=CleanerPolicy(), file_delete_delay_ms=0)
     queue_id, store = maker.storage.create_queue(VHOST_ID, "compacted", "/", policy)
     maker.fill(store, 20, keys=5)
-    store.append_tombstone(RecordRoute(b"events", b"key.1"), b"\x00\x00")
+    store.appender.append_tombstone(RecordRoute(b"events", b"key.1"), b"\x00\x00")
     maker.fill(store, 22, keys=1)
     maker.storage.maintain()
     maker.turn()

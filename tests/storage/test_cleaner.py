@@ -39,7 +39,7 @@ class Twin:
         route = RecordRoute(b"events", key)
         store = self.house.store
         offset = (
-            store.append_tombstone(route, b"\x00\x00")
+            store.appender.append_tombstone(route, b"\x00\x00")
             if body is None
             else store.append_parts(route, b"\x10\x00\x02", body, True)
         )

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.local_log import AHEAD_MAX, LocalLog
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
 from amqpd.storage.settle.settled import DELIVERED, SETTLED, decode_entries
+from amqpd.storage.settle.settlements import AHEAD_MAX
 from amqpd.storage.storage import POSTPONE_FROM
 
 TICK_MS = 50

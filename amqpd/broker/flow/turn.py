@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Source
 from amqpd.broker.flow.timers import Timers
-from amqpd.storage.local_log import StoreContext
+from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 

@@ -332,7 +332,7 @@ class PriorityQueue(LimitedQueue):
 
     def note_delivered(self, store: QueueLog, offset: i64) -> None:
         # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
-        store.mark_returned(offset, store.returned.get(offset, 0))
+        store.mark_returned(offset, store.delivery_count(offset))
 
     def take(self) -> Entry | None:
         if self._scanning():

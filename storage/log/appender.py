@@ -1,0 +1,286 @@
+"""The end of a log: the open batch, the transaction that is open, and what waits for the end of the turn to be written.
+
+`append` writes into the open batch and makes no object per message, nor a system call. `write`, once per loop turn,
+closes the batch and writes all of the turn's batches in one `writev`. Offsets rise by one with each append and are
+never used twice, also when a write fails: what did not get into the files is named in `QueueLog.failed_ranges`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from amqpd.storage.commit.turn_log import StoreContext, TurnLog
+from amqpd.storage.log.batch import (
+    COMMIT_RECORDS,
+    CONTROL,
+    LOG_APPEND_TIME,
+    NO_PRODUCER,
+    RECORDS_MAX,
+    RECORDS_SIZE_BYTES_MAX,
+    TRANSACTIONAL,
+    TRANSIENT,
+    ClosedBatch,
+    close_batch,
+)
+from amqpd.storage.log.log import Log
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import RecordRoute, around_body, write_record, write_tombstone
+from amqpd.storage.log.writing import append as append_to
+
+_KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
+_POOL_MAX: Final[i64] = 64
+_NO_PARTS: Final[list[bytes]] = []
+
+
+@final
+class Appender:
+    """See the module. One per log, whose `next_offset` and counts it moves on."""
+
+    def __init__(self, owner: TurnLog, log: Log) -> None:
+        self._owner: TurnLog = owner
+        self._log: Log = log
+        self._context: StoreContext = owner.context
+        # the open batch
+        self._writer: BytesWriter | None = None
+        self._count: i64 = 0
+        self._persistent: bool = True
+        self._timestamp_ms: i64 = 0
+        self._body_bytes: i64 = 0
+        self._batches: list[ClosedBatch] = []
+        # the open transaction
+        self._transaction_start: i64 = -1
+        self._sequence: i64 = 0
+
+    def append(
+        self,
+        route: RecordRoute,
+        source: bytes,
+        properties_start: i64,
+        properties_end: i64,
+        body_start: i64,
+        body_end: i64,
+        persistent: bool,
+    ) -> i64:
+        """See `QueueLog.append`. Cost: about 0.15 us for 1 KiB, CRC and header included."""
+        writer = self._writer
+        if writer is None:
+            writer = self._open_batch(persistent)
+        elif self._count > 0 and (
+            self._count >= RECORDS_MAX
+            or persistent != self._persistent
+            or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
+            > RECORDS_SIZE_BYTES_MAX
+        ):
+            self._close_batch()
+            writer = self._open_batch(persistent)
+        elif self._count == 0:
+            writer = self._open_batch(persistent)
+        write_record(writer, route, self._count, source, properties_start, properties_end, body_start, body_end)
+        body_size: i64 = body_end - body_start
+        self._count += 1
+        self._body_bytes += body_size
+        owner = self._owner
+        owner.record_count += 1
+        owner.size_bytes += body_size
+        offset: i64 = owner.next_offset
+        owner.next_offset = offset + 1
+        return offset
+
+    def append_large(
+        self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
+    ) -> i64:
+        """See `QueueLog.append_large`: the parts go to the file as they are, in a batch of their own.
+
+        Cost: their CRC.
+        """
+        if self._count > 0:
+            self._close_batch()
+        self._open_batch(persistent)
+        before, behind = around_body(route, properties, body_size)
+        offset = self._take(1, body_size)
+        self._close(before, [*parts, behind])
+        return offset
+
+    def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
+        """Appends a record with no value, persistent: in a compacted log its key ends here. Raises: LogFailed."""
+        if self._count > 0:
+            self._close_batch()
+        write_tombstone(self._open_batch(True), route, 0, properties)
+        return self._take(1, 0)
+
+    def append_prepared(self, prepared: Prepared) -> i64:
+        """See `QueueLog.append_prepared`. Cost: 1 us and the CRC per batch of 64 records."""
+        self.begin_transaction()
+        self._timestamp_ms = self._context.clock.time_ms()
+        first: i64 = self._owner.next_offset
+        for batch in prepared.batches:
+            self._persistent = batch.persistent
+            self._take(batch.count, batch.body_bytes)
+            self._close(batch.records)
+        self.end_transaction()
+        return first
+
+    def begin_transaction(self) -> None:
+        """See `QueueLog.begin_transaction`."""
+        if self._count > 0:
+            self._close_batch()
+        self._owner.ensure_open()
+        self._transaction_start = self._owner.next_offset
+        self._sequence = 0
+
+    def end_transaction(self) -> None:
+        """Ends it: one batch stands for itself, several are followed by a commit marker, which takes an offset."""
+        start: i64 = self._transaction_start
+        if start < 0:
+            raise ValueError("no transaction has begun")
+        if self._sequence == 0:  # nothing closed since: the batch's own checksum makes it whole
+            self._transaction_start = -1
+            if self._count > 0:
+                self._close_batch()
+            return
+        if self._count > 0:
+            self._close_batch()
+        self._batches.append(
+            close_batch(
+                self._context.scratch,
+                COMMIT_RECORDS,
+                self._owner.next_offset,
+                1,
+                self._log.next_epoch(),
+                LOG_APPEND_TIME | TRANSACTIONAL | CONTROL,
+                self._timestamp_ms,
+                0,
+                start,
+                -1,
+                start,
+            )
+        )
+        self._owner.next_offset += 1
+        self._transaction_start = -1
+
+    def _take(self, count: i64, body_size: i64) -> i64:
+        """`count` records are the open batch; returns the offset of the first."""
+        owner = self._owner
+        self._count = count
+        self._body_bytes = body_size
+        owner.record_count += count
+        owner.size_bytes += body_size
+        offset: i64 = owner.next_offset
+        owner.next_offset = offset + count
+        return offset
+
+    def _open_batch(self, persistent: bool) -> BytesWriter:
+        self._owner.ensure_open()
+        writer = self._writer
+        if writer is None:
+            writers = self._context.writers
+            writer = writers.pop() if writers else BytesWriter()
+            self._writer = writer
+        self._persistent = persistent
+        self._timestamp_ms = self._context.clock.time_ms()
+        return writer
+
+    def _close_batch(self) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        self._close(writer.getvalue())
+        if len(writer) > _KEPT_WRITER_SIZE:
+            self._writer = None
+        else:
+            writer.truncate(0)
+
+    def _close(self, records: bytes, more: list[bytes] = _NO_PARTS) -> None:
+        """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it."""
+        attributes: i64 = LOG_APPEND_TIME
+        if not self._persistent:
+            attributes |= TRANSIENT
+        producer: i64 = NO_PRODUCER
+        sequence: i64 = -1
+        if self._transaction_start >= 0:
+            attributes |= TRANSACTIONAL
+            producer = self._transaction_start
+            sequence = self._sequence
+            self._sequence += self._count
+        self._batches.append(
+            close_batch(
+                self._context.scratch,
+                records,
+                self._owner.next_offset - self._count,
+                self._count,
+                self._log.next_epoch(),
+                attributes,
+                self._timestamp_ms,
+                self._body_bytes,
+                producer,
+                sequence,
+                self._transaction_start,
+                more,
+            )
+        )
+        if self._persistent and self._log.durable:
+            self._owner.needs_commit = True
+        self._count = 0
+        self._body_bytes = 0
+
+    # -- the end of a turn
+
+    def write(self) -> None:
+        """What was appended reaches the files; what does not is not counted any more. Raises nothing."""
+        if self._count > 0:
+            self._close_batch()
+        batches = self._batches
+        if not batches:
+            return
+        self._batches = []
+        owner = self._owner
+        log = self._log
+        done: i64 = append_to(log, batches)
+        total: i64 = len(batches)
+        index: i64 = 0
+        size: i64 = 0
+        while index < done:
+            size += batches[index].size
+            index += 1
+        if log.durable:
+            owner.written_bytes += size
+        else:
+            size = log.unsynced.spilled(size)
+            if size > 0:
+                owner.written_bytes += size
+                owner.needs_commit = True
+        if done < total:
+            owner.write_failed = True
+            if log.failed:
+                owner.failed = True
+            self._note_failed(batches, done)
+            owner.recount()
+
+    def _note_failed(self, batches: list[ClosedBatch], done: i64) -> None:
+        ranges: list[tuple[int, int]] = []
+        first: i64 = -1
+        last: i64 = -1
+        for index in range(done, len(batches)):
+            batch = batches[index]
+            if batch.attributes & CONTROL:
+                continue  # a commit marker is nobody's message
+            if first >= 0 and batch.base_offset != last + 1:
+                ranges.append((first, last))
+                first = -1
+            if first < 0:
+                first = batch.base_offset
+            last = batch.last_offset
+        if first >= 0:
+            ranges.append((first, last))
+        self._owner.failed_ranges = self._owner.failed_ranges + ranges
+
+    def give_writer_back(self) -> None:
+        """The turn is over: the writer, which is empty, is another log's."""
+        writer = self._writer
+        if writer is not None:
+            self._writer = None
+            if len(self._context.writers) < _POOL_MAX:
+                self._context.writers.append(writer)

@@ -1,0 +1,154 @@
+"""Places in a local log from which its readers go on (`LocalCursor`), and all of them that one log has (`Cursors`).
+
+A cursor reads what the files hold: what this turn appended and settled is written first (`TurnLog.read_end`). It keeps
+the batch it stands in and the bytes around that, so that reading on needs no look-up; when the log gives up its
+descriptors, its cursors let go of both, and look their place up again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64
+
+from amqpd.storage.commit.turn_log import TurnLog
+from amqpd.storage.log.batch import BatchCursor
+from amqpd.storage.log.log import Log
+from amqpd.storage.log.reader import LogReader
+from amqpd.storage.log.record import BadRecord, Record
+from amqpd.storage.queue_log import Cursor, Fetch
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class Cursors:
+    """The cursors of one log. Holds none but those that were asked for."""
+
+    def __init__(self, owner: TurnLog, log: Log) -> None:
+        self._owner: TurnLog = owner
+        self._log: Log = log
+        self._own: LocalCursor | None = None
+        self._all: list[LocalCursor] = []
+
+    def own(self) -> LocalCursor:
+        """The queue's, made when it is wanted."""
+        cursor = self._own
+        if cursor is None:
+            cursor = self._own = self.new()
+        return cursor
+
+    def new(self) -> LocalCursor:
+        """One more."""
+        cursor = LocalCursor(self._owner, self._log, self)
+        self._all.append(cursor)
+        return cursor
+
+    def forget(self, cursor: LocalCursor) -> None:
+        """It is closed."""
+        if cursor in self._all:
+            self._all.remove(cursor)
+        if cursor is self._own:
+            self._own = None
+
+    def leave_batches(self) -> None:
+        """Other segments are in the log: the next reading of each looks its place up."""
+        for cursor in self._all:
+            cursor.leave_batch()
+
+    def release(self) -> None:
+        """Descriptors are closed, or the queue is deleted: nobody waits for what was to be read."""
+        for cursor in self._all:
+            cursor.release()
+
+
+@final
+class LocalCursor(Cursor):
+    """See the module."""
+
+    def __init__(self, owner: TurnLog, log: Log, cursors: Cursors) -> None:
+        self._owner: TurnLog = owner
+        self._log: Log = log
+        self._cursors: Cursors = cursors
+        self._reader: LogReader = LogReader(log, owner.context.ahead)
+        self._batch: BatchCursor | None = None
+        self._waiting: bool = False
+
+    def read(self, offset: i64, size_bytes_max: i64) -> Fetch:
+        return self._read(offset, size_bytes_max, None)
+
+    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        return self._read(offset, size_bytes_max, arrived)
+
+    def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
+        fetch = self._read(offset, 1, arrived)
+        if not fetch.waiting:
+            self.release()
+        return fetch.records[0] if fetch.records else None
+
+    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> Fetch:
+        owner = self._owner
+        log = self._log
+        self._waiting = False
+        end = owner.read_end()
+        records: list[Record] = []
+        budget: i64 = max(size_bytes_max, 1)
+        while budget > 0 and offset < end:
+            batch = self.batch_at(offset, arrived)
+            if batch is None or batch.base_offset >= end:
+                break
+            segment = log.segment_of(batch.base_offset)
+            set_ = segment.settled if segment is not None else None
+            try:
+                budget = batch.read(offset, set_, owner.returned, budget, records)
+            except BadRecord:
+                self._batch = None
+                self._lose(max(offset, batch.next_offset), batch.last_offset)
+                offset = batch.last_offset + 1
+                continue
+            offset = batch.next_offset
+        return Fetch(records, offset, self._waiting)
+
+    def batch_at(self, offset: i64, arrived: Callable[[], None] | None) -> BatchCursor | None:
+        """The batch with `offset`, or the first behind it: this cursor stands in it already or goes there. None at the
+        end; with `arrived` also while the disk is asked for it: that is called when it has come. Raises: OSError.
+        """
+        batch = self._batch
+        if batch is None or batch.remaining == 0 or offset < batch.next_offset or offset > batch.last_offset:
+            if arrived is not None and not self._reader.at_hand(offset, arrived):
+                self._waiting = True
+                return None
+            batch = self._reader.cursor(offset)
+            if self._reader.lost:
+                self._note_lost(self._reader.lost, self._reader.lost_live)
+                self._reader.lost = []
+                self._reader.lost_live = 0
+            self._batch = batch
+        return batch
+
+    def _lose(self, first: i64, last: i64) -> None:
+        """A batch with a good checksum holds no records: a defect of the program that wrote it."""
+        segment = self._log.segment_of(first)
+        if segment is not None:
+            self._note_lost([(first, last)], self._log.note_lost(segment, first, last))
+            logger.error("queue %s: offsets %d to %d are no records", self._owner.name, first, last)
+
+    def _note_lost(self, lost: list[tuple[int, int]], live: i64) -> None:
+        owner = self._owner
+        owner.lost = owner.lost + lost
+        owner.record_count -= live
+        owner.mark_dirty()
+
+    def leave_batch(self) -> None:
+        """The next reading looks its place up."""
+        self._batch = None
+
+    def release(self) -> None:
+        self._batch = None
+        self._reader.release()
+
+    def close(self) -> None:
+        self.release()
+        self._cursors.forget(self)
