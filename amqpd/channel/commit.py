@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
@@ -29,17 +31,19 @@ from mypy_extensions import i64
 from amqpd.broker.delivery import Entry
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
+from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.broker.queues.queue import HOT_COUNT_MAX, Queue
 from amqpd.channel.on_basic import requeue_all, settle_collected
-from amqpd.errors import InternalError
+from amqpd.errors import InternalError, PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.commands import TxCommitOk
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import LogFailed, QueueLog
 
 if TYPE_CHECKING:
+    from amqpd.broker.publishing.route import Route
     from amqpd.channel.channel import Channel
-    from amqpd.channel.route import Route
+    from amqpd.channel.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,30 @@ _APPEND: Final = 2
 _SYNC: Final = 3
 _SETTLE: Final = 4
 _OVER: Final = 5
+
+
+def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
+    """Sends tx.commit-ok once what these logs have taken, and all that was settled, is safe. settled: the logs of what
+    was settled, where that has not failed either.
+    """
+    turn = channel.session.turn
+    turn.urgent = True
+    when_safe(turn, logs, partial(_answer, channel, list(settled)))
+
+
+def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
+    for store in settled:
+        if store.failed and not store.deleted:
+            safe = False
+    if safe:
+        channel.owner.finish_busy(channel, commands.frame(channel.number, TxCommitOk()))
+    else:
+        fail(channel)
+
+
+def fail(channel: Channel) -> None:
+    """A log failed under a transaction: nothing of it is promised. rabbit: 406, in these words."""
+    channel.owner.fail_channel(channel, PreconditionFailed("partial tx completion", commands.TX_COMMIT))
 
 
 @final
@@ -104,9 +132,14 @@ class Commit:
     """See the module. `start` begins it; the rest calls itself."""
 
     def __init__(
-        self, channel: Channel, publishes: list[tuple[Route, Message]], settlements: list[tuple[i64, Entry, i64]]
+        self,
+        channel: Channel,
+        transaction: Transaction,
+        publishes: list[tuple[Route, Message]],
+        settlements: list[tuple[i64, Entry, i64]],
     ) -> None:
         self.channel = channel
+        self.transaction = transaction
         self._stage = _LOOK
         # Both are taken from their ends, so that what is done with is freed slice by slice.
         publishes.reverse()
@@ -123,7 +156,7 @@ class Commit:
 
     def start(self) -> None:
         self.channel.busy = True
-        self.channel.committing = True
+        self.transaction.committing = True
         self.channel.owner.soon(self.step)
 
     def step(self) -> None:
@@ -188,7 +221,7 @@ class Commit:
             kept, message = publishes.pop()
             if route is None or kept is not last:
                 last = kept
-                route = channel.still_there(kept)
+                route = kept.still_there()
             if not route.destinations:
                 channel.session.vhost.unroutable_count += 1
                 if route.mandatory and not channel.closing:
@@ -226,7 +259,7 @@ class Commit:
         if wrote:
             # In the turn of the append: whether it got to the disk is told to those who wait for this very group.
             self._syncs += 1
-            self.channel.session.turn.when_synced(self._synced)
+            when_safe(self.channel.session.turn, self._logs, self._synced)
         return not self._waiting
 
     def _append_part(self, part: Part, deadline: float) -> bool:
@@ -257,11 +290,10 @@ class Commit:
         del messages[:done]
         return not messages
 
-    def _synced(self, failed: list[QueueLog]) -> None:
+    def _synced(self, safe: bool) -> None:
         self._syncs -= 1
-        for store in failed:
-            if store in self._logs:
-                self._failed = True
+        if not safe:
+            self._failed = True
         if self._syncs == 0 and self._stage == _SYNC:
             self.channel.owner.soon(self.step)
 
@@ -273,7 +305,7 @@ class Commit:
             tag, entry, action = settlements.pop()
             entry.in_transaction = False
             if not channel.closing:
-                channel.unacked.take_one(tag)
+                channel.deliveries.unacked.take_one(tag)
             settle_collected(channel, entry, action)
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:
@@ -284,13 +316,13 @@ class Commit:
 
     def _answer(self) -> None:
         self._stage = _OVER
-        self.channel.committing = False
-        self.channel.commit_reply(commands.frame(self.channel.number, TxCommitOk()), list(self._settled_logs))
+        self.transaction.committing = False
+        answer(self.channel, (), self._settled_logs)
 
     def _fail(self) -> None:
         """A log failed: what is not settled goes back, with all that the channel has unacked."""
         channel = self.channel
-        channel.committing = False
+        self.transaction.committing = False
         self._stage = _OVER
         self._publishes.clear()
         self._waiting.clear()
@@ -302,4 +334,4 @@ class Commit:
                 entry.in_transaction = False
             requeue_all(channel, entries)
         self._settlements.clear()
-        channel.fail_commit()
+        fail(channel)

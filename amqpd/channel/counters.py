@@ -12,5 +12,5 @@ CHANNEL_COUNTERS: Final = ("publish", "confirm", "deliver_get", "ack")
 
 def channel_counts(channel: Channel) -> tuple[int, ...]:
     """In the order of CHANNEL_COUNTERS. Delivery tags begin with 1."""
-    confirmed = channel.confirmed_sequence if channel.confirming else 0
-    return (channel.published_count, confirmed, channel.next_tag - 1, channel.acked_count)
+    confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
+    return (channel.published_count, confirmed, channel.deliveries.next_tag - 1, channel.deliveries.acked_count)

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amqpd.broker.access import check
 from amqpd.broker.catalogue import queues
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.queues.arguments import erlang_type, is_integer
 from amqpd.broker.queues.queue import Queue
-from amqpd.channel.access import check
 from amqpd.channel.naming import queue_name
-from amqpd.channel.properties_check import REPLY_TO
-from amqpd.channel.reply_to import ReplyConsumer
+from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
 from amqpd.errors import AccessRefused, NotAllowed, NotImplementedByBroker, PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import encode_table
@@ -39,7 +38,8 @@ from amqpd.protocol.commands import (
 )
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel, ChannelConsumer
+    from amqpd.channel.channel import Channel
+    from amqpd.channel.deliveries import ChannelConsumer
 
 ACK, REQUEUE, DISCARD = 0, 1, 2
 
@@ -49,22 +49,22 @@ def qos(channel: Channel, command: BasicQos) -> None:
     if command.prefetch_size:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
     if command.global_:
-        for consumer in channel.consumers.values():
+        for consumer in channel.deliveries.consumers.values():
             if consumer.queue.kind == "quorum":
                 raise NotImplementedByBroker(
                     f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
                     commands.BASIC_QOS,
                 )
-        channel.window_size = command.prefetch_count
+        channel.deliveries.window_size = command.prefetch_count
     elif channel.owner.channel_wide_qos:
         # py-amqp, told a product other than RabbitMQ, expects the specification's meaning
-        channel.window_size = command.prefetch_count
+        channel.deliveries.window_size = command.prefetch_count
     else:
-        channel.prefetch_count = command.prefetch_count
+        channel.deliveries.prefetch_count = command.prefetch_count
         # rabbit: it also lifts the channel's window
-        channel.window_size = 0
+        channel.deliveries.window_size = 0
     channel.output.send(channel.number, BasicQosOk())
-    channel.activate_all()
+    channel.deliveries.activate_all()
 
 
 def consume(channel: Channel, command: BasicConsume) -> None:
@@ -86,16 +86,16 @@ def consume(channel: Channel, command: BasicConsume) -> None:
                 f'"expected integer, got {erlang_type(value)}"'
             )
         priority = value
-    if queue.kind == "quorum" and channel.window_size > 0:
+    if queue.kind == "quorum" and channel.deliveries.window_size > 0:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
     if queue.round_robin.exclusive or (command.exclusive and (queue.consumers or queue.round_robin.single_active)):
         raise AccessRefused(f"queue '{name}' in vhost '{vhost.name}' in exclusive use")
-    consumer = channel.make_consumer(
+    consumer = channel.deliveries.make_consumer(
         queue, tag, command.no_ack, command.exclusive, priority, encode_table(command.arguments)
     )
-    channel.consumers[tag] = consumer
+    channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
     queue.add_consumer(consumer)
@@ -106,7 +106,8 @@ def consume(channel: Channel, command: BasicConsume) -> None:
 def _new_tag(channel: Channel, tag: str) -> str:
     if not tag:
         return f"amq.ctag-{secrets.token_urlsafe(16)}"
-    if tag in channel.consumers or (channel.reply_consumer is not None and channel.reply_consumer.tag == tag):
+    reply = channel.reply_consumer
+    if tag in channel.deliveries.consumers or (reply is not None and reply.tag == tag):
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", commands.BASIC_CONSUME)
     return tag
 
@@ -120,15 +121,16 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
     nowhere = Source(REPLY_TO, session.vhost.name)
-    reply = ReplyConsumer(channel.make_consumer(nowhere, tag, True, False, 0, b""))
+    reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, 0, b""))
     channel.reply_consumer = reply
+    channel.publisher.reply_key = reply.key.encode()
     session.broker.reply_consumers[reply.key] = reply
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
 
 
 def cancel(channel: Channel, command: BasicCancel) -> None:
-    consumer = channel.consumers.get(command.consumer_tag)
+    consumer = channel.deliveries.consumers.get(command.consumer_tag)
     if consumer is not None:
         if consumer.queue.pump_wanted:
             # rabbit: what acks just before have made room for still goes to it
@@ -147,12 +149,13 @@ def end_replies(channel: Channel) -> None:
     if reply is not None:
         channel.session.broker.reply_consumers.pop(reply.key, None)
         channel.reply_consumer = None
+        channel.publisher.reply_key = b""
         reply.end()
 
 
 def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     """A consumer leaves by itself. Its unacked deliveries stay the channel's; an auto-delete queue may go."""
-    channel.consumers.pop(consumer.tag, None)
+    channel.deliveries.consumers.pop(consumer.tag, None)
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
     queue.remove_consumer(consumer)
@@ -176,12 +179,12 @@ def get(channel: Channel, command: BasicGet) -> None:
         return
     message = queue.outgoing(entry)
     assert message is not None  # get() has read it
-    tag = channel.next_tag
-    channel.next_tag = tag + 1
+    tag = channel.deliveries.next_tag
+    channel.deliveries.next_tag = tag + 1
     if command.no_ack:
-        channel.unacked.skip()
+        channel.deliveries.unacked.skip()
     else:
-        channel.unacked.add(tag, entry)
+        channel.deliveries.unacked.add(tag, entry)
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     channel.output.send(channel.number, ok)
@@ -214,10 +217,10 @@ def nack(channel: Channel, command: BasicNack) -> None:
 
 
 def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
-    if channel.transactional:
-        channel.collect(_tag(tag), multiple, REQUEUE if requeue else DISCARD)
+    if channel.transaction is not None:
+        channel.collect(channel.transaction, _tag(tag), multiple, REQUEUE if requeue else DISCARD)
         return
-    entries = channel.unacked.take(_tag(tag), multiple)
+    entries = channel.deliveries.unacked.take(_tag(tag), multiple)
     if requeue:
         requeue_all(channel, entries)
     else:
@@ -232,7 +235,7 @@ def _tag(tag: int) -> int:
 def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
     """Does what a transaction collected; the tag has been taken."""
     if action == ACK:
-        channel.settle(entry)
+        channel.deliveries.settle(entry)
     elif action == DISCARD:
         reject_entries(channel, [entry])
     else:
@@ -241,7 +244,7 @@ def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
 
 def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
     for entry in entries:
-        channel.returned_credit(entry)
+        channel.deliveries.returned_credit(entry)
         entry.consumer = None  # as a dead letter it may wait for long
         entry.queue.reject(entry)
     channel.session.turn.want()
@@ -254,7 +257,7 @@ def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
         queue = entry.queue
         queues[queue] = None
         queue.requeue(entry, True)
-        channel.returned_credit(entry)
+        channel.deliveries.returned_credit(entry)
         entry.consumer = None
     for queue in queues:
         if not queue.deleted:
@@ -273,7 +276,7 @@ def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
 def _recover(channel: Channel, requeue: bool, method: int) -> None:
     if not requeue:
         raise NotImplementedByBroker("requeue=false", method)
-    requeue_all(channel, channel.unacked.take_outstanding())
+    requeue_all(channel, channel.deliveries.unacked.take_outstanding())
 
 
 HANDLERS: dict[int, Any] = {

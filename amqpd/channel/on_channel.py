@@ -33,13 +33,17 @@ def release(channel: Channel) -> None:
     broker = channel.session.broker
     broker.channel_closed_count += 1
     broker.ended_channels.add(channel_counts(channel))
-    for consumer in list(channel.consumers.values()):
+    for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
     on_basic.end_replies(channel)
-    channel.window_turn = None
-    channel.tx_publishes.clear()
-    channel.tx_settlements.clear()
-    on_basic.requeue_all(channel, channel.take_all())
+    channel.deliveries.window_turn = None
+    if channel.confirms is not None:
+        channel.confirms.ended = True
+    committing = False
+    if channel.transaction is not None:
+        committing = channel.transaction.committing
+        channel.transaction.clear()
+    on_basic.requeue_all(channel, channel.deliveries.take_all(committing))
 
 
 def flow(channel: Channel, command: ChannelFlow) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amqpd.channel.confirms import Confirms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.commands import ConfirmSelect, ConfirmSelectOk
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def select(channel: Channel, command: ConfirmSelect) -> None:
-    if channel.transactional:
+    if channel.transaction is not None:
         raise PreconditionFailed("cannot switch from tx to confirm mode")
-    channel.confirming = True
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel.session.turn, channel.output, channel.number)
     if not command.no_wait:
         channel.output.send(channel.number, ConfirmSelectOk())
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from amqpd.broker.access import check, check_topic_keys
 from amqpd.broker.catalogue import bindings, queues
 from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.channel.access import check, check_topic_keys
 from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean, queue_name
-from amqpd.channel.properties_check import REPLY_TO
+from amqpd.channel.reply_to import REPLY_TO
 from amqpd.errors import AccessRefused, NotFound, ResourceError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -162,14 +162,14 @@ def delete(channel: Channel, command: QueueDelete) -> None:
     queues.check_deletable(vhost, queue, command.if_unused, command.if_empty)
     answer = Answer(channel, command, NOT_DELETED)
     tags: list[str] = []
-    channel.cancelled_here = tags
+    channel.deliveries.cancelled_here = tags
     try:
         count = queues.delete(vhost, queue, answer.done)
     finally:
-        channel.cancelled_here = None
+        channel.deliveries.cancelled_here = None
     reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
-    reply += b"".join([channel.cancel_frame(tag) for tag in tags])
+    reply += b"".join([channel.deliveries.cancel_frame(tag) for tag in tags])
     answer.reply(reply)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.channel.commit import SMALL_COUNT, Commit
+from amqpd.channel.commit import SMALL_COUNT, Commit, answer
 from amqpd.channel.on_basic import settle_collected
+from amqpd.channel.transaction import Transaction
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
-from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxCommitOk, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
+from amqpd.protocol.commands import TX_COMMIT, TxCommit, TxRollback, TxRollbackOk, TxSelect, TxSelectOk
 
 if TYPE_CHECKING:
     from amqpd.broker.destination import Destination
@@ -25,20 +26,23 @@ if TYPE_CHECKING:
 
 
 def select(channel: Channel, _command: TxSelect) -> None:
-    if channel.confirming:
+    if channel.confirms is not None:
         raise PreconditionFailed("cannot switch from confirm to tx mode")
-    channel.transactional = True
+    if channel.transaction is None:
+        channel.transaction = Transaction()
     channel.output.send(channel.number, TxSelectOk())
 
 
 def commit(channel: Channel, _command: TxCommit) -> None:
-    _check(channel)
-    count = len(channel.tx_settlements) + len(channel.tx_publishes)
-    if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in channel.tx_publishes) > SMALL_COUNT:
-        _commit_in_slices(channel)
+    transaction = _transaction(channel)
+    kept, settlements = transaction.publishes, transaction.settlements
+    count = len(settlements) + len(kept)
+    if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in kept) > SMALL_COUNT:
+        transaction.clear()
+        Commit(channel, transaction, kept, settlements).start()
         return
-    publishes = [(channel.still_there(route), message) for route, message in channel.tx_publishes]
-    whole: dict[Destination, None] = {}  # with a log that gets something persistent
+    publishes = [(route.still_there(), message) for route, message in kept]
+    whole: dict[Destination, QueueLog] = {}  # with a log that gets something persistent
     concerned: set[QueueLog] = set()
     for route, message in publishes:
         for destination in route.destinations:
@@ -46,53 +50,42 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             if log is not None:
                 concerned.add(log)
                 if message.persistent:
-                    whole[destination] = None
-    settlements = channel.tx_settlements
-    stores = {store for _, entry, _ in settlements if (store := entry.queue.log()) is not None}
-    for store in concerned | stores:
-        if store.failed and not store.deleted:
-            raise PreconditionFailed(f"the log of queue '{store.name}' has failed, nothing is committed", TX_COMMIT)
-    channel.tx_publishes = []
-    channel.tx_settlements = []
-    channel.tx_bytes = 0
+                    whole[destination] = log
+    settled = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
+    for log in concerned | settled:
+        if log.failed and not log.deleted:
+            raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
+    transaction.clear()
     for destination in whole:
         destination.begin_transaction()
     try:
         for route, message in publishes:
-            channel.dispatch(route, message)
+            channel.publisher.offer(route, message)
+            channel.offered(route, message)
     finally:
         for destination in whole:
             destination.end_transaction()
     for tag, entry, action in settlements:
         entry.in_transaction = False
-        channel.unacked.take_one(tag)
+        channel.deliveries.unacked.take_one(tag)
         settle_collected(channel, entry, action)
     channel.busy = True
-    channel.commit_reply(commands.frame(channel.number, TxCommitOk()), list(stores))
-
-
-def _commit_in_slices(channel: Channel) -> None:
-    large = Commit(channel, channel.tx_publishes, channel.tx_settlements)
-    channel.tx_publishes = []
-    channel.tx_settlements = []
-    channel.tx_bytes = 0
-    large.start()
+    answer(channel, whole.values(), settled)
 
 
 def rollback(channel: Channel, _command: TxRollback) -> None:
     """Forgets the publishes; what was settled is unacked again."""
-    _check(channel)
-    channel.tx_publishes.clear()
-    for _, entry, _ in channel.tx_settlements:
+    transaction = _transaction(channel)
+    for _, entry, _ in transaction.settlements:
         entry.in_transaction = False
-    channel.tx_settlements.clear()
-    channel.tx_bytes = 0
+    transaction.clear()
     channel.output.send(channel.number, TxRollbackOk())
 
 
-def _check(channel: Channel) -> None:
-    if not channel.transactional:
+def _transaction(channel: Channel) -> Transaction:
+    if channel.transaction is None:
         raise PreconditionFailed("channel is not transactional")
+    return channel.transaction
 
 
 HANDLERS: dict[int, Any] = {

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.flow.turn import Confirmer
-
 if TYPE_CHECKING:
     from amqpd.broker.destination import Destination
     from amqpd.errors import HardError, SoftError
 
 
-class ChannelState(Confirmer):
+class ChannelState:
     """A channel as its owner sees it."""
 
     def __init__(self, number: i64) -> None:

@@ -10,14 +10,17 @@ rabbit: https://www.rabbitmq.com/direct-reply-to.html; texts measured on 3.10.8.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
-from amqpd.channel.properties_check import REPLY_TO
+from amqpd.protocol.properties import DIRECT_REPLY_TO
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import ChannelConsumer
+    from amqpd.channel.deliveries import ChannelConsumer
+
+
+REPLY_TO: Final = DIRECT_REPLY_TO.decode()
 
 
 class ReplyConsumer(Destination):

@@ -97,7 +97,7 @@ class Connection(CommandSink):
     def forget_routes(self) -> None:
         """Permissions have changed."""
         for channel in self.channels.all():
-            channel.forget_routes()
+            channel.publisher.forget_routes()
 
     def let_go(self) -> None:
         """The socket is gone. Every circle of references through the connection is opened here or by its control's and

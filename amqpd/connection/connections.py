@@ -69,7 +69,7 @@ class Connections(Clients):
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for connection in self:
             for channel in connection.channels.all():
-                channel.forget_offsets(queue, ranges)
+                channel.deliveries.forget_offsets(queue, ranges)
 
     def alarm_ended(self) -> None:
         for connection in self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queues.queue import Queue
-from amqpd.channel.channel import ChannelConsumer
+from amqpd.channel.deliveries import ChannelConsumer, Deliveries
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
@@ -82,13 +82,13 @@ def connection_details(session: Session) -> dict[str, Any]:
     return {"name": session.name, "peer_host": host, "peer_port": port}
 
 
-def channel_name(channel: Channel) -> str:
+def channel_name(channel: Channel | Deliveries) -> str:
     return f"{channel.session.name} ({channel.number})"
 
 
 def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[str, Any]:
     session = channel.session
-    confirm = channel.confirming
+    confirms, transaction, deliveries = channel.confirms, channel.transaction, channel.deliveries
     return {
         "pid": pid(call, session, channel.number),
         "connection": pid(call, session),
@@ -100,15 +100,15 @@ def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[s
         "node": call.node,
         "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
         "connection_details": connection_details(session),
-        "confirm": confirm,
-        "transactional": channel.transactional,
-        "consumer_count": len(channel.consumers),
-        "prefetch_count": channel.prefetch_count,
-        "global_prefetch_count": channel.window_size,
-        "messages_unacknowledged": channel.unacked.count(),
-        "messages_unconfirmed": channel.publish_sequence - channel.confirmed_sequence if confirm else 0,
-        "messages_uncommitted": len(channel.tx_publishes),
-        "acks_uncommitted": len(channel.tx_settlements),
+        "confirm": confirms is not None,
+        "transactional": transaction is not None,
+        "consumer_count": len(deliveries.consumers),
+        "prefetch_count": deliveries.prefetch_count,
+        "global_prefetch_count": deliveries.window_size,
+        "messages_unacknowledged": deliveries.unacked.count(),
+        "messages_unconfirmed": confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
+        "messages_uncommitted": len(transaction.publishes) if transaction is not None else 0,
+        "acks_uncommitted": len(transaction.settlements) if transaction is not None else 0,
         "message_stats": call.rates.details(channel, CHANNEL),
     }
 
@@ -128,7 +128,7 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         "arguments": {},
     }
     if isinstance(consumer, ChannelConsumer):
-        channel = consumer.channel
+        channel = consumer.deliveries
         session = channel.session
         item["prefetch_count"] = consumer.prefetch_count
         if consumer.arguments:
@@ -218,7 +218,7 @@ async def get_channel(call: Call) -> Reply:
         channel = connection.channels.get(int(number)) if number.isascii() and number.isdecimal() else None
         if channel is not None:
             item = channel_item(call, connection, channel)
-            item["consumer_details"] = [consumer_item(call, each) for each in channel.consumers.values()]
+            item["consumer_details"] = [consumer_item(call, each) for each in channel.deliveries.consumers.values()]
             return one(call, item)
     raise NotThere(f"no channel '{name}'")
 

@@ -127,7 +127,7 @@ def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
     house.broker.alarms.set("memory", True)
     client.say(1, spec.Basic.Ack(delivery_tag=1), spec.Basic.Get(queue="q"))
     assert client.names() == ["Basic.GetOk", "Basic.GetEmpty"]
-    assert client.connection.channels.by_number[1].unacked.count() == 0
+    assert client.connection.channels.by_number[1].deliveries.unacked.count() == 0
 
 
 def test_both_alarms_have_to_end(house: MemoryBroker) -> None:

@@ -9,7 +9,7 @@ import pamqp.frame
 import pytest
 from memory_broker import Client, MemoryBroker
 
-from amqpd.channel.channel import ROUTES_MAX
+from amqpd.broker.publishing.publisher import ROUTES_MAX
 
 PLAIN = b"\0\0"
 
@@ -131,6 +131,6 @@ def test_keys_that_never_come_twice_do_not_fill_memory(house: MemoryBroker, clie
     channel = client.connection.channels.by_number[1]
     for number in range(ROUTES_MAX + 50):
         client.publish(1, f"n.{number}", [b""], PLAIN, "t")
-    assert len(channel._routes) < 60
+    assert len(channel.publisher._routes) < 60
     client.publish(1, "a.b", [b"x"], PLAIN, "t")
     assert counts(house) == (1, 1)

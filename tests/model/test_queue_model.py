@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_broker import Client, Event, MemoryBroker
 
-from amqpd.channel.channel import OUT_BYTES_MAX
+from amqpd.channel.deliveries import OUT_BYTES_MAX
 
 HOT_COUNT_MAX = 6
 HOT_BYTES_MAX = 400_000
@@ -637,9 +637,9 @@ class QueueMachine(RuleBasedStateMachine):
                 assert queue.store.record_count == len(twin.ready) + twin.unacked
         for channel in self.channels:
             real = channel.client.connection.channels.by_number[channel.number]
-            assert real.unacked.count() == len(channel.unacked)
-            assert real.window_used == channel.in_flight()
-            assert {tag: consumer.in_flight for tag, consumer in real.consumers.items()} == {
+            assert real.deliveries.unacked.count() == len(channel.unacked)
+            assert real.deliveries.window_used == channel.in_flight()
+            assert {tag: consumer.in_flight for tag, consumer in real.deliveries.consumers.items()} == {
                 tag: consumer.in_flight for tag, consumer in channel.consumers.items()
             }
 

@@ -68,6 +68,16 @@ class Route:
                     logs.append(log)
         return logs
 
+    def still_there(self) -> Route:
+        """The same, less the destinations that went since: for what was kept in a transaction.
+
+        rabbit: a publish is routed when it is made, not when it is committed.
+        """
+        for destination in self.destinations:
+            if destination.gone():
+                return self.to([each for each in self.destinations if not each.gone()])
+        return self
+
     def to(self, destinations: list[Destination]) -> Route:
         """The same publish with destinations found for one message."""
         return Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
@@ -73,15 +73,15 @@ class Spread:
         self._soon(turn.run)  # at once, also where it was put off: there is more to come
         if self._waits and logs:
             self._syncs += 1
-            turn.when_synced(partial(self._synced, logs))
+            when_safe(turn, logs, self._synced)
         if self._next < len(destinations):
             self._soon(self.step)
         elif self._syncs == 0:
             self._soon(self._finish)
 
-    def _synced(self, logs: list[QueueLog], failed: list[QueueLog]) -> None:
+    def _synced(self, safe: bool) -> None:
         self._syncs -= 1
-        if failed and any(log in failed for log in logs):
+        if not safe:
             self._accepted = False
         if self._syncs == 0 and self._next == len(self._route.destinations):
             self._soon(self._finish)

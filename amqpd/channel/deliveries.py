@@ -1,0 +1,259 @@
+"""What a channel delivers: its consumers, their credit, and what is unacked.
+
+Owned here: the tag of the next delivery, the list of unacked entries by tag, and the window that all consumers of the
+channel share. The road of a delivery is `ChannelConsumer.deliver`, which writes it into the output; the way home is
+`ack`. Neither makes a task, decodes a table or formats a string.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from librt.strings import write_i64_be
+from mypy_extensions import i64
+
+from amqpd.broker.delivery import Consumer, Entry, Source, within
+from amqpd.broker.message import Message
+from amqpd.channel.output import CUT_BYTES, Output
+from amqpd.channel.unacked import Unacked
+from amqpd.protocol import commands
+from amqpd.protocol.assembler import LARGE_BODY_BYTES
+from amqpd.protocol.codec import shortstr
+
+if TYPE_CHECKING:
+    from amqpd.broker.session import Session
+
+# Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
+# (flow.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
+OUT_BYTES_MAX: Final = 1792 * 1024
+_DELIVER: Final = b"\x00\x3c\x00\x3c"
+
+
+@final
+class ChannelConsumer(Consumer):
+    """A basic.consume."""
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        queue: Source,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        arguments: bytes,
+    ) -> None:
+        super().__init__(queue, tag, no_ack, exclusive, priority)
+        self.deliveries = deliveries
+        self.arguments = arguments
+        # Deliveries that may wait for an answer; 0: no limit. Set by the basic.qos before it.
+        self.prefetch_count: i64 = 0
+        tag_bytes = shortstr(tag)
+        number: int = deliveries.number
+        self._frame_start = b"\x01" + number.to_bytes(2, "big")
+        self._method_start = _DELIVER + tag_bytes
+        # Frame payload without exchange and routing key: method ids, tag, delivery tag; less the frame end that an
+        # envelope's suffix carries.
+        self._fixed_size: int = len(self._method_start) + 8 - 1
+        # What a delivery begins with as far as its delivery tag, for suffixes of this size.
+        self._suffix_size: i64 = -1
+        self._start = b""
+        self._starts: dict[int, bytes] = {}
+
+    def can_take(self) -> bool:
+        deliveries = self.deliveries
+        if self.prefetch_count > 0 and self.in_flight >= self.prefetch_count:
+            return False
+        if deliveries.window_size > 0 and deliveries.window_used >= deliveries.window_size:
+            return False
+        output = deliveries.output
+        if output.write_paused or output.cut_bytes >= OUT_BYTES_MAX:
+            output.starved.append(self)
+            return False
+        return True
+
+    def has_room(self) -> bool:
+        """Whether the output takes more."""
+        output = self.deliveries.output
+        return not output.write_paused and output.cut_bytes < OUT_BYTES_MAX
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        deliveries = self.deliveries
+        output = deliveries.output
+        tag = deliveries.next_tag
+        deliveries.next_tag = tag + 1
+        if entry is not None:
+            self.in_flight += 1
+            entry.consumer = self
+            deliveries.unacked.add(tag, entry)
+            deliveries.window_used += 1
+            if deliveries.window_size > 0:
+                deliveries.window_turn = self
+            if entry.queue.logged:
+                # Its log can give it back; memory must not grow with what a peer has not read or acked.
+                entry.message = None
+        else:
+            deliveries.unacked.skip()
+        out = output.out
+        suffix = message.envelope.suffix
+        suffix_size: i64 = len(suffix)
+        if suffix_size != self._suffix_size:
+            self._begin(suffix_size)
+        out.write(self._start)
+        write_i64_be(out, tag)
+        if redelivered:
+            out.append(1)
+            out.write(suffix[1:])
+        else:
+            out.write(suffix)
+        content = message.content
+        payload_max = output.frame_payload_max
+        if (
+            content[1] << 8 | content[2] == deliveries.number
+            and message.frame_payload_max <= payload_max
+            and message.header_size <= payload_max
+        ):
+            out.write(content)
+        elif message.parts is None or message.body_size <= LARGE_BODY_BYTES:
+            message.write_content(out, deliveries.number, payload_max)
+        else:
+            output.write_content(deliveries.number, message)
+            out = output.out
+        output.delivered_count += 1
+        if len(out) >= CUT_BYTES:
+            output.cut_output()
+        if not output.flush_wanted:
+            output.want_flush()
+
+    def _begin(self, suffix_size: int) -> None:
+        start = self._starts.get(suffix_size)
+        if start is None:
+            start = self._frame_start + (self._fixed_size + suffix_size).to_bytes(4, "big") + self._method_start
+            self._starts[suffix_size] = start
+        self._start = start
+        self._suffix_size = suffix_size
+
+    def cancel(self) -> None:
+        self.deliveries.cancel_from_queue(self)
+
+
+@final
+class Deliveries:
+    """Of one channel."""
+
+    def __init__(self, session: Session, output: Output, number: i64) -> None:
+        self.session = session
+        self.output = output
+        self.number = number
+        self.next_tag: i64 = 1
+        self.unacked = Unacked()
+        self.consumers: dict[str, ChannelConsumer] = {}
+        # basic.qos: for consumers to come, and the one window that all consumers of the channel share (0: none).
+        self.prefetch_count: i64 = 0
+        self.window_size: i64 = 0
+        self.window_used: i64 = 0
+        # Who took the window's last room: the next that comes free is for the consumers after it.
+        self.window_turn: ChannelConsumer | None = None
+        self.acked_count: i64 = 0
+        # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
+        self.cancelled_here: list[str] | None = None
+
+    # -- unacked -----------------------------------------------------------------------------------------------------
+
+    def ack(self, tag: i64, multiple: bool) -> None:
+        """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""
+        if multiple:
+            self.settle_all(self.unacked.take_multiple(tag))
+        else:
+            self.settle(self.unacked.take_one(tag))
+
+    def settle(self, entry: Entry) -> None:
+        self.acked_count += 1
+        self.returned_credit(entry)
+        entry.queue.settle(entry)
+
+    def settle_all(self, entries: list[Entry]) -> None:
+        """`settle` for each, with one look at the channel's window."""
+        count: i64 = len(entries)
+        self.acked_count += count
+        was_full = self.window_size > 0 and self.window_used >= self.window_size
+        for entry in entries:
+            consumer = entry.consumer
+            if consumer is not None:
+                consumer.in_flight -= 1
+                self.window_used -= 1
+                if consumer.parked and not was_full:
+                    consumer.queue.activate(consumer)
+            entry.queue.settle(entry)
+        if was_full:
+            self.activate_all()
+
+    def returned_credit(self, entry: Entry) -> None:
+        """An entry leaves the unacked list: its consumer and the channel's window have room for another."""
+        consumer = entry.consumer
+        if consumer is None:
+            return
+        consumer.in_flight -= 1
+        was_full = self.window_size > 0 and self.window_used >= self.window_size
+        self.window_used -= 1
+        if was_full:
+            self.activate_all()
+        elif consumer.parked:
+            consumer.queue.activate(consumer)
+
+    def activate_all(self) -> None:
+        """Credit may have come for every consumer of the channel: they go on behind the one that was served last, be
+        they of one queue or of many."""
+        before: list[ChannelConsumer] = []
+        last = self.window_turn
+        turned = last is None or last.cancelled
+        for consumer in self.consumers.values():
+            if not turned:
+                before.append(consumer)
+                turned = consumer is last
+            elif consumer.parked:
+                consumer.queue.activate(consumer)
+        for consumer in before:
+            if consumer.parked:
+                consumer.queue.activate(consumer)
+
+    def take_all(self, committing: bool) -> list[Entry]:
+        """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it. committing:
+        not what a commit has begun to settle.
+        """
+        entries = [entry for entry in self.unacked.entries() if not (committing and entry.in_transaction)]
+        for entry in entries:
+            entry.in_transaction = False
+        self.unacked.clear()
+        return entries
+
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
+        for entry in self.unacked.entries():
+            if entry.queue is queue and within(entry.offset, ranges):
+                entry.offset = -1
+
+    # -- consumers ---------------------------------------------------------------------------------------------------
+
+    def make_consumer(
+        self, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+    ) -> ChannelConsumer:
+        """A consumer with the prefetch that the last basic.qos set; the caller adds it to the queue."""
+        consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, priority, arguments)
+        consumer.prefetch_count = self.prefetch_count
+        return consumer
+
+    def cancel_from_queue(self, consumer: ChannelConsumer) -> None:
+        """The queue is gone."""
+        self.consumers.pop(consumer.tag, None)
+        if self.cancelled_here is None:
+            if not self.output.closing:
+                self.output.write(self.cancel_frame(consumer.tag))
+        else:
+            self.cancelled_here.append(consumer.tag)
+
+    def cancel_frame(self, tag: str) -> bytes:
+        """basic.cancel from the broker; empty for a client that has not asked for it."""
+        if not self.session.can("consumer_cancel_notify"):
+            return b""
+        return commands.frame(self.number, commands.BasicCancel(tag, True))

@@ -1,0 +1,52 @@
+"""An open transaction: the publishes and settlements of a channel that count together, at its commit.
+
+A publish was checked and routed when it was made. What is settled stays unacked, in its place, until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.message import Message
+from amqpd.broker.publishing.route import Route
+from amqpd.errors import PreconditionFailed
+
+if TYPE_CHECKING:
+    from amqpd.broker.delivery import Entry
+
+PUBLISHES_MAX: Final = 100_000
+BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+@final
+class Transaction:
+    """Of one channel, from its tx.select on; after a commit or rollback the next one begins in it."""
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[Route, Message]] = []
+        # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard.
+        self.settlements: list[tuple[i64, Entry, i64]] = []
+        self._bytes: i64 = 0
+        # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
+        self.committing = False
+
+    def keep(self, route: Route, message: Message) -> None:
+        """Raises: PreconditionFailed where it is too much."""
+        self._bytes += message.size_bytes()
+        if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
+            raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")
+        self.publishes.append((route, message))
+
+    def collect(self, settled: list[tuple[i64, Entry]], action: i64) -> None:
+        """Notes how these are settled at the commit."""
+        for tag, entry in settled:
+            entry.in_transaction = True
+            self.settlements.append((tag, entry, action))
+
+    def clear(self) -> None:
+        """The next one begins. Who commits has taken both lists before."""
+        self.publishes = []
+        self.settlements = []
+        self._bytes = 0
