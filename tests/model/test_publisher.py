@@ -14,9 +14,11 @@ from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
 from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
 from amqpd.broker.publishing.unconfirmed import Unconfirmed, when_safe
+from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.broker.session import Session
 from amqpd.errors import AccessRefused, NotFound, PreconditionFailed
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.storage.queue_log import QueueLog
 
 PLAIN = b"\0\0"
 PERSISTENT = b"\x10\0\x02"
@@ -214,3 +216,140 @@ def test_a_publish_to_very_many_queues_is_told_of_once(house: MemoryBroker, prop
     house.settle()
     assert found == [True]
     assert {house.vhost.queues[f"w{number}"].ready_count for number in range(WIDE_COUNT + 10)} == {1}
+
+
+# -- a log that is not local -----------------------------------------------------------------------------------------
+
+
+class RemoteLog(QueueLog):
+    """Keeps nothing; what was appended is safe when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("v", name, name, "", False)
+        self.safe_offset = 0
+        self.ready = True
+
+    @property
+    def high_watermark(self) -> int:
+        return self.safe_offset
+
+    def recover(self) -> None:
+        """There is nothing to recover."""
+
+    def begin_transaction(self) -> None:
+        """Nothing is kept."""
+
+    end_transaction = begin_transaction
+
+    def append(self, *_: object) -> int:
+        offset = self.next_offset
+        self.next_offset = offset + 1
+        return offset
+
+    def advance(self, safe_offset: int) -> None:
+        self.safe_offset = safe_offset
+        self.safety_moved()
+
+    def fail(self) -> None:
+        self.failed = True
+        self.safety_moved()
+
+
+@pytest.fixture
+def far(house: MemoryBroker) -> RemoteLog:
+    """The log of a queue `far`."""
+    log = RemoteLog("far")
+    queue = make_queue(house.vhost.queue_host, "far", True, False, None, {}, log)
+    queue.can_open()
+    house.vhost.add_queue(queue)
+    return log
+
+
+def test_a_confirm_waits_for_the_high_watermark_of_a_log_that_is_not_local(house: MemoryBroker, far: RemoteLog) -> None:
+    front = Front(house)
+    front.publish("", "far")
+    front.publish("", "far")
+    house.settle()
+    assert front.heard() == []
+    far.advance(1)
+    house.settle()
+    assert front.heard() == [], "one mark for what one turn brought: both, or none yet"
+    far.advance(2)
+    assert front.heard() == ["OK 1-2"]
+
+
+def test_confirms_keep_their_order_behind_it(house: MemoryBroker, far: RemoteLog) -> None:
+    front, other = Front(house), Front(house)
+    for key in ("kept", "far", "kept", "brief"):
+        front.publish("", key)
+        other.publish("", "kept")
+        house.settle()
+    assert (front.heard(), other.heard()) == (["OK 1-1"], ["OK 1-1", "OK 2-2", "OK 3-3", "OK 4-4"])
+    front.publish("", "far")
+    house.settle()
+    far.advance(1)
+    assert front.heard() == ["OK 2-4"]
+    far.advance(2)
+    assert front.heard() == ["OK 5-5"]
+
+
+def test_what_it_had_already_made_safe_waits_for_nothing(house: MemoryBroker, far: RemoteLog) -> None:
+    front = Front(house)
+    front.publish("", "far")
+    far.advance(1)
+    house.settle()
+    assert front.heard() == ["OK 1-1"]
+    front.publish("", "far", PLAIN)
+    house.settle()
+    assert front.heard() == ["OK 2-2"]
+
+
+def test_a_failure_of_it_refuses_what_it_had_not_made_safe(house: MemoryBroker, far: RemoteLog) -> None:
+    front = Front(house)
+    for key in ("far", "kept", "far", "kept"):
+        front.publish("", key)
+        house.settle()
+    far.advance(1)
+    assert front.heard() == ["OK 1-2"]
+    far.fail()
+    assert front.heard() == ["LOST 3-3", "OK 4-4"]
+
+
+def test_both_must_be_safe_where_a_message_went_to_both(house: MemoryBroker, far: RemoteLog) -> None:
+    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+    client = Client(house, "binder")
+    client.say(1, spec.Channel.Open(), spec.Queue.Bind(queue="far", exchange="amq.fanout", routing_key=""))
+    house.settle()
+    front = Front(house)
+    front.publish("amq.fanout", "")
+    house.settle()
+    found: list[bool] = []
+    logs = front.publisher.route.logs(front.publisher.compose("amq.fanout", "", PERSISTENT, b"x"))
+    when_safe(house.broker.turn, logs, found.append)
+    house.settle()
+    assert (front.heard(), found) == ([], [])
+    far.advance(1)
+    assert (front.heard(), found) == (["OK 1-1"], [True])
+    house.filesystem.capacity = house.filesystem.used()
+    front.publish("amq.fanout", "")
+    house.settle()
+    far.advance(2)
+    assert front.heard() == ["LOST 2-2"]
+
+
+def test_a_channels_confirms_and_commits_wait_for_it_too(house: MemoryBroker, far: RemoteLog) -> None:
+    client = Client(house, "amqp")
+    client.say(1, spec.Channel.Open(), spec.Confirm.Select())
+    client.say(2, spec.Channel.Open(), spec.Tx.Select())
+    house.settle()
+    client.heard()
+    client.publish(1, "far", [b"x", b"y"], PERSISTENT)
+    client.publish(2, "far", [b"z"], PERSISTENT)
+    client.say(2, spec.Tx.Commit())
+    house.settle()
+    assert client.heard() == []
+    far.advance(3)
+    house.settle()
+    acked, committed = sorted(client.heard(), key=lambda event: event.channel)
+    assert (acked.method.delivery_tag, acked.method.multiple) == (2, True)
+    assert committed.method.name == "Tx.CommitOk"
