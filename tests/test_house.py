@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,29 @@ LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.c
 LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "tools.inspect", "tools.verify")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+LAYERS = (
+    ("amqpd.__main__", "amqpd.testing"),
+    ("amqpd.server",),
+    ("amqpd.management",),
+    ("amqpd.metrics",),
+    ("amqpd.connection",),
+    ("amqpd.front_end", "amqpd.listening", "amqpd.signals", "amqpd.logs"),
+    ("amqpd.channel",),
+    ("amqpd.broker.publishing.publisher", "amqpd.broker.publishing.spread", "amqpd.broker.consuming"),
+    ("amqpd.broker.session", "amqpd.broker.access"),
+    ("amqpd.broker.broker",),
+    ("amqpd.broker.hosting",),
+    ("amqpd.broker.publishing",),
+    ("amqpd.broker.catalogue",),
+    ("amqpd.broker.queues",),
+    ("amqpd.broker.flow",),
+    ("amqpd.broker",),
+    ("amqpd.auth",),
+    ("amqpd",),  # protocol, routing, storage, settings, errors
+)
+"""Top to bottom; a module belongs where the longest of its names stands."""
 
 
 class Import(NamedTuple):
@@ -115,6 +138,12 @@ def within(module: str, *rooms: str) -> bool:
 
 def is_ours(module: str) -> bool:
     return within(module, "amqpd")
+
+
+def layer(module: str) -> int:
+    """How far down the module stands. Everything is in the last layer unless it is named above."""
+    named = [(len(name), place) for place, names in enumerate(LAYERS) for name in names if within(module, name)]
+    return max(named)[1]
 
 
 def offences(broken: Iterator[Import]) -> str:
@@ -246,27 +275,21 @@ class TestImports:
             and not (one.importer == "amqpd.cli.export" and within(one.module, *job))
         )
 
-    def test_the_broker_does_not_look_back_up_the_road(self) -> None:
-        """Calls go down, answers come back as values: lower rooms do not import the ones above them, for
-        types neither.
-        """
-        above = {
-            "amqpd.broker": ("amqpd.channel", "amqpd.connection", "amqpd.management", "amqpd.server"),
-            "amqpd.channel": ("amqpd.connection", "amqpd.management", "amqpd.server"),
-            "amqpd.management": ("amqpd.server",),
-            "amqpd.auth": ("amqpd.channel", "amqpd.connection", "amqpd.management", "amqpd.server"),
-            "amqpd.connection": ("amqpd.management", "amqpd.server"),
-        }
+    def test_imports_run_downhill(self) -> None:
+        """Calls go down, answers come back as values: no file imports one of a layer above it, not for types either."""
         assert not offences(
             one
             for one in all_imports()
-            if any(within(one.importer, room) and within(one.module, *rooms) for room, rooms in above.items())
+            if is_ours(one.module)
+            and not within(one.importer, "amqpd.cli", "amqpd.storage.export")
+            and layer(one.module) < layer(one.importer)
         )
-        assert not offences(
-            one
-            for one in all_imports()
-            if within(one.importer, "amqpd.broker") and within(one.module, *above["amqpd.broker"])
-        )
+
+    def test_a_module_is_in_the_layer_that_names_it_most_closely(self) -> None:
+        assert layer("amqpd.server") < layer("amqpd.management.http") < layer("amqpd.connection.connection")
+        assert layer("amqpd.broker.publishing.publisher") < layer("amqpd.broker.broker")
+        assert layer("amqpd.broker.broker") < layer("amqpd.broker.publishing.router")
+        assert {layer("amqpd." + name) for name in ("errors", "storage.storage")} == {len(LAYERS) - 1}
 
     def test_class_files_know_the_channel_as_a_type_only(self) -> None:
         assert not offences(
@@ -288,6 +311,109 @@ class TestImports:
             for one in all_imports()
             if light(one.importer) and is_ours(one.module) and not light(one.module)
         )
+
+
+FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 500, 60, 40, 30
+LARGE: dict[str, str] = {}
+"""What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
+
+NOT_YET: dict[str, str] = {
+    "amqpd.storage": "Storage, recovery and the export's scans are being taken apart",
+    "amqpd.broker.queues": "a queue becomes its ready order, its rules and its backing",
+    "amqpd.channel": "publishing, confirms, transactions and deliveries leave the channel",
+    "amqpd.protocol": "a file per AMQP class, and the assembler's cutting in files of its own",
+    "amqpd.metrics": "what there is, what was counted and what is used become a function each",
+}
+"""Rooms whose sizes and circles are not held yet, and what is under way there. It shrinks and ends empty."""
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or by way of others: Tarjan's strongly connected components."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        path.append(module)
+        for other in sorted(edges.get(module, ())):
+            if other not in order:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in path:
+                low[module] = min(low[module], order[other])
+        if low[module] == order[module]:
+            circle = path[path.index(module) :]
+            del path[path.index(module) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in sorted(edges):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its methods assign on `self`."""
+    targets = [
+        target
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+        for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
+    ]
+    return {t.attr for t in targets if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self"}
+
+
+def too_large(module: str, text: str) -> Iterator[tuple[str, str]]:
+    """(name, what is too large) of a file, its functions and its classes."""
+    lines = text.count("\n")
+    if lines > FILE_LINES_MAX:
+        yield module, f"{lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if size > FUNCTION_LINES_MAX:
+                yield f"{module}:{node.name}", f"{size} lines"
+        elif isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if methods > METHODS_MAX:
+                yield f"{module}:{node.name}", f"{methods} methods"
+            if len(attributes(node)) > ATTRIBUTES_MAX:
+                yield f"{module}:{node.name}", f"{len(attributes(node))} attributes"
+
+
+class TestShape:
+    def test_no_files_import_each_other_in_a_circle(self) -> None:
+        """Imports for types count: who needs another's name to be understood depends on it."""
+        edges: dict[str, set[str]] = {module: set() for module in sources()}
+        for one in all_imports():
+            if one.module in edges and one.module != one.importer:
+                edges[one.importer].add(one.module)
+        assert [circle for circle in circles(edges) if not within(circle[0], *NOT_YET)] == []
+
+    def test_circles_are_seen(self) -> None:
+        edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"f"}, "f": {"e"}}
+        assert circles(edges) == [["e", "f"], ["a", "b", "c"]]
+
+    def test_what_is_large_is_named_with_its_reason(self) -> None:
+        found = {
+            name: f"{name} has {what}"
+            for module, path in sources().items()
+            if not within(module, *NOT_YET)
+            for name, what in too_large(module, path.read_text("utf-8"))
+        }
+        assert [text for name, text in found.items() if name not in LARGE] == []
+        assert [name for name in LARGE if name not in found] == [], "it is not large any more: take it from the list"
+        assert len(LARGE) <= 6
+
+    def test_the_measure_sees_what_is_large(self) -> None:
+        text = "class C:\n" + "".join(f"    def f{n}(self):\n        self.a{n}, b = 1, 2\n" for n in range(41))
+        text += "    def g(self):\n" + "".join(f"        self.b{n}: int = 1\n" for n in range(60))
+        assert dict(too_large("m", text)) == {"m:C": "60 attributes", "m:g": "61 lines"}
+        assert ("m:C", "42 methods") in too_large("m", text)
+        assert list(too_large("m", "x = 1\n" * 501)) == [("m", "501 lines")]
 
 
 class TestCompiledModules:
