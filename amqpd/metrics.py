@@ -122,7 +122,9 @@ def prometheus(
         Metric("rabbitmq_process_max_fds", "gauge", "Open file descriptors limit", here.fd_limit),
         Metric("rabbitmq_disk_space_available_bytes", "gauge", "Free disk", disk_free_bytes(broker.settings.data_dir)),
         Metric("amqpd_uptime_seconds", "gauge", "Time since the start", time.time() - broker.started_at),
-        Metric("amqpd_storage_unsynced_bytes", "gauge", "Written, not yet synced", broker.storage.unsynced_bytes),
+        Metric(
+            "amqpd_storage_unsynced_bytes", "gauge", "Written, not yet synced", broker.storage.commits.unsynced_bytes
+        ),
         Metric(
             "amqpd_export_lost_records_total", "counter", "Given up unexported, over x-export-max-bytes",
             broker.storage.export_losses.records,

@@ -66,7 +66,7 @@ class Broker:
         self.pump_retries = PumpRetries(loop.call_later)
         self.windows = Windows()
         self.turn.log_failed = self._log_failed
-        storage.on_commit = self.turn.committed
+        storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
         self.clients: list[Clients] = []  # of each front end
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection

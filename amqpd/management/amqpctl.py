@@ -75,7 +75,7 @@ async def status(call: Call) -> Reply:
             "file_descriptors": {"used": here.fd_count, "limit": here.fd_limit},
             "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
             "totals": totals,
-            "unsynced_bytes": broker.storage.unsynced_bytes,
+            "unsynced_bytes": broker.storage.commits.unsynced_bytes,
             "restored": _restored(broker.start_report),
         }
     )

@@ -76,8 +76,8 @@ def fill(data_dir: Path, kind: str, count: int, clean: bool) -> None:
     for start in range(0, len(rows), ROWS_PER_COMMIT):
         metadata.submit([Put(row) for row in rows[start : start + ROWS_PER_COMMIT]], _done)
     metadata.close(600)
-    storage.flush()
-    while storage.unsynced_bytes:
+    storage.commits.flush()
+    while storage.commits.unsynced_bytes:
         loop.run()
         time.sleep(0.001)
     if clean:

@@ -34,7 +34,7 @@ class JobPart:
 
 
 class SyncJob:
-    """One group. `generation`: see `Storage.generation`. `size_bytes`: what was appended to it."""
+    """One group. `generation`: see `CommitCycle`. `size_bytes`: what was appended to it."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation

@@ -81,7 +81,7 @@ def write_log(directory: str, count: int, size: int) -> None:
         body = (head + lines[start : start + size])[:size]
         store.append_parts(routes[number % 16], properties[number % 64], body, True)
         if number % 1000 == 999 or number == count - 1:
-            storage.end_of_turn()
+            storage.commits.end_of_turn()
             while posted:
                 call, arguments = posted.pop(0)
                 call(*arguments)

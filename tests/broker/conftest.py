@@ -82,7 +82,7 @@ class Room:
         # Here every commit succeeds at once.
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
         self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
-        self.storage.on_commit = self.turn.committed
+        self.storage.commits.on_commit = self.turn.committed
         self.opener = Opener(self._soon.append)
         self.vhosts: dict[str, VHost] = {}
         self.windows = Windows()

@@ -209,13 +209,13 @@ class TestSafety:
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
         committed = []
-        on_commit = room.storage.on_commit
+        on_commit = room.storage.commits.on_commit
 
         def watch(generation, failed):
             committed.append((queue.store.record_count, dead.store.record_count))
             on_commit(generation, failed)
 
-        room.storage.on_commit = watch
+        room.storage.commits.on_commit = watch
         queue.reject(queue.get(False))
         room.dead_letters.run()
         assert (queue.store.record_count, dead.store.record_count) == (1, 1)

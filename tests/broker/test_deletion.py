@@ -53,7 +53,7 @@ class Steps:
         queue_id, store = self.storage.create_queue("v", name, "/")
         if filled:
             store.append_parts(ROUTE, b"", b"x", True)
-            self.storage.end_of_turn()
+            self.storage.commits.end_of_turn()
         return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=VHOST.name, host=HOST)
 
     def run(self) -> None:

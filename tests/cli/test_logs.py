@@ -39,7 +39,7 @@ class Data:
         self.posted.append((function, arguments))
 
     def turn(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
@@ -64,7 +64,7 @@ class Data:
             self.store.settle(offset)
         self.store.mark_delivered(60)
         self.turn()
-        self.storage.flush()
+        self.storage.commits.flush()
         self.turn()
 
     def file(self, suffix: str, number: int = 0) -> Path:

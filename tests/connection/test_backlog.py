@@ -24,14 +24,14 @@ def test_a_busy_channel_releases_only_what_it_held_itself(house: MemoryBroker) -
     client.say(2, spec.Channel.Open())
     client.heard()
     house.broker.turn.unsynced_bytes_max = 1000
-    house.storage.unsynced_bytes += 5000  # a slow disk
+    house.storage.commits.unsynced_bytes += 5000  # a slow disk
     client.say(2, spec.Queue.Declare(queue="other", durable=True), spec.Basic.Qos(prefetch_count=1))
     client.transport.data_received(publishes("q", [b"one"]))
     assert not client.socket.reading
     assert client.names() == ["Queue.DeclareOk", "Basic.QosOk"]
     assert not client.socket.reading
-    house.storage.unsynced_bytes -= 5000
-    house.broker.turn.committed(house.storage.generation, [])
+    house.storage.commits.unsynced_bytes -= 5000
+    house.broker.turn.committed(house.storage.commits.generation, [])
     house.settle()
     assert client.socket.reading
 

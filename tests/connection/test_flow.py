@@ -28,14 +28,14 @@ def test_a_publisher_is_held_a_consumer_is_not(house: MemoryBroker) -> None:
         client.heard()
     turn = house.broker.turn
     turn.unsynced_bytes_max = 1000
-    house.storage.unsynced_bytes += 5000  # a slow disk
+    house.storage.commits.unsynced_bytes += 5000  # a slow disk
     publisher.transport.data_received(publishes("q", [b"one"]))
     consumer.say(1, spec.Basic.Consume(queue="q", no_ack=True))
     assert not publisher.socket.reading
     assert consumer.socket.reading
     assert consumer.names() == ["Basic.ConsumeOk", "Basic.Deliver"]
     assert not publisher.socket.reading, "released although the disk is as far behind as before"
-    house.storage.unsynced_bytes -= 5000
+    house.storage.commits.unsynced_bytes -= 5000
     consumer.say(1, spec.Queue.Declare(queue="other", durable=True))
     consumer.transport.data_received(publishes("other", [b"two"]))  # its commit brings the news
     assert consumer.names() == ["Queue.DeclareOk"]
@@ -48,10 +48,10 @@ def test_a_held_connection_that_ends_is_no_trouble(house: MemoryBroker) -> None:
     publisher.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=True))
     publisher.heard()
     house.broker.turn.unsynced_bytes_max = 1000
-    house.storage.unsynced_bytes += 5000
+    house.storage.commits.unsynced_bytes += 5000
     publisher.transport.data_received(publishes("q", [b"one"]))
     publisher.transport.connection_lost(None)
-    house.storage.unsynced_bytes -= 5000
+    house.storage.commits.unsynced_bytes -= 5000
     other = Served(house)
     other.say(1, spec.Channel.Open())
     other.transport.data_received(publishes("q", [b"two"]))
@@ -158,7 +158,7 @@ def test_two_reasons_to_hold_one_connection(house: MemoryBroker) -> None:
     for alarm_first in (True, False):
         publisher = publisher_of(house)
         house.broker.turn.unsynced_bytes_max = 1000
-        house.storage.unsynced_bytes += 5000
+        house.storage.commits.unsynced_bytes += 5000
         house.broker.alarms.set("disk", True)
         publisher.transport.data_received(publishes("q", [b"one"]))
         assert publisher.connection.gate.holds(SYNC)
@@ -168,8 +168,8 @@ def test_two_reasons_to_hold_one_connection(house: MemoryBroker) -> None:
             house.broker.alarms.set("disk", False)
 
         def disk_caught_up() -> None:
-            house.storage.unsynced_bytes -= 5000
-            house.broker.turn.committed(house.storage.generation, [])
+            house.storage.commits.unsynced_bytes -= 5000
+            house.broker.turn.committed(house.storage.commits.generation, [])
 
         steps = [alarm_over, disk_caught_up]
         for number, step in enumerate(steps if alarm_first else steps[::-1]):

@@ -106,13 +106,13 @@ def test_a_small_sender_is_left_alone(house: MemoryBroker) -> None:
 def test_those_that_were_held_come_back_in_turn(house: MemoryBroker) -> None:
     """A commit releases all of them: read at once they would be a turn of many megabytes."""
     clients = [sender(house) for _ in range(10)]
-    house.storage.unsynced_bytes += 1 << 30
+    house.storage.commits.unsynced_bytes += 1 << 30
     for client in clients:
         client.transport.data_received(publishes(1))
         assert client.connection.gate.holds(SYNC)
     house.settle()
-    house.storage.unsynced_bytes -= 1 << 30
-    house.broker.turn.committed(house.storage.generation, [])
+    house.storage.commits.unsynced_bytes -= 1 << 30
+    house.broker.turn.committed(house.storage.commits.generation, [])
     assert reading(clients) == []
     turn(house)
     assert reading(clients) == [0, 1, 2, 3]

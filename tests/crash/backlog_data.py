@@ -82,12 +82,12 @@ def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 1
             for index in range(first, min(first + TURN, each)):
                 store.append_parts(routes[number], PROPERTIES, body_of(number, index, body_size), True)
             if number % 16 == 15 or number == queue_count - 1:
-                storage.end_of_turn()
-                while storage.unsynced_bytes > 64 << 20:
+                storage.commits.end_of_turn()
+                while storage.commits.unsynced_bytes > 64 << 20:
                     loop.run(0.1)
                 loop.run()
-    storage.flush()
-    while storage.unsynced_bytes:
+    storage.commits.flush()
+    while storage.commits.unsynced_bytes:
         loop.run(0.1)
 
 

@@ -40,7 +40,7 @@ class Specimen:
                 life.settle("q", live[1:3])
                 life.give_back("q", live[:1])
                 life.turn()
-        life.storage.flush()
+        life.storage.commits.flush()
         life.loop()
         if clean:
             life.stop()

@@ -78,7 +78,7 @@ class Life:
             open_file_count_max=open_file_count_max,
             inline=True,
         )
-        self.storage.on_commit = self._committed
+        self.storage.commits.on_commit = self._committed
         self.stores: dict[str, LocalLog] = {}
         rows = ledger.rows[-1]
         found = self.storage.survey()
@@ -221,7 +221,7 @@ class Life:
         for message in messages:
             message.settled = True
             message.held = queue in self.ledger.holds
-            message.settle_with = self.storage.generation
+            message.settle_with = self.storage.commits.generation
             message.due_ms = 0 if with_turn else -1
             self.stores[queue].settle(message.offset, len(message.body))
 
@@ -230,7 +230,7 @@ class Life:
         live = self.live(queue)
         for message in live:
             message.settled = True
-            message.settle_with = self.storage.generation
+            message.settle_with = self.storage.commits.generation
             message.due_ms = 0
         if live:
             size = sum(len(each.body) for each in live)
@@ -255,7 +255,7 @@ class Life:
         while (call := self.timers.next(until_ms)) is not None:
             self.ledger.now_ms = self.clock.now_ms
             self._allow_ahead()
-            generation = self.storage.generation
+            generation = self.storage.commits.generation
             call()
             if not self._turn_open:  # else the end of the turn writes what is due
                 self._written(generation)
@@ -276,7 +276,7 @@ class Life:
         self._touch()
         for message in self.live(queue):
             if message.offset < offset:
-                message.settled, message.settle_with, message.due_ms = True, self.storage.generation, 0
+                message.settled, message.settle_with, message.due_ms = True, self.storage.commits.generation, 0
         trim(self.stores[queue], offset)
         self.write()
 
@@ -307,7 +307,7 @@ class Life:
                 if message in candidates and message.offset >= start:
                     message.settled = False
                 elif message in candidates:
-                    message.settle_written, message.settle_with = True, self.storage.generation
+                    message.settle_written, message.settle_with = True, self.storage.commits.generation
                     message.due_ms = 0
         self.loop()
         self.turn()
@@ -350,7 +350,7 @@ class Life:
     def _generation(self) -> int:
         """Of the group that what waits in the open turn will belong to: the one just before the turn's end."""
         self._allow_ahead()
-        generation = self.storage.generation
+        generation = self.storage.commits.generation
         for queue, messages in self.ledger.queues.items():
             if queue in self.stores:
                 for message in messages:
@@ -367,9 +367,9 @@ class Life:
         self.pass_time(2 if urgent else 20)
         generation = self._generation()
         if urgent:
-            self.storage.flush()
+            self.storage.commits.flush()
         else:
-            self.storage.end_of_turn()
+            self.storage.commits.end_of_turn()
         self.ledger.version += 1
         for queue, messages in self.ledger.queues.items():
             if queue not in self.stores:
@@ -416,7 +416,7 @@ class Life:
         """All that was written is safe afterwards, settlements too, of whichever life."""
         self._touch()
         self._generation()
-        self.storage.flush()
+        self.storage.commits.flush()
         self._turn_open = False
         self.loop()
         self.ledger.version += 1
@@ -443,9 +443,9 @@ class Life:
     def forget(self) -> None:
         """Nothing is done with it any more. The circles it stands in are opened: collecting took a third of a walk."""
         storage = self.storage
-        for held in (storage._stores, storage._gathered, storage._context.dirty, storage._context.late):
+        for held in (storage._stores, storage.commits._gathered, storage.context.dirty, storage.context.late):
             held.clear()
-        storage.on_commit = _nobody
+        storage.commits.on_commit = _nobody
         self.stores.clear()
         self.posted.clear()
         self.disk.forget()
@@ -463,7 +463,7 @@ class Life:
                     # A settlement that only the page cache knows may be lost yet: the message then comes again.
                     message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
                     message.settle_written = message.settled
-                    message.settle_with = self.storage.generation
+                    message.settle_with = self.storage.commits.generation
                     message.due_ms = 0
                     continue
                 message.settled = message.settle_written = message.settle_safe = False
@@ -471,7 +471,7 @@ class Life:
                 message.offset = offsets[message.body]
                 message.written = True
                 message.confirmed = message.confirmed or safe
-                message.safe_with = self.storage.generation
+                message.safe_with = self.storage.commits.generation
                 message.maybe_delivered = found[message.body][0]
                 message.returned = found[message.body][1]
                 message.returned_written = message.returned > 0

@@ -170,7 +170,7 @@ class Kept:
         self.begin()
 
     def loop(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)

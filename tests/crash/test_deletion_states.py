@@ -101,7 +101,7 @@ class House:
         queue_id, store = self.storage.create_queue(vhost.id, name, vhost.name)
         self.commit([Put(QueueRow(vhost.name, name, queue_id))])
         store.append_parts(ROUTE, b"", name.encode(), True)
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         self.run()
         host = SimpleNamespace(vhost_id=vhost.id)
         return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=vhost.name, host=host)

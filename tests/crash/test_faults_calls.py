@@ -83,7 +83,7 @@ class Script:
         except OSError:
             self.refused = True  # a broker that does not start promises nothing
             return
-        storage.on_commit = self._committed
+        storage.commits.on_commit = self._committed
         self.storage = storage
         self.stores = {name: storage.open_queue("v", name, name, "/") for name in ("q", "r")}
         for turn in range(self.turns):
@@ -94,7 +94,7 @@ class Script:
                 self._settle("q")
             if turn == 7:
                 self._transaction()
-        storage.flush()
+        storage.commits.flush()
         self._loop()
 
     def start(self, filesystem: SimulatedFileSystem, boot: int = 1) -> Storage:
@@ -119,7 +119,7 @@ class Script:
                 continue
             except OSError:
                 continue  # the log could not be opened for reading: nothing was taken
-            self._waiting[name].append((self.storage.generation, body))
+            self._waiting[name].append((self.storage.commits.generation, body))
             assert offset >= 0
 
     def _transaction(self) -> None:
@@ -145,7 +145,7 @@ class Script:
         self._turn()
 
     def _turn(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         self._loop()
 
     def _loop(self) -> None:

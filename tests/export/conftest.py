@@ -136,7 +136,7 @@ class Lake:
             self.store.append_parts(route, properties, body, persistent)
 
     def turn(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
@@ -146,7 +146,7 @@ class Lake:
     def settled(self) -> None:
         """Settlements reach their files, and what they empty is removed."""
         self.turn()
-        self.storage.flush()
+        self.storage.commits.flush()
         self.turn()
 
     @property

@@ -148,7 +148,7 @@ def test_only_what_is_synced_is_seen(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     lake.append(b"c")
-    lake.storage._write_dirty()  # in the file, and not synced
+    lake.storage.commits._write_dirty()  # in the file, and not synced
     assert lake.offsets() == [0, 1]
     lake.turn()
     lake.append(b"d")

@@ -57,7 +57,7 @@ class Maker:
         )
 
     def turn(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
@@ -65,7 +65,7 @@ class Maker:
 
     def sync(self) -> None:
         for _ in range(4):
-            self.storage.flush()
+            self.storage.commits.flush()
             self.turn()
 
     def fill(self, store: LocalLog, count: int, keys: int = 3) -> None:

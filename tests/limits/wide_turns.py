@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Final
 
 from amqpd.__main__ import main
-from amqpd.storage.storage import Storage
+from amqpd.storage import storage
+from amqpd.storage.commit.cycle import CommitCycle
 
 NOTES: Final = Path(sys.argv.pop(1))
-write_dirty = Storage._write_dirty
 most = 0
 
 
-def noted(self: Storage) -> None:
-    global most
-    if len(self.context.dirty) > most:
-        most = len(self.context.dirty)
-        NOTES.write_text(f"{most}\n")
-    write_dirty(self)
+class Noting(CommitCycle):
+    """Notes before each write of a turn how many logs it is to be."""
+
+    def _write_dirty(self) -> None:
+        global most
+        if len(self._context.dirty) > most:
+            most = len(self._context.dirty)
+            NOTES.write_text(f"{most}\n")
+        super()._write_dirty()
 
 
-Storage._write_dirty = noted  # type: ignore[method-assign]
+storage.CommitCycle = Noting  # type: ignore[misc]
 sys.exit(main())

@@ -66,7 +66,7 @@ class LocalLogMachine(RuleBasedStateMachine):
             boot_id=f"{self.boot:032x}",
             inline=True,
         )
-        self.storage.on_commit = self.committed
+        self.storage.commits.on_commit = self.committed
         if first:
             self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
         else:
@@ -95,7 +95,7 @@ class LocalLogMachine(RuleBasedStateMachine):
         offset = self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent)
         assert offset not in self.messages
         message = Message(body, persistent, transaction)
-        message.generation = self.storage.generation
+        message.generation = self.storage.commits.generation
         self.messages[offset] = message
         self.unsynced.pop(offset, None)  # it never was on the disk: the offset is used again
 
@@ -109,7 +109,7 @@ class LocalLogMachine(RuleBasedStateMachine):
 
     @rule()
     def end_of_turn(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         self.note_written()
 
     def note_written(self) -> None:
@@ -120,7 +120,7 @@ class LocalLogMachine(RuleBasedStateMachine):
 
     @rule()
     def loop(self) -> None:
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         self.note_written()
         while self.posted:
             function, arguments = self.posted.pop(0)
@@ -134,7 +134,7 @@ class LocalLogMachine(RuleBasedStateMachine):
             self.store.settle(offset, len(message.body))
             self.sizes_exact &= message.written and (message.persistent or not message.body)
             message.settled = True
-            message.settle_generation = self.storage.generation
+            message.settle_generation = self.storage.commits.generation
 
     @rule()
     def purge(self) -> None:
@@ -145,7 +145,7 @@ class LocalLogMachine(RuleBasedStateMachine):
                 self.sizes_exact &= self.messages[offset].written
                 self.sizes_exact &= self.messages[offset].persistent or not self.messages[offset].body
                 self.messages[offset].settled = True
-                self.messages[offset].settle_generation = self.storage.generation
+                self.messages[offset].settle_generation = self.storage.commits.generation
 
     @rule(count=st.integers(1, 50))
     def deliver(self, count: int) -> None:
@@ -154,7 +154,7 @@ class LocalLogMachine(RuleBasedStateMachine):
                 count -= 1
                 self.messages[offset].delivered = True
                 self.store.mark_delivered(offset)
-        self.storage.end_of_turn()  # before the bytes go out
+        self.storage.commits.end_of_turn()  # before the bytes go out
         self.note_written()
 
     @rule(which=st.integers(0, 400))
@@ -264,7 +264,7 @@ class LocalLogMachine(RuleBasedStateMachine):
     def drained(self) -> None:
         """When everything is settled and synced, a few segments are left."""
         for _ in range(4):
-            self.storage.flush()
+            self.storage.commits.flush()
             self.note_written()
             self.loop()
         directory = f"/data/vhosts/v/queues/{self.queue_id}"

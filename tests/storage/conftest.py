@@ -51,14 +51,14 @@ class House:
             inline=True,
             **self.arguments,
         )
-        self.storage.on_commit = lambda generation, failed: self.commits.append((generation, failed))
+        self.storage.commits.on_commit = lambda generation, failed: self.commits.append((generation, failed))
 
     def append(self, *bodies: bytes, persistent: bool = True) -> list[int]:
         return [self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent) for body in bodies]
 
     def turn(self) -> None:
         """A loop turn ends, and everything that was posted is called."""
-        self.storage.end_of_turn()
+        self.storage.commits.end_of_turn()
         self.loop()
 
     def loop(self) -> None:

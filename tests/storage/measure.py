@@ -35,8 +35,8 @@ class Loop:
             function(*arguments)
 
     def settle(self, storage: Storage) -> None:
-        while storage.unsynced_bytes:
-            storage.end_of_turn()
+        while storage.commits.unsynced_bytes:
+            storage.commits.end_of_turn()
             time.sleep(0.001)
             self.run()
 
@@ -58,7 +58,7 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
         for _ in range(TURN):
             append(route, source, 0, 3, 3, end, True)
         written = clock()
-        storage.end_of_turn()
+        storage.commits.end_of_turn()
         appending += written - began
         writing += clock() - written
         loop.run()
@@ -76,7 +76,7 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
         for offset in range(first, first + TURN):
             settle(offset, size)
         written = clock()
-        storage.end_of_turn()
+        storage.commits.end_of_turn()
         settling += written - began
         settled += clock() - written
         loop.run()
@@ -93,7 +93,7 @@ def backlog(directory: str, loop: Loop) -> None:
     for _ in range(1_000_000 // TURN):
         for _ in range(TURN):
             store.append(route, source, 0, 3, 3, len(source), True)
-        storage.end_of_turn()
+        storage.commits.end_of_turn()
         loop.run()
     loop.settle(storage)
     storage.close(clean=False)
@@ -139,7 +139,7 @@ def main() -> None:
             one_queue(storage, loop, size)
         began = time.thread_time()
         for _ in range(100_000):
-            storage.end_of_turn()
+            storage.commits.end_of_turn()
         per("end of turn, nothing to do", time.thread_time() - began, 100_000)
         storage.close(clean=True)
         backlog(directory + "/backlog", loop)

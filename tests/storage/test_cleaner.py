@@ -77,7 +77,7 @@ class Twin:
 def maintain(house: Any) -> None:
     house.storage.maintain()
     house.loop()
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
 
 
@@ -275,7 +275,7 @@ def test_a_trim_meanwhile(twin: Twin) -> None:
     twin.house.turn()
     expected = [offset for offset in twin.compacted(active) if offset >= middle]
     twin.check(expected)
-    twin.house.storage.flush()
+    twin.house.storage.commits.flush()
     twin.house.loop()
     twin.house.again()
     twin.check(expected)
@@ -337,7 +337,7 @@ def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
     house = make_house(segment_size_bytes=1500)
     twin = Twin(house)
     twin.fill(14, keys=5, each=3)
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     active = twin.active()
     compacted, whole = twin.compacted(active), [offset for offset, _, _ in twin.all]
@@ -408,13 +408,13 @@ def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
         key = b"key %d" % chance.randrange(50)
         last[key] = store.append_parts(RecordRoute(b"", key), b"", b"%d" % number + b"." * 100, True)
         if number % 50 == 0:
-            storage.end_of_turn()
+            storage.commits.end_of_turn()
             loop()
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     deadline = time.monotonic() + 30
     while store.record_count > 1200 and time.monotonic() < deadline:
         storage.maintain()
-        storage.end_of_turn()
+        storage.commits.end_of_turn()
         loop()
         time.sleep(0.01)
     assert store.record_count < 1200
@@ -435,8 +435,8 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     for number in range(3000):
         store.append_parts(RecordRoute(b"", b"%d" % (number % 9)), b"", b"." * 100, True)
         if number % 50 == 0:
-            storage.end_of_turn()
-    storage.end_of_turn()
+            storage.commits.end_of_turn()
+    storage.commits.end_of_turn()
     storage.maintain()
     storage.close(clean=True)
     names = sorted(path.name for path in tmp_path.rglob("*"))

@@ -44,7 +44,7 @@ def settle(house: Any, start: int, stop: int) -> None:
     for _ in range(4):
         house.clock.now_ms += 1000
         house.turn()
-        house.storage.flush()
+        house.storage.commits.flush()
         house.loop()
 
 
@@ -58,7 +58,7 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
     first, second = store.log.segments[:2]
     assert first.sealed and second.sealed
     house.filesystem.unlink("/data/reserve")  # it was given up before, and somebody else has its room
-    house.storage._reserve.held = False
+    house.storage._resources.reserve.held = False
     house.filesystem.capacity = house.filesystem.used()
     settle(house, first.base, second.end)
     assert first.gone and second.gone

@@ -27,16 +27,16 @@ route = RecordRoute(b"", b"tasks")
 ends = {}
 def commit(generation, failed):
     print("safe", ends.get(generation, 0), settled, flush=True)
-storage.on_commit = commit
+storage.commits.on_commit = commit
 settled = 0
 while True:
     for _ in range(20):
         offset = store.append_parts(route, b"", b"%d" % store.next_offset * 30, True)
-    ends[storage.generation] = offset + 1
+    ends[storage.commits.generation] = offset + 1
     while settled < offset - 500:
         store.settle(settled)
         settled += 1
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     while not posted.empty():
         function, arguments = posted.get()
         function(*arguments)

@@ -231,7 +231,7 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
         store.settle(offset, 1000)
     for _ in range(3):
         house.turn()
-        house.storage.flush()
+        house.storage.commits.flush()
         house.loop()
     assert len(house.names(".log")) == 2
     assert len(house.names(".settled")) > 2, "the sign that they went on purpose"
@@ -241,7 +241,7 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
     again.settle(0, 1000)
     for _ in range(4):
         house.turn()
-        house.storage.flush()
+        house.storage.commits.flush()
         house.loop()
     assert len(house.names(".log")) == 1
     assert len(house.names(".settled")) <= 1
@@ -258,12 +258,12 @@ def test_settled_file_is_written_anew_when_it_has_grown(house: Any) -> None:
         store.mark_returned(0, count)
         store.write()
         if count % 500 == 0:
-            house.storage.flush()
+            house.storage.commits.flush()
             house.loop()
             largest = max(largest, *(len(house.data(name)) for name in house.names(".settled")))
     store.settle(1)
     house.turn()
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     assert largest < 600_000
     assert house.names(".swap") == []

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.commit.cycle import POSTPONE_FROM
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
 from amqpd.storage.settle.settled import DELIVERED, SETTLED, decode_entries
 from amqpd.storage.settle.settlements import AHEAD_MAX
-from amqpd.storage.storage import POSTPONE_FROM
 
 TICK_MS = 50
 Call = Callable[[], None]
@@ -105,7 +105,7 @@ def test_commits_that_cannot_wait(paced: Paced) -> None:
     paced.append(b"a", b"b", b"c")
     paced.turn()
     paced.store.settle(0, 1)
-    paced.storage.flush()
+    paced.storage.commits.flush()
     assert paced.entries(SETTLED) == [(0, 0)]
     paced.loop()
     paced.store.settle(1, 1)
@@ -124,7 +124,7 @@ def test_commits_tell_no_time(paced: Paced) -> None:
     for first in range(0, 30, 3):
         paced.deliver(first, first + 1, first + 2)
         store.settle(first, 1)
-        paced.storage.flush()
+        paced.storage.commits.flush()
         paced.loop()
         paced.pass_ms(2)
     assert paced.waiting
@@ -263,7 +263,7 @@ def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
                 unacked.remove(offset)
             if choose.random() < 0.1:
                 store.cursor.read(choose.randrange(max(store.next_offset, 1)), 500)
-            paced.storage.end_of_turn()
+            paced.storage.commits.end_of_turn()
             written |= set(new)  # and only now bytes go to a socket
             delivered |= set(going)
             if choose.random() < 0.7:
@@ -310,17 +310,17 @@ def test_a_turn_that_touched_many_logs_waits_while_the_committer_works(make_hous
         paced.house.store = first
 
     append(len(stores))
-    assert not paced.storage.postpone(run), "nobody is at work"
-    paced.storage.end_of_turn()
+    assert not paced.storage.commits.postpone(run), "nobody is at work"
+    paced.storage.commits.end_of_turn()
     append(3)
-    assert not paced.storage.postpone(run), "few logs"
+    assert not paced.storage.commits.postpone(run), "few logs"
     append(len(stores))
     begun = paced.clock.now_ms
-    assert paced.storage.postpone(run)
+    assert paced.storage.commits.postpone(run)
     paced.house.clock.now_ms += 2
     due = [call for time_ms, call in paced.waiting if time_ms <= paced.clock.now_ms]
     assert len(due) == 1 and due[0] is run
     run()
     assert called == [begun + 2]
-    assert not paced.storage.postpone(run), "once a turn"
-    assert paced.storage.postpone(run), "and again in the next"
+    assert not paced.storage.commits.postpone(run), "once a turn"
+    assert paced.storage.commits.postpone(run), "and again in the next"

@@ -94,9 +94,9 @@ class Reading:
         for number in range(count):
             self.store.append_parts(ROUTE, b"\x00\x00", b"%08d" % number + bytes(size - 8), True)
             if number % 500 == 0:
-                self.storage.end_of_turn()
-        self.storage.flush()
-        self.until(lambda: self.storage.unsynced_bytes == 0)
+                self.storage.commits.end_of_turn()
+        self.storage.commits.flush()
+        self.until(lambda: self.storage.commits.unsynced_bytes == 0)
         self.store.release()
         self.filesystem.waits.clear()
 
@@ -177,7 +177,7 @@ def test_the_next_stretch_is_fetched_while_this_one_is_delivered(reading: Readin
 def test_settled_parts_are_passed_over(reading: Reading) -> None:
     reading.fill(12_000)
     reading.store.settle_range(10, 9_999)
-    reading.storage.end_of_turn()
+    reading.storage.commits.end_of_turn()
     assert reading.numbers(reading.read_all()) == [*range(10), *range(10_000, 12_000)]
     assert reading.filesystem.waits == []
 
@@ -272,7 +272,7 @@ def test_a_removed_segment_is_closed_elsewhere(reading: Reading) -> None:
 
     reading.filesystem.close = noted  # type: ignore[method-assign]
     store.settle_range(0, 29_999)
-    reading.storage.flush()
+    reading.storage.commits.flush()
     reading.until(lambda: not {segment.base for segment in store.log.segments} & set(gone))
     reading.storage._chores.close()
     assert [thread for thread in closed if thread != here]
@@ -297,7 +297,7 @@ def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
     reading.storage.delete_queue(reading.store, lambda: gone.append(True))
     assert begun.wait(10)
     other.append_parts(ROUTE, b"\x00\x00", b"one", True)
-    reading.storage.end_of_turn()
+    reading.storage.commits.end_of_turn()
     reading.until(lambda: other.high_watermark == 1)
     assert not gone
     let_go.set()

@@ -135,7 +135,7 @@ def test_damage_to_what_was_settled_loses_nothing(make_house: Callable[..., Any]
     for offset in range(3, 6):
         house.store.settle(offset)
     house.turn()
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     house.log()[ends[0] + 70] ^= 1  # in the second batch, of which all is settled
     store = house.again()
@@ -197,7 +197,7 @@ def test_random_flips_lose_one_batch_at_most(house: Any) -> None:
     ends = filled(house, turns=8, size=1500)
     house.store.settle(1)
     house.store.mark_returned(4, 2)
-    house.storage.flush()
+    house.storage.commits.flush()
     house.storage.close(clean=False)
     good = house.bodies()
     image = house.filesystem
@@ -347,13 +347,13 @@ def test_readers_outside_see_what_a_kill_left(house: Any) -> None:
     """
     filled(house, turns=2)
     house.append(b"written")
-    house.storage._write_dirty()  # and killed before the sync
+    house.storage.commits._write_dirty()  # and killed before the sync
     path = f"{house.directory}/high-watermark"
     killed = house.filesystem.killed()
     assert read_high_watermark(killed, path) == 6
     house.again(killed)
     assert read_high_watermark(killed, path) == 6, "not before the sync"
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     assert read_high_watermark(killed, path) == house.store.next_offset == 7
 
@@ -424,7 +424,7 @@ def test_a_want_of_descriptors_passes(make_house: Callable[..., Any]) -> None:
         house.filesystem.fault = None
         house.append(b"again")
         house.turn()
-        house.storage.flush()
+        house.storage.commits.flush()
         house.loop()
         assert not any(failed for _, failed in house.commits[-1:])
         assert house.bodies()[-1] == b"again"

@@ -16,7 +16,7 @@ def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) ->
     first = store.log.segments[0]
     assert first.sealed and len(house.names(".log")) > 3
     house.append(b"last")
-    house.storage.end_of_turn()  # a job is at work
+    house.storage.commits.end_of_turn()  # a job is at work
     house.clock.now_ms += 10_000
     store.settle_range(first.base, first.end - 1, 0)
     house.loop()  # it comes back, and the next one is handed over at once
@@ -26,7 +26,7 @@ def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) ->
         house.clock.now_ms += 10_000
         house.append(b"more")
         house.turn()
-        house.storage.flush()
+        house.storage.commits.flush()
         house.loop()
     assert first.gone
     assert not store.failed and not any(failed for _, failed in house.commits)

@@ -30,7 +30,7 @@ def kept(house: Any, policy: RetentionPolicy, turns: int = 10, step_ms: int = HO
 def maintain(house: Any) -> None:
     house.storage.maintain()
     house.turn()
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
 
 
@@ -194,7 +194,7 @@ def test_a_work_queue_rolls_by_age(make_house: Any) -> None:
     for offset in [*first, 2]:
         house.store.settle(offset, 1)
     house.turn()
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     assert house.names(".log") == ["00000000000000000003.log"], "what is old and settled goes"
     assert read_lines(house.filesystem, f"{house.directory}/recovery-point-checkpoint", 1) == [(3,)]
@@ -227,7 +227,7 @@ def test_a_confirm_does_not_pass_by_a_sync_that_failed_before_it(make_house: Any
     house.storage.maintain()
     house.filesystem.fault = lambda name, path: OSError(5, "EIO") if name == "fdatasync" else None
     house.loop()  # the earlier group is handed over and fails
-    generation = house.storage.generation
+    generation = house.storage.commits.generation
     house.turn()
     failed = [stores for number, stores in house.commits if number >= generation]
     assert failed == [[house.store]]
@@ -294,7 +294,7 @@ def test_trim_to_the_record(small: Any) -> None:
     kept(small, RetentionPolicy())
     assert trim(small.store, 14) == 14
     small.turn()
-    small.storage.flush()
+    small.storage.commits.flush()
     small.loop()
     assert small.offsets() == list(range(14, 30))
     path = f"{small.directory}/log-start-offset-checkpoint"
@@ -312,7 +312,7 @@ def test_a_trim_that_was_committed_survives_every_power_cut(small: Any) -> None:
     kept(small, RetentionPolicy(), turns=6)
     trim(small.store, 10)
     small.turn()
-    small.storage.flush()
+    small.storage.commits.flush()
     small.loop()
     image = small.filesystem
     for seed in range(60):
@@ -344,7 +344,7 @@ def test_a_trim_at_work_leaves_the_log_before_or_behind_it(small: Any) -> None:
         try:
             trim(small.store, 10)
             small.turn()
-            small.storage.flush()
+            small.storage.commits.flush()
             small.loop()
         except KeyboardInterrupt:
             pass
@@ -385,7 +385,7 @@ def test_the_first_offset_that_is_not_settled() -> None:
 def test_a_log_that_cannot_be_opened_keeps_nobody_else_from_being_looked_after(make_house: Any) -> None:
     house = make_house(segment_size_bytes=2500, strict=True)
     kept(house, RetentionPolicy())
-    house.storage.flush()
+    house.storage.commits.flush()
     house.loop()
     house.log(1)[200] ^= 1
     house.filesystem = house.filesystem.killed()

@@ -47,7 +47,7 @@ def loop() -> Loop:
 @pytest.fixture
 def storage(tmp_path: Path, loop: Loop) -> Iterator[Storage]:
     storage = Storage(tmp_path / "data", post=loop.post)
-    storage.on_commit = loop.commit
+    storage.commits.on_commit = loop.commit
     yield storage
     storage.close(clean=False)
 
@@ -58,11 +58,11 @@ def test_groups_merge_while_one_is_synced(storage: Storage, loop: Loop) -> None:
     generations = []
     for turn in range(50):
         store = first if turn % 2 else second
-        generations.append(storage.generation)
+        generations.append(storage.commits.generation)
         store.append_parts(ROUTE, b"", b"x" * 100, True)
-        storage.end_of_turn()
-    assert storage.unsynced_bytes > 5000
-    loop.until(lambda: storage.unsynced_bytes == 0)
+        storage.commits.end_of_turn()
+    assert storage.commits.unsynced_bytes > 5000
+    loop.until(lambda: storage.commits.unsynced_bytes == 0)
     assert generations[0] == 1
     assert generations == sorted(generations)
     assert [generation for generation, _ in loop.commits] == list(range(1, generations[-1] + 1))
@@ -71,29 +71,29 @@ def test_groups_merge_while_one_is_synced(storage: Storage, loop: Loop) -> None:
 
 
 def test_a_turn_without_anything_costs_nothing(storage: Storage, loop: Loop) -> None:
-    generation = storage.generation
+    generation = storage.commits.generation
     for _ in range(1000):
-        storage.end_of_turn()
-    assert storage.generation == generation
+        storage.commits.end_of_turn()
+    assert storage.commits.generation == generation
 
 
 def test_transient_messages_are_not_waited_for(storage: Storage, loop: Loop) -> None:
     _, store = storage.create_queue("v", "first", "/")
     store.append_parts(ROUTE, b"", b"x", False)
-    generation = storage.generation
-    storage.end_of_turn()
-    assert storage.generation == generation, "no sync was begun for it"
+    generation = storage.commits.generation
+    storage.commits.end_of_turn()
+    assert storage.commits.generation == generation, "no sync was begun for it"
 
 
 def test_settlements_alone_are_synced_after_a_while(storage: Storage, loop: Loop) -> None:
     _, store = storage.create_queue("v", "first", "/")
     store.append_parts(ROUTE, b"", b"x", True)
     began = time.monotonic()
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     loop.until(lambda: len(loop.commits) == 1)
     store.settle(0, 1)
-    storage.end_of_turn()
-    assert storage.generation == 2
+    storage.commits.end_of_turn()
+    assert storage.commits.generation == 2
     loop.until(lambda: len(loop.commits) == 2)
     assert time.monotonic() - began >= 0.04
 
@@ -103,18 +103,18 @@ def test_a_commit_soon_after_the_last_leaves_settlements_for_later(storage: Stor
     _, store = storage.create_queue("v", "first", "/")
     synced: list[list[str]] = []
     storage._committer.submit = lambda job: synced.append([file.path for file in job.parts[0].files])  # type: ignore[method-assign, union-attr]
-    storage._settled_handed_s = time.monotonic() + 60
+    storage.commits._settled_handed_s = time.monotonic() + 60
     for urgent, expected in ((False, {"log", "settled"}), (False, {"log"}), (True, {"log", "settled"})):
         store.append_parts(ROUTE, b"", b"x", True)
         store.settle(store.next_offset - 1, 1)
         if urgent:
-            storage.flush()
+            storage.commits.flush()
         else:
-            storage.end_of_turn()
-        job = storage._job
+            storage.commits.end_of_turn()
+        job = storage.commits._job
         assert job is not None
         assert {path.rpartition(".")[2] for path in synced[-1]} == expected, "a new file's settlements go at once"
-        storage._committed(job)
+        storage.commits.committed(job)
 
 
 def test_deleted_while_its_messages_wait(storage: Storage, loop: Loop, tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_deleted_while_its_messages_wait(storage: Storage, loop: Loop, tmp_path:
     queue_id, store = storage.create_queue("v", "first", "/")
     gone: list[bool] = []
     store.append_parts(ROUTE, b"", b"x", True)
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     store.append_parts(ROUTE, b"", b"y", True)
-    storage.end_of_turn()
-    generation = storage.generation
+    storage.commits.end_of_turn()
+    generation = storage.commits.generation
     storage.delete_queue(store, lambda: gone.append(True))
     loop.until(lambda: bool(gone) and len(loop.commits) >= generation)
     assert loop.commits[-1] == (generation, [])
@@ -142,7 +142,7 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     queue_id, store = storage.create_queue("v", 'näme "1"', "/shop")
     for number in range(300):
         store.append_parts(ROUTE, b"", b"%d" % number * 100, True)
-        storage.end_of_turn()
+        storage.commits.end_of_turn()
     store.settle_range(10, 19)
     store.mark_delivered(25)
     storage.close(clean=True)
@@ -160,7 +160,7 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     ), "bytes that settle_range was not told of are taken off when the segment is drained"
     assert (directory / "clean-shutdown").exists(), "it is only read so far"
     store.append_parts(ROUTE, b"", b"new", True)
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     assert not (directory / "clean-shutdown").exists()
     storage.close(clean=False)
 
@@ -172,7 +172,7 @@ def test_what_stands_in_the_directory(tmp_path: Path, loop: Loop) -> None:
     gone, third = storage.create_queue("w", "gone", "/other")
     for each in (store, other, third):
         each.append_parts(ROUTE, b"", b"x", True)
-    storage.end_of_turn()
+    storage.commits.end_of_turn()
     retired: list[bool] = []
     storage.retire_queue(third, lambda: retired.append(True))
     loop.until(lambda: bool(retired))
@@ -211,9 +211,9 @@ def test_temporary_queues_are_gone_at_the_next_start(tmp_path: Path, loop: Loop)
     store = storage.temporary_queue("spill")
     store.append_parts(ROUTE, b"", b"x" * 100, True)
     assert store.cursor.read_one(0).body == b"x" * 100
-    generation = storage.generation
-    storage.end_of_turn()
-    assert storage.generation == generation
+    generation = storage.commits.generation
+    storage.commits.end_of_turn()
+    assert storage.commits.generation == generation
     assert list((tmp_path / "spill").iterdir())
     storage.close(clean=False)
     storage = Storage(tmp_path, post=loop.post)
@@ -223,13 +223,13 @@ def test_temporary_queues_are_gone_at_the_next_start(tmp_path: Path, loop: Loop)
 
 def test_open_files_are_bounded(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post, open_file_count_max=40)
-    storage.on_commit = loop.commit
+    storage.commits.on_commit = loop.commit
     stores = [storage.create_queue("v", f"q{number}", "/")[1] for number in range(100)]
     for _ in range(3):
         for store in stores:
             store.append_parts(ROUTE, b"", b"x", True)
-            storage.end_of_turn()
-            loop.until(lambda: storage.unsynced_bytes == 0)
+            storage.commits.end_of_turn()
+            loop.until(lambda: storage.commits.unsynced_bytes == 0)
     assert sum(store.log.open_file_count() for store in stores) <= 42
     assert storage.filesystem.open_file_count == sum(store.log.open_file_count() for store in stores)
     assert [record.offset for record in stores[50].cursor.read(0, 1000).records] == [0, 1, 2]
@@ -250,12 +250,12 @@ def test_what_spills_is_synced_in_large_pieces(storage: Storage, loop: Loop) -> 
     body = bytes(1 << 20)
     for _ in range(15):
         store.append_parts(ROUTE, b"\x00\x00", body, False)
-        storage.end_of_turn()
-    assert storage.unsynced_bytes == 0
+        storage.commits.end_of_turn()
+    assert storage.commits.unsynced_bytes == 0
     for _ in range(2):
         store.append_parts(ROUTE, b"\x00\x00", body, False)
-        storage.end_of_turn()
-    assert storage.unsynced_bytes >= 16 << 20, "publishers are held by what spills, too"
-    loop.until(lambda: storage.unsynced_bytes == 0)
+        storage.commits.end_of_turn()
+    assert storage.commits.unsynced_bytes >= 16 << 20, "publishers are held by what spills, too"
+    loop.until(lambda: storage.commits.unsynced_bytes == 0)
     assert len(synced) == 1
     assert [len(record.body) for record in store.cursor.read(0, 1 << 30).records] == [1 << 20] * 17

@@ -18,6 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Source
 from amqpd.broker.flow.timers import Timers
+from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
@@ -93,7 +94,7 @@ class Turn:
     """One per broker. Owns the lists of what a turn has touched."""
 
     def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object], timers: Timers) -> None:
-        self.storage = storage
+        self.commits: CommitCycle = storage.commits
         # Knows which logs this turn writes to, and how many are enough.
         self.stores: StoreContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
@@ -196,7 +197,7 @@ class Turn:
 
     def run(self) -> None:
         """The end of the loop's turn. Cost: what was touched, nothing for what was not."""
-        if self.storage.postpone(self.run):
+        if self.commits.postpone(self.run):
             return
         self._lone = self._reads <= 1
         self._reads = 0
@@ -213,15 +214,15 @@ class Turn:
                     queue.pump()
                 except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
                     queue.pump_failed(error)
-        storage = self.storage
-        generation: i64 = storage.generation
+        commits = self.commits
+        generation: i64 = commits.generation
         if self.urgent:
             self.urgent = False
-            storage.flush()
+            commits.flush()
         else:
-            storage.end_of_turn()
+            commits.end_of_turn()
         if self._confirming:
-            safe = storage.generation == generation and not storage.commit_waiting
+            safe = commits.generation == generation and not commits.commit_waiting
             confirming = self._confirming
             self._confirming = []
             for channel in confirming:
@@ -267,7 +268,7 @@ class Turn:
             for channel in waiting:
                 if channel.committed(generation, failed):
                     self._waiting.append(channel)
-        if self._held and self.storage.unsynced_bytes < self.unsynced_bytes_max:
+        if self._held and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             held = self._held
             self._held = []
             for connection in held:

@@ -172,7 +172,7 @@ class DeadLetters(Confirmer):
         size: i64 = 0
         turn = self._turn
         while self._letters and count < LETTERS_MAX and size < TURN_BYTES_MAX:
-            if turn.storage.unsynced_bytes >= turn.unsynced_bytes_max:
+            if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max:
                 self._pausing = True
                 turn.when_synced(self._synced)
                 break
