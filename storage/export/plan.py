@@ -30,6 +30,7 @@ from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
 from amqpd.storage.log.index import OffsetIndex, TimeIndex
 from amqpd.storage.log.segment import segment_name
 from amqpd.storage.settle import settled
+from amqpd.storage.settle.settled_reader import SettledFile, told_end, totals_of
 
 logger = logging.getLogger(__name__)
 
@@ -130,13 +131,12 @@ class Snapshot:
             base = int(name[:20])
             prefix = segment_name(base)
             new = self.files.read(f"{prefix}.settled.swap")  # first: see _entries
-            entries, _ = settled.decode_entries(self.files.read(f"{prefix}.settled") + new)
-            ends = [a for kind, a, b, _ in entries if kind == settled.TOTALS and b == size]
-            if not ends:
+            end = told_end(SettledFile(self.files.read(f"{prefix}.settled") + new).entries, size)
+            if not end:
                 logger.warning("%s of queue %s was not left by a cleaning: it is not read", name, self.queue.queue)
                 continue
-            covered = [each for each in _bases(sizes) if base <= each < ends[-1]]
-            found.append(SegmentView(base, ends[-1], size, True, covered))
+            covered = [each for each in _bases(sizes) if base <= each < end]
+            found.append(SegmentView(base, end, size, True, covered))
         return found
 
     def _high_watermark(self) -> int:
@@ -281,8 +281,7 @@ class Snapshot:
 
     def _cut(self, segment: SegmentView) -> int | None:
         """The first offset that a sealed segment's shortened file lacks; None when it has the size noted at its end."""
-        entries, _ = settled.decode_entries(self._entries(segment))
-        noted = [(a, b) for kind, a, b, _ in entries if kind == settled.TOTALS]
+        noted = totals_of(SettledFile(self._entries(segment)).entries)
         return self._whole_end(segment) if noted and noted[-1][1] > segment.size else None
 
     def parts(
@@ -375,7 +374,7 @@ def bits_of(entries: bytes, base: int, end: int) -> bytes:
     """The bits of a segment from the bytes of its `.settled` file; empty when nothing is settled."""
     bits = bytearray((end - base + 7) // 8 + 16)
     touched = False
-    for kind, a, b, c in settled.decode_entries(entries)[0]:
+    for kind, a, b, c in SettledFile(entries).entries:
         if kind in (settled.SETTLED, settled.LOST):
             low, high = max(a, base) - base, min(b, end - 1) - base
             if high >= low:

@@ -31,6 +31,7 @@ from amqpd.storage.keep.cleaner import Cancelled, Cleaning, Kept, View, batches,
 from amqpd.storage.log.record import BadRecord
 from amqpd.storage.log.segment import REWRITE_FROM, Segment, segment_name
 from amqpd.storage.settle import settled
+from amqpd.storage.settle.settled_reader import SettledFile, told_end
 
 if TYPE_CHECKING:
     from amqpd.storage.log.log import Log
@@ -302,7 +303,7 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
     facts = []
     for name in names:
         if name[20:] in (".settled", ".settled.swap"):
-            entries, _ = settled.decode_entries(filesystem.read_file(f"{directory}/{name}"))
+            entries = SettledFile(filesystem.read_file(f"{directory}/{name}")).entries
             facts += [settled.encode_entry(*entry) for entry in entries if entry[0] in _OF_MESSAGES]
     if not facts:
         return
@@ -357,8 +358,7 @@ def _told_end(filesystem: FileSystem, prefix: str, size: int) -> int:
     """The end that `.settled.swap` or `.settled` names for a log of this size, 0 if none does."""
     for suffix in (".settled.swap", ".settled"):
         if filesystem.exists(prefix + suffix):
-            entries, _ = settled.decode_entries(filesystem.read_file(prefix + suffix))
-            for kind, a, b, _ in reversed(entries):
-                if kind == settled.TOTALS and b == size:
-                    return a
+            end = told_end(SettledFile(filesystem.read_file(prefix + suffix)).entries, size)
+            if end:
+                return end
     return 0

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
-from amqpd.storage.settle import settled
 from amqpd.storage.settle.settled import SettledSet
+from amqpd.storage.settle.settled_reader import Entry, settle_told, totals_of
 
 if TYPE_CHECKING:
     from amqpd.storage.log.log import Log
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Entries = dict[int, list[tuple[int, int, int, int]]]
+Entries = dict[int, list[Entry]]
 
 
 def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) -> list[str]:
@@ -83,7 +83,7 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
             end = min(segment.end, limit)
             found += [(segment, first, last) for first, last in untold_ranges(entries_of, segment.base, end)]
         elif number + 1 < len(segments):
-            end = min(max([a for kind, a, _, _ in entries_of if kind == settled.TOTALS], default=0), limit)
+            end = min(max([each[0] for each in totals_of(entries_of)], default=0), limit)
             if segment.end < end:
                 holes = untold_ranges(entries_of, segment.end, end)
                 segment.settled.add(segment.end, end - 1)
@@ -103,19 +103,15 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
     return found
 
 
-def untold(entries: list[tuple[int, int, int, int]], segment: Segment) -> bool:
+def untold(entries: list[Entry], segment: Segment) -> bool:
     """Whether the `.settled` entries of a segment that is gone leave out some of its offsets."""
     return bool(untold_ranges(entries, segment.base, segment.end))
 
 
-def untold_ranges(entries: list[tuple[int, int, int, int]], start: int, end: int) -> list[tuple[int, int]]:
+def untold_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
     """The ranges of start..end, `end` not included, of which `.settled` entries tell nothing."""
     told = SettledSet(start)
-    for kind, a, b, c in entries:
-        if kind in {settled.SETTLED, settled.LOST, settled.TRANSIENT}:
-            told.add(max(a, start), min(b, end - 1))
-        elif kind == settled.BITS:
-            told.add_bits(a, b, c, end - 1)
+    settle_told(entries, told, end)
     holes = []
     for low, high in [*told.ranges(), (end, end)]:
         if start < low:

@@ -40,6 +40,7 @@ from amqpd.storage.log.scan import Scan
 from amqpd.storage.log.segment import Segment, segment_name
 from amqpd.storage.settle import settled
 from amqpd.storage.settle.settled_files import FULL
+from amqpd.storage.settle.settled_reader import Entry, SettledFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from amqpd.storage.log.log import Log
 
 logger = logging.getLogger(__name__)
-
-Entry = tuple[int, int, int, int]
-
 
 class DamagedLog(Exception):
     """Strict recovery found bad bytes in the middle of a log."""
@@ -309,17 +307,15 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> tuple[list[Entry]
         swap = suffix == ".settled.swap"
         data = filesystem.read_file(path)
         segment.settled_size += len(data)
-        more, worse = settled.decode_entries(data)
-        bad += worse
-        for kind, a, b, _ in more:
-            if kind == settled.HEADER and b > settled.VERSION:
-                raise checkpoint.UnknownFormat(path)
-            if kind == settled.HEADER and a != segment.base:
-                logger.error("%s is of another segment and not believed", path)
-                more = []
-                bad += 1
-                break
-        entries += more
+        file = SettledFile(data)
+        bad += file.bad_count
+        if file.newer():
+            raise checkpoint.UnknownFormat(path)
+        if file.foreign(segment.base):
+            logger.error("%s is of another segment and not believed", path)
+            bad += 1
+        else:
+            entries += file.entries
     if bad:
         logger.warning("%s.settled: %d bad entries, what they settled may be delivered again", segment.prefix, bad)
     if swap or bad:

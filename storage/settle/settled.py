@@ -17,7 +17,7 @@ b, c i64.
 
 Facts are only ever added, so the order of entries matters for the last `totals`, `delivered` and `returned` alone, and
 the union of two such files is true where each is. A bad entry is passed over: what it told is forgotten, which costs a
-redelivery and never a message.
+redelivery and never a message. Here is how entries are written; settled_reader.py alone reads them.
 
 **Memory.** `SettledSet` keeps ranges while they are few, then one bit per offset of the segment. Every offset of a
 segment that holds no message (markers, gaps, transient messages of an earlier life) is in the set too, so that
@@ -30,7 +30,7 @@ from bisect import bisect_right
 from typing import Final, final
 
 from google_crc32c import value
-from librt.strings import BytesWriter, read_i64_be, write_i64_be
+from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 ENTRY_SIZE: Final[i64] = 32
@@ -79,31 +79,6 @@ def encode_entry(kind: int, a: int, b: int, c: int) -> bytes:
     writer = BytesWriter()
     write_entry(writer, BytesWriter(), kind, a, b, c)
     return writer.getvalue()
-
-
-def decode_entries(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
-    """(good entries as (kind, a, b, c), number of bad or incomplete ones). Cost: 0.3 us an entry."""
-    entries: list[tuple[int, int, int, int]] = []
-    bad: i64 = 0
-    position: i64 = 0
-    size: i64 = len(data)
-    while position + ENTRY_SIZE <= size:
-        crc: i64 = value(data[position + 4 : position + ENTRY_SIZE])
-        if crc == (read_i64_be(data, position) >> 32) & 0xFFFF_FFFF and data[position + 4] <= TIMES:
-            entries.append(
-                (
-                    data[position + 4],
-                    read_i64_be(data, position + 8),
-                    read_i64_be(data, position + 16),
-                    read_i64_be(data, position + 24),
-                )
-            )
-        else:
-            bad += 1
-        position += ENTRY_SIZE
-    if position < size:
-        bad += 1
-    return entries, bad
 
 
 @final

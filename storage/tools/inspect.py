@@ -24,21 +24,9 @@ from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import segment_name
 from amqpd.storage.settle import settled
 from amqpd.storage.settle.hold import decode_hold, is_hold
+from amqpd.storage.settle.settled_reader import KIND_NAMES, SettledFile
 
 CHUNK_SIZE: Final = 1 << 20
-KIND_NAMES: Final = (
-    "header",
-    "settled",
-    "bits",
-    "returned",
-    "delivered",
-    "totals",
-    "boot",
-    "lost",
-    "transient",
-    "bytes",
-    "times",
-)
 CHECKPOINTS: Final = {checkpoint.LEADER_EPOCH: 2, checkpoint.RECOVERY_POINT: 1, checkpoint.LOG_START: 1}
 """Text checkpoints: name -> numbers in a line."""
 
@@ -380,15 +368,14 @@ def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], in
 
 def _settled(filesystem: FileSystem, path: str, base: int) -> Iterator[Event]:
     data = filesystem.read_file(path)
-    for position in range(0, len(data), int(settled.ENTRY_SIZE)):
-        piece = data[position : position + int(settled.ENTRY_SIZE)]
-        entries, _ = settled.decode_entries(piece)
-        if not entries:
-            whole = len(piece) == settled.ENTRY_SIZE
+    file = SettledFile(data)
+    for position, entry in file.slots():
+        if entry is None:
+            whole = position != file.torn
             text = "an entry with a wrong checksum" if whole else "an incomplete entry"
             yield Damage(path, position, f"{text}; what it settled is delivered again", harmless=not whole)
             continue
-        kind, a, b, c = entries[0]
+        kind, a, b, c = entry
         if kind == settled.HEADER and b > settled.VERSION:
             yield Damage(path, position, f"format {b} of a newer version; this one knows {settled.VERSION}")
             return

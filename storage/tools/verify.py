@@ -11,7 +11,8 @@ import json
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import CONTROL
-from amqpd.storage.settle import settled
+from amqpd.storage.settle.settled import SettledSet
+from amqpd.storage.settle.settled_reader import SettledFile, settle_told, totals_of
 from amqpd.storage.tools.inspect import (
     IN_BETWEEN,
     Batch,
@@ -102,15 +103,13 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
             if not event.attributes & CONTROL:
                 count += event.record_count
             report.size_bytes += event.size
-    known = settled.SettledSet(base)
+    known = SettledSet(base)
     data = beside(filesystem, path, ".settled") + beside(filesystem, path, ".settled.swap")
-    for kind, a, b, c in settled.decode_entries(data)[0]:
-        if kind in {settled.SETTLED, settled.LOST, settled.TRANSIENT}:
-            known.add(max(a, base), min(b, end - 1))
-        elif kind == settled.BITS:
-            known.add_bits(a, b, c, end - 1)
-        elif kind == settled.TOTALS and next_base >= 0 and b > filesystem.size(path) and a > end:
-            text = f"{b} bytes were sealed here, of which the rest is missing"
+    entries = SettledFile(data).entries
+    settle_told(entries, known, end)
+    for told, size in totals_of(entries):
+        if next_base >= 0 and size > filesystem.size(path) and told > end:
+            text = f"{size} bytes were sealed here, of which the rest is missing"
             report.damage.append(Damage(path, filesystem.size(path), text))
     report.record_count += count
     report.settled_count += int(known.count)

@@ -11,7 +11,8 @@ import pytest
 from amqpd.storage.commit.cycle import POSTPONE_FROM
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
-from amqpd.storage.settle.settled import DELIVERED, SETTLED, decode_entries
+from amqpd.storage.settle.settled import DELIVERED, SETTLED
+from amqpd.storage.settle.settled_reader import SettledFile
 from amqpd.storage.settle.settlements import AHEAD_MAX
 
 TICK_MS = 50
@@ -45,9 +46,9 @@ class Paced:
         return store
 
     def entries(self, kind: int) -> list[tuple[int, int]]:
-        found, bad = decode_entries(bytes(self.house.data(self.house.names(".settled")[-1])))
-        assert not bad
-        return [(a, b) for each, a, b, _ in found if each == kind]
+        found = SettledFile(bytes(self.house.data(self.house.names(".settled")[-1])))
+        assert not found.bad_count
+        return [(a, b) for each, a, b, _ in found.entries if each == kind]
 
     def deliver(self, *offsets: int) -> None:
         for offset in offsets:

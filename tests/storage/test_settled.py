@@ -12,9 +12,9 @@ from amqpd.storage.settle.settled import (
     RETURNED,
     SETTLED,
     SettledSet,
-    decode_entries,
     encode_entry,
 )
+from amqpd.storage.settle.settled_reader import SettledFile
 
 RANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), max_size=80)
 
@@ -71,7 +71,10 @@ ENTRIES = [(SETTLED, 3, 9, 700), (RETURNED, 4, 2, 0), (BITS, 128, -1, 5), (BOOT,
 def test_entries_round_trip() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     assert len(data) == 4 * ENTRY_SIZE
-    assert decode_entries(data) == (ENTRIES, 0)
+    file = SettledFile(data)
+    assert file.entries == ENTRIES
+    assert (file.bad_count, file.torn) == (0, -1)
+    assert file.slots() == [(number * ENTRY_SIZE, entry) for number, entry in enumerate(ENTRIES)]
 
 
 def test_each_flipped_bit_costs_its_entry_only() -> None:
@@ -80,12 +83,17 @@ def test_each_flipped_bit_costs_its_entry_only() -> None:
         broken = bytearray(data)
         broken[place // 8] ^= 1 << (place % 8)
         number = place // 8 // ENTRY_SIZE
-        assert decode_entries(bytes(broken)) == (ENTRIES[:number] + ENTRIES[number + 1 :], 1)
+        file = SettledFile(bytes(broken))
+        assert file.entries == ENTRIES[:number] + ENTRIES[number + 1 :]
+        assert (file.bad_count, file.bad) == (1, [number * ENTRY_SIZE])
+        slots = [(each * ENTRY_SIZE, None if each == number else entry) for each, entry in enumerate(ENTRIES)]
+        assert file.slots() == slots
 
 
 def test_a_torn_entry_is_bad() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     for size in range(len(data)):
-        entries, bad = decode_entries(data[:size])
-        assert entries == ENTRIES[: size // ENTRY_SIZE]
-        assert bad == (1 if size % ENTRY_SIZE else 0)
+        file = SettledFile(data[:size])
+        assert file.entries == ENTRIES[: size // ENTRY_SIZE]
+        assert file.bad_count == (1 if size % ENTRY_SIZE else 0)
+        assert file.torn == (len(file.entries) * ENTRY_SIZE if size % ENTRY_SIZE else -1)
