@@ -106,7 +106,7 @@ def test_a_queue_whose_log_is_not_open_yet_is_no_refusal(house: MemoryBroker, mo
     house.settle()
     house.again(clean=True)
     client = client_of(house)
-    monkeypatch.setattr(house.vhost, "open_soon", lambda queue: False)
+    monkeypatch.setattr(house.broker.opener, "open", lambda queue: False)
     client.transport.data_received(begin(300_000, "d") + body(200_000))
     client.transport.data_received(body(100_000))
     assert client.names() == []
