@@ -320,7 +320,6 @@ LARGE: dict[str, str] = {}
 NOT_YET: dict[str, str] = {
     "amqpd.storage": "Storage, recovery and the export's scans are being taken apart",
     "amqpd.broker.queues": "a queue becomes its ready order, its rules and its backing",
-    "amqpd.channel": "publishing, confirms, transactions and deliveries leave the channel",
     "amqpd.protocol": "a file per AMQP class, and the assembler's cutting in files of its own",
     "amqpd.metrics": "what there is, what was counted and what is used become a function each",
 }
