@@ -178,7 +178,7 @@ class Server:
         self.broker.alarms.stop()
         self.broker.timers.stop()
         await asyncio.sleep(0)
-        self.broker.dead_letters.stop()
+        self.broker.republisher.stop()
         self.broker.auth.close()
         self.broker.catalogue.deletions.tidy()
         self.metadata.close()

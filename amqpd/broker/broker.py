@@ -29,6 +29,7 @@ from amqpd.broker.flow.turn import Turn
 from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
@@ -62,7 +63,8 @@ class Broker:
         self.vhosts = VHosts(self.catalogue, self._host_queues, self.reply_consumers, self._vhost_ended)
         self.start_report = Report()
         self.opener = Opener(loop.call_soon)
-        self.dead_letters = DeadLetters(self.turn, self.timers, loop.call_soon, self.vhosts)
+        self.republisher = Republisher(self.turn, self.timers, loop.call_soon)
+        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
         self.pump_retries = PumpRetries(loop.call_later)
         self.windows = Windows()
         self.turn.log_failed = self._log_failed

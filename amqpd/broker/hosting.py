@@ -68,7 +68,7 @@ class BrokerHost(QueueHost):
 
     def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
         assert isinstance(queue, LimitedQueue)  # no other has a dead-letter exchange
-        self._dead_letters.add_stretch(queue, first, last, reason)
+        self._dead_letters.add_range(queue, first, last, reason)
 
     def letters_behind(self) -> bool:
         return self._dead_letters.is_behind()

@@ -5,7 +5,7 @@ delivery is one copy of bytes with the channel numbers patched in place. Propert
 somebody asks: the log (slices, no copy), a dead-letter, basic.return. A message read back from a log is given frames
 of the same shape.
 
-A large body (assembler.LARGE_BODY_BYTES) is never joined: `content` is the header frame alone then, and `parts` the
+A large body (frames.LARGE_BODY_BYTES) is never joined: `content` is the header frame alone then, and `parts` the
 body in pieces without frames, which the log and the sockets take as they are. Nor is one that came out of a log: it is
 the only part, and behind the header frame `content` has the head of its one body frame, if one will do (`started`).
 
@@ -20,14 +20,8 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, mypyc_attr, u8
 
-from amqpd.protocol.assembler import (
-    FRAME_BODY,
-    FRAME_HEADER,
-    FRAME_OVERHEAD_BYTES,
-    LARGE_BODY_BYTES,
-    PROPERTIES_START,
-)
 from amqpd.protocol.codec import read_u32, shortstr
+from amqpd.protocol.frames import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record, RecordRoute
 

@@ -27,7 +27,7 @@ from amqpd.channel.output import Output
 from amqpd.channel.owner import ChannelOwner, ChannelState
 from amqpd.channel.transaction import Transaction
 from amqpd.errors import AmqpError
-from amqpd.protocol.assembler import BASIC_PUBLISH
+from amqpd.protocol.frames import BASIC_PUBLISH
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session

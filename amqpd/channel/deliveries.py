@@ -17,8 +17,8 @@ from amqpd.broker.message import Message
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.unacked import Unacked
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import LARGE_BODY_BYTES
 from amqpd.protocol.codec import shortstr
+from amqpd.protocol.frames import LARGE_BODY_BYTES
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session

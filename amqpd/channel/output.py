@@ -16,7 +16,7 @@ from amqpd.broker.delivery import Consumer
 from amqpd.broker.message import Message
 from amqpd.errors import NO_ROUTE
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import LARGE_BODY_BYTES
+from amqpd.protocol.frames import LARGE_BODY_BYTES
 
 # Output is set aside in pieces of this size.
 CUT_BYTES: Final = 128 * 1024

@@ -25,7 +25,8 @@ from amqpd.connection.control import Control
 from amqpd.connection.ending import RUNNING, Ending
 from amqpd.connection.read_gate import BACKLOG, ReadGate
 from amqpd.errors import HardError, SoftError
-from amqpd.protocol.assembler import Assembler, CommandSink
+from amqpd.protocol.assembler import Assembler
+from amqpd.protocol.frames import CommandSink
 
 # Commands kept for a busy channel before reading stops.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024

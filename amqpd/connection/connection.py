@@ -27,8 +27,9 @@ from amqpd.connection.output import SocketOutput
 from amqpd.connection.read_gate import ALARM, OUTPUT, SHARING, ReadGate
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, ContentTooLarge, FrameError, SoftError
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, Assembler, CommandSink
+from amqpd.protocol.assembler import Assembler
 from amqpd.protocol.codec import read_u32
+from amqpd.protocol.frames import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, CommandSink
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import User

@@ -1,13 +1,11 @@
-"""Bytes to commands: cuts frames, joins method, content header and body.
+"""Bytes to commands: cuts frames out of what arrives, and has a short way for publishes and acks.
 
-The assembler owns partial frames and partial contents, nothing else. It is fed whatever the socket gave and calls a
-`CommandSink` once per complete command. A publish whose three frames lie whole in the received bytes is recognised in
-one pass (the fast road); every other shape goes through `_PartialContent`, one per channel. Both roads give the same
+The assembler owns the partial frame; contents on their way are `Contents`', on which it builds. It is fed whatever the
+socket gave and calls a `CommandSink` once per complete command. A publish whose three frames lie whole in the received
+bytes is recognised in one pass; every other shape goes through `Contents`, frame by frame. Both ways give the same
 commands; a test drives them over the same random streams.
 
-A content is handed over as the frames that carried it, byte for byte: header frame, then body frames (empty ones left
-out). Whoever delivers it patches channel numbers; nobody copies the body. A body above LARGE_BODY_BYTES is handed over
-as the payloads of its frames, which nobody joins: a copy of 16 MiB, and the memory for it, would hold the loop.
+Whoever delivers a content patches channel numbers; nobody copies the body.
 
 `run` may be left by an exception of the sink. The position is already behind the command then, so a caller that has
 dealt with the error calls `run` again and goes on with the next command.
@@ -23,32 +21,24 @@ from __future__ import annotations
 from typing import Final, final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
-from amqpd.errors import AmqpError, FrameError, PreconditionFailed, UnexpectedFrame
+from amqpd.errors import FrameError
 from amqpd.protocol.codec import read_u16, read_u32
-
-FRAME_METHOD: Final = 1
-FRAME_HEADER: Final = 2
-FRAME_BODY: Final = 3
-FRAME_HEARTBEAT: Final = 8
-FRAME_END: Final = 0xCE
-FRAME_OVERHEAD_BYTES: Final = 8
-
-BASIC_PUBLISH: Final = 0x003C0028
-BASIC_ACK: Final = 0x003C0050
-
-# A content header's payload: class u16, weight u16, body size u64, then the property flags.
-HEADER_FIXED_BYTES: Final = 12
-PROPERTIES_START: Final = 7 + HEADER_FIXED_BYTES
-
-# From here on a body stays in the parts in which it came; those that are smaller than PART_BYTES_MIN are joined up to
-# PART_BYTES, so that a body of single octets is not a million objects.
-LARGE_BODY_BYTES: Final = 256 * 1024
-PART_BYTES_MIN: Final = 16 * 1024
-PART_BYTES: Final = 128 * 1024
-
-_BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
+from amqpd.protocol.contents import Contents
+from amqpd.protocol.frames import (
+    BASIC_ACK,
+    BASIC_PUBLISH,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    FRAME_OVERHEAD_BYTES,
+    HEADER_FIXED_BYTES,
+    PROPERTIES_START,
+    CommandSink,
+    frame_fault,
+)
 
 # How much of a publish is as in the one before: nothing, its method, its properties too, all as far as the body.
 _UNLIKE: Final = 0
@@ -63,122 +53,17 @@ _HEADER_HEAD_BYTES: Final = 11
 # A header frame that is longer is not remembered.
 _ALIKE_HEADER_BYTES_MAX: Final = 4096
 
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class CommandSink:
-    """What the assembler calls. The connection is the real one; tests have others, interpreted ones too."""
-
-    def on_publish(
-        self,
-        channel: i64,
-        method: bytes,
-        content: bytes,
-        header_size: i64,
-        body_size: i64,
-        frame_payload_max: i64,
-        alike: bool,
-    ) -> None:
-        """A whole basic.publish.
-
-        method: the method frame's payload; its bytes serve as the key of the route cache. Most often it is the same
-        object as before where the bytes are the same.
-        alike: the properties, and all else of the header frame but the body's size, are those of the publish before
-        that had this method object.
-        content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
-        body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
-        """
-        raise NotImplementedError
-
-    def on_large_publish(
-        self, channel: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64
-    ) -> None:
-        """A whole basic.publish whose body is above LARGE_BODY_BYTES.
-
-        header: the header frame. parts: the body, in order, without frames.
-        """
-        raise NotImplementedError
-
-    def on_ack(self, channel: i64, tag: i64, multiple: bool) -> None:
-        raise NotImplementedError
-
-    def on_method(self, channel: i64, payload: bytes) -> None:
-        """Any other method frame's payload, at least four bytes long."""
-        raise NotImplementedError
-
-    def on_publish_started(self, channel: i64) -> None:
-        """A basic.publish whose content is still on the way. Raises if the channel is not open."""
-        raise NotImplementedError
-
-    def refusal(self, channel: i64, method: bytes) -> AmqpError | None:
-        """Why the publish of that method is refused, as far as the method tells; its content is not kept then.
-
-        Asked where the content comes in more than one body frame. The error is raised when the content is complete.
-        """
-        return None
-
-
 _NOBODY: Final = CommandSink()
 
 
 @final
-class _PartialContent:
-    """A content on its way: after the method, before the last body byte."""
-
-    def __init__(self, method: bytes, serial: i64, refusal: AmqpError | None) -> None:
-        self.method = method
-        self.serial = serial
-        # It is read over: nothing of it is kept.
-        self.refusal = refusal
-        self.kept_bytes: i64 = 0
-        self.parts: list[bytes] = []
-        self.header_size: i64 = 0
-        self.body_size: i64 = 0
-        self.missing: i64 = -1
-        self.frame_payload_max: i64 = 0
-        # Of a large body, whose `parts` are payloads but for the header frame: small ones that wait to be joined.
-        self.large = False
-        self.small: list[bytes] = []
-        self.small_size: i64 = 0
-
-    def add_payload(self, payload: bytes) -> None:
-        """The next frame's payload of a large body. Cost: a copy of small ones."""
-        size: i64 = len(payload)
-        if size >= PART_BYTES_MIN and not self.small:
-            self.parts.append(payload)
-            return
-        self.small.append(payload)
-        self.small_size += size
-        if self.small_size >= PART_BYTES:
-            self.join_small()
-
-    def join_small(self) -> None:
-        if self.small:
-            self.parts.append(b"".join(self.small))
-            self.small.clear()
-            self.small_size = 0
-
-
-def octets(data: bytes) -> str:
-    """Erlang's way to print a binary, `<<1,2>>` or `<<"text">>`: reply texts carry it. At most 64 octets are shown."""
-    shown = data[:64]
-    if shown and all(32 <= octet < 127 for octet in shown):
-        return '<<"' + shown.decode("ascii") + '">>'
-    return "<<" + ",".join([str(octet) for octet in shown]) + ">>"
-
-
-def _frame_fault(kind: i64, data: bytes, why: str) -> FrameError:
-    return FrameError(f"type {kind}, all octets = {octets(data)}: {why}")
-
-
-@final
-class Assembler:
+class Assembler(Contents):
     """Cuts one connection's byte stream. Not shared, not thread-safe."""
 
     def __init__(self, sink: CommandSink, frame_payload_max: int, body_size_max: int) -> None:
-        self.sink = sink
+        super().__init__(sink, body_size_max)
         # Payload bytes accepted in one frame. RabbitMQ takes frame_max itself, eight more than the clause allows.
         self.frame_payload_max: i64 = frame_payload_max
-        self.body_size_max: i64 = body_size_max
         self.channel: i64 = 0  # of the command last handed over: whom a soft error concerns
         self._data: bytes = b""
         self._position: i64 = 0
@@ -209,11 +94,6 @@ class Assembler:
         self._alike_size: i64 = 0
         self._alike_whole: i64 = 0
         self._alike_body: i64 = 0
-        # Bytes kept of bodies that are not complete, and contents begun so far.
-        self.kept_bytes: i64 = 0
-        self._begun: i64 = 0
-        self._partials: dict[int, _PartialContent] = {}
-        self._dropped: set[int] = set()
 
     def push(self, data: bytes) -> None:
         """Adds received bytes; `run` works them off."""
@@ -232,47 +112,11 @@ class Assembler:
         """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
         return self._waiting_size > 0 or len(self._partials) > 0
 
-    def oldest(self) -> i64:
-        """The serial of the content that has been on its way longest; 0: none is. Serials go up with each content."""
-        for partial in self._partials.values():
-            return partial.serial
-        return 0
-
-    def newest_channel(self) -> i64:
-        """The channel of the content that began last; 0: none is on its way, or just one."""
-        if len(self._partials) < 2:
-            return 0
-        return list(self._partials)[-1]
-
     def progress(self) -> tuple[int, int, int]:
         """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
         for partial in self._partials.values():
             return partial.serial, partial.missing, self._waiting_size
         return 0, 0, self._waiting_size
-
-    def drop_channel(self, number: i64) -> None:
-        """Ignores content frames of a channel from here on: the broker has closed it and the peer may not know yet."""
-        self._forget(number)
-        self._dropped.add(number)
-
-    def take_channel(self, number: i64) -> None:
-        """The channel is closed on both sides: its number may be used again."""
-        self._forget(number)
-        self._dropped.discard(number)
-
-    def drop_contents(self) -> None:
-        """Forgets every content that is on its way."""
-        self._partials.clear()
-        self.kept_bytes = 0
-
-    def unfinished(self) -> bool:
-        """Whether a content is on its way."""
-        return len(self._partials) > 0
-
-    def _forget(self, number: i64) -> None:
-        partial = self._partials.pop(number, None)
-        if partial is not None:
-            self.kept_bytes -= partial.kept_bytes
 
     def take_rest(self) -> bytes:
         """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
@@ -302,110 +146,31 @@ class Assembler:
         need: i64 = 7
         while end - position >= 7:
             if self._alike > _UNLIKE and not self._partials:
-                if self._alike == _ALL:
-                    before = position
-                    whole = self._alike_whole
-                    start = self._alike_start
-                    start_size = self._alike_size
-                    while end - position >= whole and data[position : position + start_size] == start:
-                        stop = position + whole
-                        if data[stop - 1] != FRAME_END:
-                            break
-                        self.channel = self._alike_channel
-                        self._position = stop
-                        sink.on_publish(
-                            self._alike_channel,
-                            self._alike_method,
-                            data[position + self._method_size : stop],
-                            self._alike_header,
-                            self._alike_body,
-                            self._alike_body,
-                            True,
-                        )
-                        position = stop
-                    if position > before:
-                        self._alike_misses = 0
-                        if end - position < 7:
-                            break
-                content = position + self._method_size
-                content_end: i64 = 0
-                found: i64 = _PROPERTIES
-                if self._alike >= _PROPERTIES:
-                    content_end = self._alike_content_end(data, position, end)
-                if content_end == 0 and content < end and data[position:content] == self._method_frame:
-                    content_end = self._plain_content_end(data, content, end, self._alike_channel)
-                    found = _METHOD
-                if content_end > 0:
-                    self.channel = self._alike_channel
-                    self._position = content_end
-                    if found < self._alike or self._alike_pause <= 0:
-                        self._judge_alike(found, self._alike_channel, data, position, content, content_end)
-                        found = _METHOD  # under an object that may be new
-                    else:
-                        self._alike_pause -= 1
-                        self._alike_misses = 0
-                    sink.on_publish(
-                        self._alike_channel,
-                        self._alike_method,
-                        data[content:content_end],
-                        self._header_size,
-                        self._body_size,
-                        self._body_size,
-                        found == _PROPERTIES,
-                    )
-                    position = content_end
-                    continue
+                position = self._take_alike(data, position, end)
+                if end - position < 7:
+                    break
             # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
             channel: int = read_i16_be(data, position + 1)
             size: int = read_i32_be(data, position + 3)
             if size < 0 or size > payload_max:
-                self._position = end
-                self.channel = channel & 0xFFFF
                 shown = f"{{frame_too_large,{size & 0xFFFFFFFF},{payload_max - FRAME_OVERHEAD_BYTES}}}"
-                raise _frame_fault(data[position], b"", shown)
+                raise self._fault(data, position, position, shown)
             frame_end = position + 7 + size
             if frame_end >= end:
                 need = size + FRAME_OVERHEAD_BYTES
                 break
             if data[frame_end] != FRAME_END:
-                self._position = end
-                self.channel = channel & 0xFFFF
-                shown = f"{{invalid_frame_end_marker,{data[frame_end]}}}"
-                raise _frame_fault(data[position], data[position + 7 : frame_end], shown)
+                raise self._fault(data, position, frame_end, f"{{invalid_frame_end_marker,{data[frame_end]}}}")
             number = channel & 0xFFFF
             if data[position] == FRAME_METHOD and size >= 4:
                 method: int = read_i32_be(data, position + 7)
                 if method == BASIC_PUBLISH and (not self._partials or number not in self._partials):
-                    content_end = self._plain_content_end(data, frame_end + 1, end, number)
-                    if content_end > 0:
-                        self.channel = number
-                        self._position = content_end
-                        payload = data[position + 7 : frame_end]
-                        if self._alike > _UNLIKE or self._alike_pause <= 0:
-                            self._judge_alike(_UNLIKE, number, data, position, frame_end + 1, content_end)
-                            if self._alike > _UNLIKE:
-                                payload = self._alike_method
-                        else:
-                            self._alike_pause -= 1
-                        sink.on_publish(
-                            number,
-                            payload,
-                            data[frame_end + 1 : content_end],
-                            self._header_size,
-                            self._body_size,
-                            self._body_size,
-                            False,
-                        )
-                        position = content_end
+                    after = self._take_publish(data, position, frame_end + 1, end, number)
+                    if after > 0:
+                        position = after
                         continue
-                    if content_end == 0 and not (self._dropped and number in self._dropped):
-                        if frame_end + 1 == end:
-                            # Nothing follows yet: an error of the method itself is told now.
-                            self.channel = number
-                            self._position = end
-                            sink.on_publish_started(number)
-                            self._position = position
-                        need = frame_end + 1 - position + self._need
+                    if after == 0:
+                        need = self._need
                         break
                 elif method == BASIC_ACK and size == 13 and not self._partials:
                     self.channel = number
@@ -415,7 +180,7 @@ class Assembler:
                     continue
             self.channel = number
             self._position = frame_end + 1
-            self._slow_frame(data[position], number, data[position + 7 : frame_end])
+            self.take_frame(data[position], number, data[position + 7 : frame_end])
             position = frame_end + 1
         rest = end - position
         if rest > 0:
@@ -424,6 +189,108 @@ class Assembler:
             self._waiting_size = rest
         self._data = b""
         self._position = 0
+
+    def _fault(self, data: bytes, position: i64, frame_end: i64, why: str) -> FrameError:
+        """Of the frame at `position`, whose payload is shown as far as `frame_end`: nothing behind it can be read."""
+        self._position = len(data)
+        self.channel = read_u16(data, position + 1)
+        return frame_fault(data[position], data[position + 7 : frame_end], why)
+
+    def _take_alike(self, data: bytes, position: i64, end: i64) -> i64:
+        """Hands over the publishes from `position` on that begin like the one before. Returns where they end."""
+        sink = self.sink
+        while end - position >= 7 and self._alike > _UNLIKE:
+            if self._alike == _ALL:
+                before = position
+                whole = self._alike_whole
+                start = self._alike_start
+                start_size = self._alike_size
+                while end - position >= whole and data[position : position + start_size] == start:
+                    stop = position + whole
+                    if data[stop - 1] != FRAME_END:
+                        break
+                    self.channel = self._alike_channel
+                    self._position = stop
+                    sink.on_publish(
+                        self._alike_channel,
+                        self._alike_method,
+                        data[position + self._method_size : stop],
+                        self._alike_header,
+                        self._alike_body,
+                        self._alike_body,
+                        True,
+                    )
+                    position = stop
+                if position > before:
+                    self._alike_misses = 0
+                    if end - position < 7:
+                        break
+            content = position + self._method_size
+            content_end: i64 = 0
+            found: i64 = _PROPERTIES
+            if self._alike >= _PROPERTIES:
+                content_end = self._alike_content_end(data, position, end)
+            if content_end == 0 and content < end and data[position:content] == self._method_frame:
+                content_end = self._plain_content_end(data, content, end, self._alike_channel)
+                found = _METHOD
+            if content_end <= 0:
+                break
+            self.channel = self._alike_channel
+            self._position = content_end
+            if found < self._alike or self._alike_pause <= 0:
+                self._judge_alike(found, self._alike_channel, data, position, content, content_end)
+                found = _METHOD  # under an object that may be new
+            else:
+                self._alike_pause -= 1
+                self._alike_misses = 0
+            sink.on_publish(
+                self._alike_channel,
+                self._alike_method,
+                data[content:content_end],
+                self._header_size,
+                self._body_size,
+                self._body_size,
+                found == _PROPERTIES,
+            )
+            position = content_end
+        return position
+
+    def _take_publish(self, data: bytes, start: i64, content: i64, end: i64, number: i64) -> i64:
+        """Hands over the publish whose method frame lies from `start` to `content`. Returns where its content ends.
+
+        0: that is not whole; `_need` bytes from `start` on tell more. -1: it is to be taken frame by frame.
+        """
+        content_end = self._plain_content_end(data, content, end, number)
+        if content_end > 0:
+            self.channel = number
+            self._position = content_end
+            payload = data[start + 7 : content - 1]
+            if self._alike > _UNLIKE or self._alike_pause <= 0:
+                self._judge_alike(_UNLIKE, number, data, start, content, content_end)
+                if self._alike > _UNLIKE:
+                    payload = self._alike_method
+            else:
+                self._alike_pause -= 1
+            self.sink.on_publish(
+                number,
+                payload,
+                data[content:content_end],
+                self._header_size,
+                self._body_size,
+                self._body_size,
+                False,
+            )
+            return content_end
+        if content_end < 0 or (self._dropped and number in self._dropped):
+            return -1
+        if content == end:
+            # Nothing follows yet: an error of the method itself is told now.
+            self.channel = number
+            self._position = end
+            self.sink.on_publish_started(number)
+            self._position = start
+        self._need += content - start
+        return 0
 
     def _judge_alike(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
         """The plain publish at `start`, whose content lies from `content` to `end`, was less alike than expected, or it
@@ -541,127 +408,3 @@ class Assembler:
             self._need = content_end - start
             return 0
         return content_end if data[content_end - 1] == FRAME_END else -1
-
-    def _slow_frame(self, kind: i64, channel: i64, payload: bytes) -> None:
-        """Any frame, one at a time: the plain state machine that the fast road abbreviates."""
-        if self._dropped and channel in self._dropped:
-            if kind == FRAME_METHOD and len(payload) >= 4 and read_u32(payload, 0) != BASIC_PUBLISH:
-                self.sink.on_method(channel, payload)
-            return
-        partial = self._partials.get(channel) if self._partials else None
-        if kind == FRAME_METHOD:
-            if partial is not None:
-                raise self._unexpected(partial)
-            if len(payload) < 4:
-                raise _frame_fault(kind, payload, "unknown_frame")
-            method = read_u32(payload, 0)
-            if method == BASIC_PUBLISH:
-                self.sink.on_publish_started(channel)
-                self._begun += 1
-                self._partials[channel] = _PartialContent(payload, self._begun, self.sink.refusal(channel, payload))
-            else:
-                self.sink.on_method(channel, payload)
-        elif kind == FRAME_HEADER:
-            if partial is None:
-                raise UnexpectedFrame("expected method frame, got non method frame instead")
-            if partial.missing >= 0:
-                raise self._unexpected(partial)
-            self._header(channel, partial, payload)
-        elif kind == FRAME_BODY:
-            if partial is None:
-                raise UnexpectedFrame("expected method frame, got non method frame instead")
-            if partial.missing < 0:
-                raise self._unexpected(partial)
-            self._body(channel, partial, payload)
-        elif kind == FRAME_HEARTBEAT:
-            if channel != 0:
-                raise UnexpectedFrame(f"type 8, all octets = {octets(payload)}")
-            if payload:
-                raise _frame_fault(kind, payload, "unknown_frame")
-        else:
-            raise _frame_fault(kind, payload, "unknown_frame")
-
-    def _unexpected(self, partial: _PartialContent) -> UnexpectedFrame:
-        if partial.missing < 0:
-            text = "expected content header for class 60, got non content header frame instead"
-        else:
-            text = "expected content body, got non content body frame instead"
-        return UnexpectedFrame(text, BASIC_PUBLISH)
-
-    def _header(self, channel: i64, partial: _PartialContent, payload: bytes) -> None:
-        if len(payload) < HEADER_FIXED_BYTES + 2:
-            raise _frame_fault(FRAME_HEADER, payload, "unknown_frame")
-        class_id = read_u16(payload, 0)
-        if class_id != 60:
-            raise UnexpectedFrame(
-                f"expected content header for class 60, got one for class {class_id} instead", BASIC_PUBLISH
-            )
-        if read_u16(payload, 2) != 0:
-            # spec: 4.2.6.1 weight is unused and must be zero; rabbit: else it is no content header
-            raise self._unexpected(partial)
-        body_size = read_i64_be(payload, 4)
-        if body_size < 0 or body_size > _BODY_SIZE_SANE_MAX:
-            announced: int = body_size  # unsigned on the wire
-            if announced < 0:
-                announced += 1 << 64
-            raise FrameError(f"content header announces a body of {announced} bytes", BASIC_PUBLISH)
-        partial.header_size = len(payload) + FRAME_OVERHEAD_BYTES
-        partial.body_size = body_size
-        partial.missing = body_size
-        if body_size > self.body_size_max:
-            # The channel is closed for this; its body is still to come and is dropped unbuffered.
-            raise PreconditionFailed(
-                f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
-            )
-        partial.large = body_size > LARGE_BODY_BYTES
-        if partial.refusal is None:
-            partial.parts.append(_frame(FRAME_HEADER, channel, payload))
-        if body_size == 0:
-            self._finish(channel, partial)
-
-    def _body(self, channel: i64, partial: _PartialContent, payload: bytes) -> None:
-        size: i64 = len(payload)
-        if size > partial.missing:
-            # rabbit: a body longer than its header announced reads as a body frame too many
-            raise self._unexpected(partial)
-        partial.missing -= size
-        if partial.refusal is not None:
-            pass  # read over
-        elif partial.large:
-            if size > 0:
-                partial.add_payload(payload)
-        elif size > 0:
-            partial.parts.append(_frame(FRAME_BODY, channel, payload))
-            if size > partial.frame_payload_max:
-                partial.frame_payload_max = size
-        if partial.missing == 0:
-            self._finish(channel, partial)
-        elif partial.refusal is None:
-            partial.kept_bytes += size
-            self.kept_bytes += size
-
-    def _finish(self, channel: i64, partial: _PartialContent) -> None:
-        self._forget(channel)
-        if partial.refusal is not None:
-            raise partial.refusal
-        if partial.large:
-            partial.join_small()
-            parts = partial.parts
-            header = parts.pop(0)
-            self.sink.on_large_publish(channel, partial.method, header, parts, partial.body_size)
-            return
-        self.sink.on_publish(
-            channel,
-            partial.method,
-            b"".join(partial.parts),
-            partial.header_size,
-            partial.body_size,
-            partial.frame_payload_max,
-            False,
-        )
-
-
-def _frame(kind: int, channel: int, payload: bytes) -> bytes:
-    return b"".join(
-        (bytes((kind,)), channel.to_bytes(2, "big"), len(payload).to_bytes(4, "big"), payload, b"\xce")
-    )

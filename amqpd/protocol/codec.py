@@ -292,12 +292,8 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
             position = name + length
             if position >= limit:
                 raise CodecError("entry of a table is cut off")
-            if depth == 1 and length - 2 <= 1 and length >= 2:
-                if data[name] == 0x43 and data[name + 1] == 0x43:
-                    if length == 2:
-                        found = SENDER_SELECTED
-                elif data[name] == 0x42 and length == 3 and data[name + 1] == 0x43 and data[name + 2] == 0x43:
-                    found = SENDER_SELECTED
+            if depth == 1 and length - 2 <= 1 and length >= 2 and _selects_sender(data, name, length):
+                found = SENDER_SELECTED
         kind: i64 = data[position]
         position += 1
         shape: i64 = _OCTETS
@@ -313,9 +309,8 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
         if limit - position < 4:
             raise CodecError("length of a field is cut off")
         # The u32 at `position`: the table's own length stands before it, so eight octets that end with it are there.
-        size = read_i64_be(data, position - 4) & 0xFFFFFFFF
+        stop = position + 4 + (read_i64_be(data, position - 4) & 0xFFFFFFFF)
         position += 4
-        stop = position + size
         if stop > limit:
             raise CodecError("field is longer than what holds it")
         if shape == _OCTETS:
@@ -325,11 +320,17 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
             raise CodecError("tables and arrays nest deeper than 128")
         if outer is None:
             outer = []
-        packed = limit << 1
-        outer.append(packed + 1 if named else packed)
+        outer.append((limit << 1) + 1 if named else limit << 1)
         depth += 1
         limit = stop
         named = kind == _TABLE
+
+
+def _selects_sender(data: bytes, name: i64, length: i64) -> bool:
+    """Whether the name of two or three octets that begins at `name` is CC or BCC."""
+    if length == 3:
+        return data[name] == 0x42 and data[name + 1] == 0x43 and data[name + 2] == 0x43
+    return data[name] == 0x43 and data[name + 1] == 0x43
 
 
 def encode_table(table: Mapping[str, object]) -> bytes:

@@ -22,6 +22,7 @@ from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
@@ -86,7 +87,8 @@ class Room:
         self.opener = Opener(self._soon.append)
         self.vhosts: dict[str, VHost] = {}
         self.windows = Windows()
-        self.dead_letters = DeadLetters(self.turn, self.timers, self._soon.append, self.vhosts)
+        self.republisher = Republisher(self.turn, self.timers, self._soon.append)
+        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
         self.pump_retries = PumpRetries(self._call_later)
         host = BrokerHost(
             "/",

@@ -6,7 +6,7 @@ import pytest
 
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.publishing.dead_letters import HELD_MAX
-from amqpd.broker.publishing.deaths import Stories, address, is_cycle, with_death
+from amqpd.broker.publishing.deaths import Dresser, address, is_cycle, with_death
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 
 
@@ -217,13 +217,13 @@ class TestSafety:
 
         room.storage.commits.on_commit = watch
         queue.reject(queue.get(False))
-        room.dead_letters.run()
+        room.republisher.run()
         assert (queue.store.record_count, dead.store.record_count) == (1, 1)
         room.turns()
         assert committed[0] == (1, 1)
         assert (queue.store.record_count, dead.store.record_count) == (0, 1)
 
-    def test_a_kill_before_the_letter_is_written_repeats_it(self, room) -> None:
+    def test_a_kill_before_the_dead_letter_is_written_repeats_it(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -253,7 +253,7 @@ class TestSafety:
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
         queue.reject(queue.get(False))
-        room.dead_letters.stop()
+        room.republisher.stop()
         room.turns()
         room.restart()
         assert room.bodies(room.vhost.queue("dead")) == []
@@ -284,8 +284,8 @@ PROPERTIES = [
 ]
 
 
-class TestStories:
-    """What is remembered from letter to letter says the same as what is made for one alone."""
+class TestDresser:
+    """What is remembered from one dead letter to the next says the same as what is made for one alone."""
 
     @pytest.mark.parametrize("kind", ["fanout", "headers"])
     @pytest.mark.parametrize("key", [None, "other"])
@@ -296,13 +296,13 @@ class TestStories:
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
             room.bind("dlx", destination)
-        stories = Stories(room.vhosts)
-        stories.begin(1_700_000_000)
+        dresser = Dresser(room.vhosts)
+        dresser.begin(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):
             for envelope in (Envelope("x", "key"), Envelope("", "q")):
                 for each in PROPERTIES * 2:
                     encoded = encode_properties(each)
-                    told = stories.tell(queue, envelope, encoded, reason)
+                    told = dresser.dress(queue, envelope, encoded, reason)
                     alone = address(room.vhost, queue, exchange, envelope, encoded, reason, 1_700_000_000)
                     assert told is not None
                     assert decode_properties(told.properties) == decode_properties(alone.properties)
@@ -324,11 +324,11 @@ def quickly(queue) -> list[bytes]:
     return found
 
 
-class TestStretches:
-    """Many letters at once: what a log has of them is not kept in memory, and the queue goes on meanwhile."""
+class TestRanges:
+    """Many dead letters at once: what a log has of them is not kept in memory, and the queue goes on meanwhile."""
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_what_is_over_leaves_before_its_letters_are_out(self, room, durable: bool) -> None:
+    def test_what_is_over_leaves_before_its_dead_letters_are_out(self, room, durable: bool) -> None:
         dead = room.queue("dead", durable=durable)
         queue = room.queue(
             "q", durable=durable, x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
@@ -340,10 +340,10 @@ class TestStretches:
         for _ in range(40):
             queue.pump()
         assert queue.ready_count == 1 and dead.ready_count == 0
-        assert len(room.dead_letters._letters) < 2 * HELD_MAX
+        assert len(room.republisher.line) < 2 * HELD_MAX
         assert queue.get(False).message.body() == b"young"
         assert queue.ready_count == 0
-        room.publish("q", b"younger", turn=False)  # the log has letters yet: it stays
+        room.publish("q", b"younger", turn=False)  # the log has dead letters yet: it stays
         room.turns()
         assert quickly(dead) == [b"%d" % number for number in range(9000)]
         assert queue.stretch_count == 0
@@ -357,7 +357,7 @@ class TestStretches:
         room.clock.now_ms += 60
         for _ in range(40):
             queue.pump()
-        room.dead_letters.run()
+        room.republisher.run()
         assert queue.ready_count == 0 and 0 < room.vhost.queue("dead").ready_count < 6000
         room.restart(down_ms=100)
         queue = room.vhost.queue("q")
@@ -373,14 +373,14 @@ class TestStretches:
         fill(room, "q", 6000)
         for entry in [queue.get(False) for _ in range(6000)]:
             queue.reject(entry)
-        room.dead_letters.run()
+        room.republisher.run()
         before = dead.ready_count
         assert before < 6000
         dead.store.failed = True
         for _ in range(3):
-            room.dead_letters.run()
+            room.republisher.run()
         assert dead.ready_count == before
-        assert len(room.dead_letters._failed) > 0
+        assert len(room.republisher._failed) > 0
         if not durable:
             assert queue.ready_count == 0 and queue.stretch_count > 0
         dead.store.failed = False
@@ -396,7 +396,7 @@ class TestStretches:
         fill(room, "q", 6000)
         for entry in [queue.get(False) for _ in range(6000)]:
             queue.reject(entry)
-        room.dead_letters.run()
+        room.republisher.run()
         room.delete(queue)
         out = dead.ready_count
         room.turns()

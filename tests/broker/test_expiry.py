@@ -276,7 +276,7 @@ class TestSlices:
         queue.add_consumer(Hungry(queue))
         for _ in range(20):
             queue.pump()
-        assert len(room.dead_letters._letters) <= HELD_MAX + 64 + 20
+        assert len(room.republisher.line) <= HELD_MAX + 64 + 20
         room.turns()
         assert room.vhost.queue("dead").ready_count == 6000
         assert [room.get(room.vhost.queue("dead")).body for _ in range(3)] == [b"0", b"1", b"2"]
@@ -290,13 +290,13 @@ class TestSlices:
         room.publish("plain", b"over", expiration="50", turn=False)
         room.publish("plain", b"stays")
         room.clock.now_ms += 60
-        room.dead_letters._held_bytes += BEHIND_BYTES
+        room.republisher.held_bytes += BEHIND_BYTES
         dying.pump()
         dying.pump()
         assert room.dead_letters.is_behind() and dying.ready_count > 0, "so many letters hold it up"
         plain.pump()
         assert plain.ready_count == 1
-        room.dead_letters._held_bytes -= BEHIND_BYTES
+        room.republisher.held_bytes -= BEHIND_BYTES
         room.turns()
         assert room.bodies(plain) == [b"stays"]
         assert room.vhost.queue("dead").ready_count == 3000

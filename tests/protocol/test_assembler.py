@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from amqpd.errors import FrameError, HardError, PreconditionFailed, SoftError, UnexpectedFrame
-from amqpd.protocol.assembler import Assembler, CommandSink
+from amqpd.protocol.assembler import Assembler
+from amqpd.protocol.frames import CommandSink
 
 PAYLOAD_MAX = 120
 BODY_MAX = 700

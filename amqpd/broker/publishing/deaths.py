@@ -7,10 +7,10 @@ goes: it must not expire again at once.
 A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
 itself would run for ever.
 
-Letters come in floods of the same kind, so a `Stories` remembers, for a slice of them (`begin`): nothing is declared or
-bound meanwhile, and it is the same second. What died in the same queue for the same reason and had the same properties
-and route is told once. What had other properties, but neither copies nor an earlier death, gets the same entries at the
-end of its headers, and goes the same way.
+Dead letters come in floods of the same kind, so a `Dresser` remembers, for a slice of them (`begin`): nothing is
+declared or bound meanwhile, and it is the same second. What died in the same queue for the same reason and had the same
+properties and route is made once. What had other properties, but neither copies nor an earlier death, gets the same
+entries at the end of its headers, and goes the same way.
 
 Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the table measured there.
 """
@@ -25,10 +25,11 @@ from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.publishing import router
+from amqpd.broker.publishing.republisher import Dressed
 from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
-from amqpd.protocol.properties import PropertyInfo, scan, with_entries, with_headers, without_expiration
+from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration
 
 # As far as a death is counted, whatever number a client began with.
 COUNT_MAX: Final = 1 << 62
@@ -47,21 +48,8 @@ class Headers:
 
 
 @final
-class Story:
-    """A letter without its body. destinations: where it goes."""
-
-    def __init__(
-        self, envelope: Envelope, properties: bytes, info: PropertyInfo, destinations: list[Destination]
-    ) -> None:
-        self.envelope = envelope
-        self.properties = properties
-        self.info = info
-        self.destinations = destinations
-
-
-@final
 class FirstDeath:
-    """What all letters share that died for the first time, in one queue, for one reason, after one route.
+    """What all dead letters share that died for the first time, in one queue, for one reason, after one route.
 
     entries: of the headers, encoded.
     """
@@ -73,43 +61,43 @@ class FirstDeath:
 
 
 @final
-class Stories:
-    """vhosts: all there are, by name."""
+class Dresser:
+    """Makes dead letters of messages, and remembers for one slice what it has made. vhosts: all there are, by name."""
 
     def __init__(self, vhosts: Mapping[str, VHost]) -> None:
         self._vhosts = vhosts
         self._time_s = 0
-        self._told: dict[tuple[Queue, str, Envelope, bytes], Story | None] = {}
+        self._made: dict[tuple[Queue, str, Envelope, bytes], Dressed | None] = {}
         self._first: dict[tuple[Queue, str, Envelope, bytes | None], FirstDeath | None] = {}
 
     def begin(self, time_s: int) -> None:
         """Another slice. time_s: of the deaths, seconds since 1970."""
         self._time_s = time_s
-        self._told.clear()
+        self._made.clear()
         self._first.clear()
 
-    def tell(self, queue: LimitedQueue, envelope: Envelope, properties: bytes, reason: str) -> Story | None:
-        """The letter that becomes of a message of this route and these properties. None: its exchange is missing.
+    def dress(self, queue: LimitedQueue, envelope: Envelope, properties: bytes, reason: str) -> Dressed | None:
+        """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
 
         Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
         """
         key = (queue, reason, envelope, properties)
-        if key in self._told:
-            return self._told[key]
+        if key in self._made:
+            return self._made[key]
         name = queue.dead_letter_exchange
         vhost = self._vhosts[queue.vhost_name]
         exchange = vhost.exchanges.get(name) if name is not None else None
-        story: Story | None = None
+        dressed: Dressed | None = None
         if exchange is not None:
-            story = self._tell_first(vhost, queue, exchange, envelope, properties, reason)
-            if story is None:
-                story = address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
-        if len(self._told) >= REMEMBERED_MAX:
-            self._told.clear()
-        self._told[key] = story
-        return story
+            dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason)
+            if dressed is None:
+                dressed = address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
+        if len(self._made) >= REMEMBERED_MAX:
+            self._made.clear()
+        self._made[key] = dressed
+        return dressed
 
-    def _tell_first(
+    def _dress_first(
         self,
         vhost: VHost,
         queue: LimitedQueue,
@@ -117,7 +105,7 @@ class Stories:
         envelope: Envelope,
         properties: bytes,
         reason: str,
-    ) -> Story | None:
+    ) -> Dressed | None:
         """None: it has copies or an earlier death, its headers matter on the way, or fill a frame."""
         if b"-death" in properties:
             return None
@@ -141,7 +129,7 @@ class Stories:
         changed = with_entries(changed, first.entries)
         if len(changed) > FRAME_PAYLOAD_BYTES - 12:
             return None
-        return Story(first.envelope, changed, scan(changed, 0, len(changed)), first.destinations)
+        return Dressed(first.envelope, changed, scan(changed, 0, len(changed)), first.destinations)
 
 
 def first_death(
@@ -171,7 +159,7 @@ def address(
     properties: bytes,
     reason: str,
     time_s: int,
-) -> Story:
+) -> Dressed:
     """The message as it goes out, and where to. exchange: the dead-letter exchange."""
     key = queue.dead_letter_key
     changed = with_death(
@@ -184,7 +172,7 @@ def address(
     if key is None:
         keys += [each for each in copies(table) if each not in keys]
     destinations = router.route(vhost, exchange, keys, Headers(table).get)
-    return Story(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
+    return Dressed(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
 
 
 def without_cycles(destinations: list[Destination], reason: str, deaths: object) -> list[Destination]:

@@ -41,8 +41,8 @@ from amqpd.errors import (
     ResourceError,
 )
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import PROPERTIES_START
 from amqpd.protocol.codec import CodecError, shortstr
+from amqpd.protocol.frames import PROPERTIES_START
 from amqpd.protocol.properties import PropertyInfo, scan, with_reply_to, without_headers
 
 ROUTES_MAX: Final = 4096

@@ -32,7 +32,7 @@ from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import Fifo
 from amqpd.broker.queues.host import QueueHost
 from amqpd.errors import ResourceError
-from amqpd.protocol.assembler import LARGE_BODY_BYTES
+from amqpd.protocol.frames import LARGE_BODY_BYTES
 from amqpd.storage.log.checkpoint import UnknownFormat
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record

@@ -1,0 +1,103 @@
+"""Frames: what they are made of, what is said of those that are not as they must be, and who is told what they carry.
+
+A frame is type u8, channel u16, payload size u32, payload, 0xCE. A command is a method frame, or a basic.publish with a
+content header frame and the frames of its body.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.errors import AmqpError, FrameError
+
+FRAME_METHOD: Final = 1
+FRAME_HEADER: Final = 2
+FRAME_BODY: Final = 3
+FRAME_HEARTBEAT: Final = 8
+FRAME_END: Final = 0xCE
+FRAME_OVERHEAD_BYTES: Final = 8
+
+BASIC_PUBLISH: Final = 0x003C0028
+BASIC_ACK: Final = 0x003C0050
+
+# A content header's payload: class u16, weight u16, body size u64, then the property flags.
+HEADER_FIXED_BYTES: Final = 12
+PROPERTIES_START: Final = 7 + HEADER_FIXED_BYTES
+
+# From here on a body stays in the parts in which it came.
+LARGE_BODY_BYTES: Final = 256 * 1024
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CommandSink:
+    """What the assembler calls. The connection is the real one; tests have others, interpreted ones too."""
+
+    def on_publish(
+        self,
+        channel: i64,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        alike: bool,
+    ) -> None:
+        """A whole basic.publish.
+
+        method: the method frame's payload; its bytes serve as the key of the route cache. Most often it is the same
+        object as before where the bytes are the same.
+        alike: the properties, and all else of the header frame but the body's size, are those of the publish before
+        that had this method object.
+        content: header frame and non-empty body frames as they came. header_size: bytes of the whole header frame.
+        body_size: bytes. frame_payload_max: payload bytes of the largest body frame.
+        """
+        raise NotImplementedError
+
+    def on_large_publish(
+        self, channel: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64
+    ) -> None:
+        """A whole basic.publish whose body is above LARGE_BODY_BYTES.
+
+        header: the header frame. parts: the body, in order, without frames.
+        """
+        raise NotImplementedError
+
+    def on_ack(self, channel: i64, tag: i64, multiple: bool) -> None:
+        raise NotImplementedError
+
+    def on_method(self, channel: i64, payload: bytes) -> None:
+        """Any other method frame's payload, at least four bytes long."""
+        raise NotImplementedError
+
+    def on_publish_started(self, channel: i64) -> None:
+        """A basic.publish whose content is still on the way. Raises if the channel is not open."""
+        raise NotImplementedError
+
+    def refusal(self, channel: i64, method: bytes) -> AmqpError | None:
+        """Why the publish of that method is refused, as far as the method tells; its content is not kept then.
+
+        Asked where the content comes in more than one body frame. The error is raised when the content is complete.
+        """
+        return None
+
+
+def octets(data: bytes) -> str:
+    """Erlang's way to print a binary, `<<1,2>>` or `<<"text">>`: reply texts carry it. At most 64 octets are shown."""
+    shown = data[:64]
+    if shown and all(32 <= octet < 127 for octet in shown):
+        return '<<"' + shown.decode("ascii") + '">>'
+    return "<<" + ",".join([str(octet) for octet in shown]) + ">>"
+
+
+def frame_fault(kind: i64, data: bytes, why: str) -> FrameError:
+    """501 for a frame of this type with this payload. why: RabbitMQ's word for it."""
+    return FrameError(f"type {kind}, all octets = {octets(data)}: {why}")
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """A whole frame."""
+    return b"".join(
+        (bytes((kind,)), channel.to_bytes(2, "big"), len(payload).to_bytes(4, "big"), payload, b"\xce")
+    )
