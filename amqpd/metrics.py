@@ -63,9 +63,17 @@ def prometheus(
     """The text. objects: connections, channels ... and messages_ready, messages_unacked; queues, channels: their
     counters, summed since the start.
     """
-    here = process()
-    unroutable = sum(vhost.unroutable_count for vhost in broker.vhosts.values())
-    metrics = [
+    lines: list[str] = []
+    for metric in (*_there(objects), *_counted(broker, connections, queues, channels), *_resources(broker)):
+        name = metric.name
+        lines += [f"# TYPE {name} {metric.kind}", f"# HELP {name} {metric.help}", f"{name} {metric.value:.15g}"]
+    lines += _identity(broker)
+    return "\n".join(lines) + "\n"
+
+
+def _there(objects: Mapping[str, int]) -> list[Metric]:
+    """What there is now."""
+    return [
         Metric("rabbitmq_connections", "gauge", "Connections currently open", objects["connections"]),
         Metric("rabbitmq_channels", "gauge", "Channels currently open", objects["channels"]),
         Metric("rabbitmq_consumers", "gauge", "Consumers currently connected", objects["consumers"]),
@@ -81,6 +89,15 @@ def prometheus(
             "Messages ready and unacked",
             objects["messages_ready"] + objects["messages_unacked"],
         ),
+    ]
+
+
+def _counted(
+    broker: Broker, connections: Connections, queues: Mapping[str, int], channels: Mapping[str, int]
+) -> list[Metric]:
+    """What has happened since the start; never falls."""
+    unroutable = sum(vhost.unroutable_count for vhost in broker.vhosts.values())
+    return [
         Metric(
             "rabbitmq_connections_opened_total", "counter", "Connections opened", connections.opened_count
         ),
@@ -111,6 +128,13 @@ def prometheus(
         Metric(
             "rabbitmq_global_messages_unroutable_total", "counter", "Messages that no queue took", unroutable
         ),
+    ]
+
+
+def _resources(broker: Broker) -> list[Metric]:
+    """Memory, disk, descriptors: what is used, what may be, what is alarmed."""
+    here = process()
+    return [
         Metric("rabbitmq_resident_memory_limit_bytes", "gauge", "Memory alarm limit", broker.alarms.memory_limit_bytes),
         Metric(
             "rabbitmq_disk_space_available_limit_bytes", "gauge", "Disk limit", broker.alarms.disk_free_limit_bytes
@@ -130,10 +154,10 @@ def prometheus(
             broker.storage.export_losses.records,
         ),
     ]
-    lines: list[str] = []
-    for metric in metrics:
-        name = metric.name
-        lines += [f"# TYPE {name} {metric.kind}", f"# HELP {name} {metric.help}", f"{name} {metric.value:.15g}"]
+
+
+def _identity(broker: Broker) -> list[str]:
+    """Lines that say which broker answers."""
     version = broker.settings.product[1]
     build = "compiled" if is_compiled() else "interpreted"
     info = [
@@ -142,7 +166,7 @@ def prometheus(
         f'product_version="{__version__}"',
         f'build="{build}"',
     ]
-    lines += [
+    return [
         "# TYPE rabbitmq_build_info gauge",
         "# HELP rabbitmq_build_info Version",
         f'rabbitmq_build_info{{{",".join(info)}}} 1',
@@ -150,7 +174,6 @@ def prometheus(
         "# HELP rabbitmq_identity_info Node",
         f'rabbitmq_identity_info{{rabbitmq_node="{_label(broker.cluster_name)}"}} 1',
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _label(text: str) -> str:

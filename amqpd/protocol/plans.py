@@ -65,12 +65,7 @@ def read_arguments(plan: str, payload: bytes, position: int) -> list[object]:
             table, position = decode_table(payload, position)
             arguments.append(table)
         elif kind == "L" or kind == "M" or kind == "Z":
-            start = position + 4
-            if start > end:
-                raise CodecError("long string is cut off")
-            position = start + int.from_bytes(payload[position:start], "big")
-            if position > end:
-                raise CodecError("long string is cut off")
+            start, position = _long_string(payload, position, end)
             if kind == "L":
                 arguments.append(payload[start:position])
             elif kind == "M":
@@ -87,6 +82,17 @@ def read_arguments(plan: str, payload: bytes, position: int) -> list[object]:
     if position != end:
         raise CodecError("bytes after the last argument")
     return arguments
+
+
+def _long_string(payload: bytes, position: int, end: int) -> tuple[int, int]:
+    """Where the octets of the long string at `position` begin and end."""
+    start = position + 4
+    if start > end:
+        raise CodecError("long string is cut off")
+    stop = start + int.from_bytes(payload[position:start], "big")
+    if stop > end:
+        raise CodecError("long string is cut off")
+    return start, stop
 
 
 def write_arguments(plan: str, arguments: Iterable[object], head: bytes) -> bytes:
