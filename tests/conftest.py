@@ -10,7 +10,7 @@ import amqpd
 from amqpd._build import describe
 
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
-pytest.register_assert_rewrite("cases", "parties", "peer", "ledger", "loadrun")
+pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
 
 
 def pytest_report_header() -> str:

@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import CHUNKINGS, Case, Chunked
+from deliveries import Declare
 from parties import Broker, Witness
 from peer import Peer
 
@@ -83,3 +84,20 @@ def speaker(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Peer]:
 def skip_where_rabbit_differs(broker: Broker, case: Case) -> None:
     if case.ours and broker.is_rabbit:
         pytest.skip(f"RabbitMQ 3.10.8: {case.ours}")
+
+
+@pytest.fixture(params=["memory", "log"])
+def kept(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Declare]:
+    """Declares the peer's own queue: exclusive, or durable and deleted after the test. Both must behave alike."""
+    made: list[str] = []
+
+    def declare(peer: Peer) -> None:
+        if request.param == "memory":
+            peer.queue()
+        else:
+            peer.queue(exclusive=False, durable=True)
+            made.append(peer.q)
+
+    yield declare
+    for name in made:
+        witness.peer.call("queue.delete", queue=name)

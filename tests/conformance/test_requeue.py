@@ -1,0 +1,138 @@
+"""What comes back to its queue, in which order, and who gets it then."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import pytest
+from deliveries import Declare, eventually, fill, numbers, rest, take
+from parties import Broker
+from peer import Peer
+
+
+def test_requeue_restores_the_order(speaker: Peer, kept: Declare) -> None:
+    """By nack, in the wrong order, with one acked in between."""
+    kept(speaker)
+    fill(speaker, 5)
+    tags = []
+    for _ in range(4):
+        got = speaker.get(no_ack=False)
+        assert got is not None
+        tags.append(got.method["delivery_tag"])
+    speaker.method("basic.ack", delivery_tag=tags[1])
+    for tag in (tags[3], tags[0], tags[2]):
+        speaker.method("basic.nack", delivery_tag=tag, requeue=True)
+    speaker.fence()
+    assert rest(speaker) == [(0, True), (2, True), (3, True), (4, False)]
+
+
+REQUEUES: dict[str, dict[str, Any]] = {
+    "basic.nack": {"delivery_tag": 3, "multiple": True, "requeue": True},
+    "basic.nack-all": {"delivery_tag": 0, "multiple": True, "requeue": True},
+    "basic.recover": {"requeue": True},
+    "basic.recover-async": {"requeue": True},
+}
+
+
+@pytest.mark.parametrize("name", REQUEUES)
+def test_requeue_of_several(speaker: Peer, name: str, kept: Declare) -> None:
+    kept(speaker)
+    fill(speaker, 4)
+    for _ in range(3):
+        assert speaker.get(no_ack=False) is not None
+    speaker.method(name.removesuffix("-all"), **REQUEUES[name])
+    if name == "basic.recover":
+        speaker.expect("basic.recover-ok")
+    speaker.fence()
+    assert rest(speaker) == [(0, True), (1, True), (2, True), (3, False)]
+
+
+def test_reject_without_requeue_drops(speaker: Peer, kept: Declare) -> None:
+    kept(speaker)
+    fill(speaker, 3)
+    for _ in range(2):
+        assert speaker.get(no_ack=False) is not None
+    speaker.method("basic.reject", delivery_tag=1)
+    speaker.method("basic.nack", delivery_tag=2)
+    speaker.fence()
+    assert rest(speaker) == [(2, False)]
+
+
+def test_multiple_acks(speaker: Peer, kept: Declare) -> None:
+    """Up to and including the tag; those above stay; 0 is all of them."""
+    kept(speaker)
+    fill(speaker, 8)
+    speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
+    take(speaker, 8)
+    speaker.call("basic.cancel", consumer_tag="T")
+    speaker.method("basic.ack", delivery_tag=2)
+    speaker.method("basic.ack", delivery_tag=5, multiple=True)
+    speaker.call("basic.recover", requeue=True)
+    assert rest(speaker) == [(5, True), (6, True), (7, True)]
+    fill(speaker, 3)
+    for _ in range(3):
+        assert speaker.get(no_ack=False) is not None
+    speaker.method("basic.ack", multiple=True)
+    speaker.call("basic.recover", requeue=True)
+    assert rest(speaker) == []
+
+
+def test_requeued_goes_to_the_waiting_consumer(speaker: Peer, kept: Declare) -> None:
+    kept(speaker)
+    speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
+    speaker.publish(payload=b"0")
+    first = speaker.content("basic.deliver")
+    speaker.method("basic.reject", delivery_tag=first.method["delivery_tag"], requeue=True)
+    second = speaker.content("basic.deliver")
+    assert (second.body, second.method["redelivered"]) == (b"0", True)
+    assert second.method["delivery_tag"] == first.method["delivery_tag"] + 1
+
+
+def test_channel_close_requeues(speaker: Peer, kept: Declare) -> None:
+    kept(speaker)
+    speaker.channel(2)
+    fill(speaker, 3)
+    for _ in range(2):
+        assert speaker.get(no_ack=False, channel=2) is not None
+    speaker.call("channel.close", 2, reply_code=200)
+    assert rest(speaker) == [(0, True), (1, True), (2, False)]
+
+
+@pytest.mark.parametrize("kind", ["memory", "log"])
+@pytest.mark.parametrize("how", ["close", "drop", "reset"])
+def test_connection_end_requeues(broker: Broker, peer: Peer, how: str, kind: str) -> None:
+    peer.queue(exclusive=False, durable=kind == "log")
+    fill(peer, 4)
+    with broker.peer() as other:
+        other.handshake()
+        other.channel()
+        other.call("basic.qos", prefetch_count=3)
+        other.call("basic.consume", queue=peer.q)
+        assert numbers([other.content("basic.deliver") for _ in range(3)]) == [0, 1, 2]
+        other.method("basic.ack", delivery_tag=2)
+        other.content("basic.deliver")
+        other.fence()
+        if how == "close":
+            other.method("connection.close", 0, reply_code=200)
+            while other.read().name != "connection.close-ok":
+                pass
+        elif how == "reset":
+            other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    eventually(peer, peer.q, 3)
+    assert rest(peer) == [(0, True), (2, True), (3, True)]
+    peer.call("queue.delete", queue=peer.q)
+
+
+def test_closing_a_channel_leaves_other_consumers(speaker: Peer) -> None:
+    speaker.queue()
+    speaker.channel(2)
+    speaker.call("basic.consume", queue=speaker.q, consumer_tag="one", no_ack=True)
+    speaker.call("basic.consume", 2, queue=speaker.q, consumer_tag="two", no_ack=True)
+    speaker.call("channel.close", 2, reply_code=200)
+    fill_tags = []
+    for n in range(4):
+        speaker.publish(payload=b"%d" % n)
+        fill_tags.append(speaker.content("basic.deliver").method["consumer_tag"])
+    assert fill_tags == ["one"] * 4

@@ -1,0 +1,167 @@
+"""The assembler on long streams: linear cost, large bodies, publishers with habits."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import pamqp.base
+import pamqp.body
+import pamqp.commands as spec
+import pamqp.frame
+import pamqp.header
+import pytest
+from cutting import (
+    Driver,
+    Plain,
+    header_payload,
+    publish_frames,
+    raw_frame,
+)
+
+from amqpd.protocol.assembler import Assembler
+from amqpd.protocol.frames import CommandSink
+
+
+def big_stream(size: int) -> bytes:
+    method = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1)
+    return method + raw_frame(2, 1, header_payload(size, b"\0\0")) + raw_frame(3, 1, bytes(size))
+
+
+class Count(CommandSink):
+    def __init__(self) -> None:
+        self.bodies: list[int] = []
+
+    def on_publish(
+        self,
+        channel: int,
+        method: bytes,
+        content: bytes,
+        header_size: int,
+        body_size: int,
+        frame_payload_max: int,
+        alike: bool,
+    ) -> None:
+        self.bodies.append(body_size)
+
+    def on_publish_started(self, channel: int) -> None:
+        """Nothing to note."""
+
+
+def bytewise_s(size: int) -> float:
+    sink = Count()
+    assembler = Assembler(sink, 1 << 20, 1 << 20)
+    stream = big_stream(size)
+    begun = time.process_time()
+    for position in range(len(stream)):
+        assembler.push(stream[position : position + 1])
+        assembler.run()
+    took = time.process_time() - begun
+    assert sink.bodies == [size]
+    return took
+
+
+def test_one_byte_at_a_time_costs_linear_time() -> None:
+    """128 KiB byte by byte: one join per frame. Eight times the bytes may cost eight times as much, not sixty-four."""
+    small = min(bytewise_s(1 << 14) for _ in range(3))
+    large = min(bytewise_s(1 << 17) for _ in range(2))
+    assert large < 24 * small, f"{large:.3f} s for 128 KiB, {small:.4f} s for 16 KiB"
+
+
+class Large(CommandSink):
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, bytes, list[bytes], int]] = []
+
+    def on_publish_started(self, channel: int) -> None:
+        """Nothing to note."""
+
+    def on_large_publish(self, channel: int, method: bytes, header: bytes, parts: list[bytes], body_size: int) -> None:
+        self.taken.append((channel, header, parts, body_size))
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 65536, 1009])
+def test_a_large_body_stays_in_the_parts_it_came_in(chunk: int) -> None:
+    """Frames of every size, some on another channel between them; small ones are joined, the others are not touched."""
+    sizes = [131064, 1, 2, 3, 20_000, 0, 16384, 131064, *[7] * 30_000, 100_000]
+    body = bytes(range(256)) * (sum(sizes) // 256 + 1)
+    body = body[: sum(sizes)]
+    header = raw_frame(2, 1, header_payload(len(body), b"\x10\x00\x02"))
+    stream = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1) + header
+    at = 0
+    for size in sizes:
+        stream += raw_frame(3, 1, body[at : at + size])
+        at += size
+    sink = Large()
+    assembler = Assembler(sink, 131072, 1 << 24)
+    for start in range(0, len(stream), chunk):
+        assert not sink.taken
+        assembler.push(stream[start : start + chunk])
+        assembler.run()
+    ((channel, seen, parts, body_size),) = sink.taken
+    assert (channel, seen, body_size) == (1, header, len(body))
+    assert b"".join(parts) == body
+    assert len(parts) <= 8, [len(part) for part in parts]
+    assert not assembler.mid_frame()
+
+
+def habits(seed: int) -> bytes:
+    """Thousands of publishes of somebody who is alike for a while in one thing, then in another."""
+    random = Random(seed)
+    channels, keys = [1, 2], ["a", "b.c"]
+    properties = [b"\0\0", b"\x10\0\x02", b"\x10\0\x01", b"\x08\0\x07", b"\x20\0\0\0\0\x09\x03keyI\0\0\0\x07"]
+    stream = b""
+    chosen: list[Any] = [1, "a", b"\0\0", 5]
+    for _ in range(6):
+        changing = [random.random() < share for share in (0.2, 0.3, 0.5, 0.6)]
+        how_often = random.choice([0.02, 0.3, 1.0])
+        parts: list[bytes] = []
+        for number in range(random.choice([10, 300, 700])):
+            if random.random() < how_often:
+                fresh = [
+                    random.choice(channels),
+                    random.choice(keys),
+                    random.choice([*properties, b"\x01\0\4%04d" % (number % 1000)]),
+                    random.choice([0, 1, 5, 9, 60]),
+                ]
+                chosen = [new if change else old for new, change, old in zip(fresh, changing, chosen, strict=True)]
+            channel, key, property_bytes, size = chosen
+            body = [random.randbytes(size)] if size else []
+            if size > 9 and random.random() < 0.1:
+                body = [body[0][:7], body[0][7:]]
+            parts += [frame for _, frame in publish_frames(channel, key, False, property_bytes, body)]
+        stream += b"".join(parts)
+    return stream
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
+    """What the assembler expects of a stream, and gives up again, changes nothing of what it hands over."""
+    stream = habits(seed)
+    plain = Plain().cut(stream)
+    assert plain.error == 0 and not plain.unfinished
+    random = Random(seed)
+    for longest in (1 << 30, 3000, 150):
+        driver = Driver(lambda number: number % 97 == 0)
+        at = 0
+        while at < len(stream):
+            size = random.randint(1, longest)
+            driver.feed(stream[at : at + size])
+            at += size
+        assert driver.error is None
+        assert driver.sink.commands == plain.commands
+        assert driver.sink.alike > 0
+
+
+def test_properties_of_the_same_size_are_not_the_same() -> None:
+    """Bodies of another size each, properties that change now and then: the one thing that is expected to stay."""
+    frames: list[tuple[int, bytes]] = []
+    for number in range(600):
+        priority = 1 if number % 50 == 49 else number // 300
+        body = bytes(1 + number % 7)
+        frames += publish_frames(1, "a", False, b"\x08\0" + bytes((priority,)), [body])
+    stream = b"".join(frame for _, frame in frames)
+    driver = Driver()
+    driver.feed(stream)
+    assert driver.sink.commands == Plain().cut(stream).commands
+    assert driver.sink.alike > 400
