@@ -154,13 +154,14 @@ class Assembler(Contents):
             size: int = read_i32_be(data, position + 3)
             if size < 0 or size > payload_max:
                 shown = f"{{frame_too_large,{size & 0xFFFFFFFF},{payload_max - FRAME_OVERHEAD_BYTES}}}"
-                raise self._fault(data, position, position, shown)
+                raise self._fault(data, position, b"", shown)
             frame_end = position + 7 + size
             if frame_end >= end:
                 need = size + FRAME_OVERHEAD_BYTES
                 break
             if data[frame_end] != FRAME_END:
-                raise self._fault(data, position, frame_end, f"{{invalid_frame_end_marker,{data[frame_end]}}}")
+                shown = f"{{invalid_frame_end_marker,{data[frame_end]}}}"
+                raise self._fault(data, position, data[position + 7 : frame_end], shown)
             number = channel & 0xFFFF
             if data[position] == FRAME_METHOD and size >= 4:
                 method: int = read_i32_be(data, position + 7)
@@ -190,11 +191,11 @@ class Assembler(Contents):
         self._data = b""
         self._position = 0
 
-    def _fault(self, data: bytes, position: i64, frame_end: i64, why: str) -> FrameError:
-        """Of the frame at `position`, whose payload is shown as far as `frame_end`: nothing behind it can be read."""
+    def _fault(self, data: bytes, position: i64, payload: bytes, why: str) -> FrameError:
+        """Of the frame at `position`, with what is to be shown of its payload. Nothing behind it can be read."""
         self._position = len(data)
         self.channel = read_u16(data, position + 1)
-        return frame_fault(data[position], data[position + 7 : frame_end], why)
+        return frame_fault(data[position], payload, why)
 
     def _take_alike(self, data: bytes, position: i64, end: i64) -> i64:
         """Hands over the publishes from `position` on that begin like the one before. Returns where they end."""

@@ -17,6 +17,7 @@ from amqpd.broker.publishing import router
 from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.queue_log import QueueLog
 
 ROUTE = RecordRoute(b"first", b"key")
 
@@ -405,3 +406,68 @@ class TestLater:
         room.turn.unsynced_bytes_max = 64 * 1024 * 1024
         room.turns()
         assert target.ready_count == 1 and mover.told == [(0, 0)]
+
+
+class Elsewhere(QueueLog):
+    """A log on another machine: what it took is safe when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("", "", "elsewhere", "", local=False)
+        self.safe_end = 0
+
+    @property
+    def high_watermark(self) -> int:
+        return self.safe_end
+
+    def append(self, *record: Any) -> int:
+        self.next_offset += 1
+        return self.next_offset - 1
+
+    def confirm(self) -> None:
+        self.safe_end = self.next_offset
+        self.safety_moved()
+
+    def fail(self) -> None:
+        self.failed = True
+        self.safety_moved()
+
+
+class TestOtherMachines:
+    @pytest.fixture
+    def far(self, room: Any) -> Elsewhere:
+        queue = room.queue("far", durable=False)
+        log = queue.store = Elsewhere()
+        return log
+
+    def test_it_waits_for_the_high_watermark(self, room: Any, mover: Mover, far: Elsewhere) -> None:
+        near = room.queue("near")
+        mover.keep([b"1"], "near far")
+        room.republisher.add_range(mover, 0, 0)
+        room.turns()
+        assert near.ready_count == 1 and far.next_offset == 1
+        assert mover.told == [], "the near log is synced, the other one is not"
+        far.confirm()
+        assert mover.told == [(0, 0)]
+
+    def test_answers_may_come_before_the_sync(self, room: Any, mover: Mover, far: Elsewhere) -> None:
+        room.queue("near")
+        mover.keep([b"1"], "near far")
+        far.safe_end = 1 << 40
+        room.republisher.add_range(mover, 0, 0)
+        room.republisher.run()
+        assert mover.told == []
+        room.turns()
+        assert mover.told == [(0, 0)]
+
+    def test_one_that_fails_gets_it_again(self, room: Any, mover: Mover, far: Elsewhere) -> None:
+        mover.keep([b"1"], "far")
+        room.republisher.add_range(mover, 0, 0)
+        room.turns()
+        far.fail()
+        room.turns()
+        assert mover.told == [] and mover.waiting == 1
+        far.failed = False
+        room.advance(RETRY_MS + 10)
+        assert far.next_offset == 2 and mover.told == []
+        far.confirm()
+        assert mover.told == [(0, 0)]
