@@ -314,14 +314,14 @@ class TestImports:
 
 
 FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 500, 60, 40, 30
-LARGE: dict[str, str] = {}
+LARGE: dict[str, str] = {
+    "amqpd.protocol.properties:scan": "one pass over the bytes of every message: in pieces it costs a quarter more",
+}
 """What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
 
 NOT_YET: dict[str, str] = {
     "amqpd.storage": "Storage, recovery and the export's scans are being taken apart",
     "amqpd.broker.queues": "a queue becomes its ready order, its rules and its backing",
-    "amqpd.protocol": "a file per AMQP class, and the assembler's cutting in files of its own",
-    "amqpd.metrics": "what there is, what was counted and what is used become a function each",
 }
 """Rooms whose sizes and circles are not held yet, and what is under way there. It shrinks and ends empty."""
 

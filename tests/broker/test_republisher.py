@@ -98,8 +98,8 @@ def quickly(queue: Any) -> list[bytes]:
 
 def watch_commits(room: Any, each: Callable[[list[Any]], list[Any]]) -> None:
     """each: gets the logs that failed in a commit, returns which the broker is told of."""
-    on_commit = room.storage.on_commit
-    room.storage.on_commit = lambda generation, failed: on_commit(generation, each(failed))
+    on_commit = room.storage.commits.on_commit
+    room.storage.commits.on_commit = lambda generation, failed: on_commit(generation, each(failed))
 
 
 def spoil(room: Any, queue_id: str) -> Callable[[], None]:
