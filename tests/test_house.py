@@ -320,7 +320,8 @@ LARGE: dict[str, str] = {
 """What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
 
 NOT_YET: dict[str, str] = {
-    "amqpd.storage": "Storage, recovery and the export's scans are being taken apart",
+    "amqpd.storage.log.recovery": "beginning, cutting and rebuilding indexes become a file each",
+    "amqpd.storage.export.borders": "its scans are being taken apart",
     "amqpd.broker.queues": "a queue becomes its ready order, its rules and its backing",
 }
 """Rooms whose sizes and circles are not held yet, and what is under way there. It shrinks and ends empty."""

@@ -148,7 +148,7 @@ class AdminServer:
         path, _, query_text = request.raw_path.partition("?")
         if not path.startswith("/"):
             raise BadRequest("the path begins with a slash")
-        route, params = self._route(request, path)
+        route, params = self._router.find(request.method, path)
         caller = OPERATOR if operator else await self._caller(request, route)
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
@@ -185,9 +185,6 @@ class AdminServer:
             about = {"user": caller.user.name, "peer": peer_address(request.transport) or None}
             level = logging.DEBUG if route.quiet else logging.INFO
             log.log(level, "%s did %s %s", who, request.method, request.raw_path[:PATH_SHOWN_MAX], extra=about)
-
-    def _route(self, request: web.BaseRequest, path: str) -> tuple[Route, dict[str, str]]:
-        return self._router.find(request.method, path)
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
