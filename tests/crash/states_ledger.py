@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from amqpd.storage.keep.policy import RetentionPolicy
 
 KEY: Final = b"eu.new"
+OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most
 Rows = dict[str, str]
 
 
@@ -228,3 +229,19 @@ def _judge_queue(found: Found, messages: list[Message], kind: str, ahead: int) -
         raise Violation(f"{found.record_count} are counted, {len(found.messages)} are there")
     if found.next_offset <= found.last_offset:
         raise Violation(f"offset {found.next_offset} would be used again")
+
+
+def removable(live: list[Message], policy: RetentionPolicy, now_ms: int) -> list[Message]:
+    """What retention may take: all but what one of its limits protects, be they read as strictly as can be."""
+    found: list[Message] = []
+    if policy.max_age_ms >= 0:
+        found += [each for each in live if each.appended_ms < now_ms - policy.max_age_ms]
+    if policy.max_records >= 0:
+        found += live[: max(0, len(live) - policy.max_records)]
+    if policy.max_bytes >= 0:
+        size = 0
+        for message in reversed(live):
+            size += len(message.body) + OVERHEAD_MAX
+            if size >= policy.max_bytes:
+                found.append(message)
+    return [each for each in live if each in found]

@@ -1,7 +1,7 @@
-"""One life of the storage on a watched disk, and what is found when the next one begins.
+"""One life of the storage on a watched disk. (What is found when the next one begins: states_find.py.)
 
 `Life` does what a broker does (append, settle, deliver, give back, purge, commit, delete, stop) and writes it into the
-ledger. `look` runs the real recovery on an image and tells what a client would find, for `states_ledger.judge`.
+ledger.
 
 A log that keeps (retention, compaction) removes by itself. `Life.maintain` says beforehand what it may remove, by a
 rule of its own, and looks afterwards what it has: never one of the newest that the policy protects, never the last
@@ -14,28 +14,23 @@ mark of a busy queue runs ahead. Time then passes with its turns, 20 ms each, an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from states_disk import Disk, Image
-from states_ledger import KEY, Found, Ledger, Message, Outcome, Rows, Violation
+from states_disk import Disk
+from states_ledger import KEY, Ledger, Message, Outcome, Rows, Violation, removable
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
-from amqpd.storage.description import DESCRIPTION, read_description
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.retention import trim
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
-from amqpd.storage.survey import survey
 
 ROUTE: Final = RecordRoute(b"orders", KEY)
 NEVER: Final = 1 << 60  # no commit of this life makes it safe
-OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most
 PROPERTIES: Final = b"\x10\x00\x02"
 QUEUES: Final = "/data/vhosts/v/queues"
 
@@ -290,7 +285,7 @@ class Life:
             if policy is None:
                 continue
             live = self.live(queue)
-            candidates += _removable(live, policy, self.clock.now_ms)
+            candidates += removable(live, policy, self.clock.now_ms)
             if policy.compaction is not None:
                 old_ms = self.clock.now_ms - policy.compaction.tombstone_retention_ms
                 last = {message.key: message.number for message in live}
@@ -457,7 +452,7 @@ class Life:
             if queue in self.ledger.ahead:  # what comes next has offsets that no mark may speak of
                 self.ledger.ahead[queue] = min(self.ledger.ahead[queue], store.next_offset - 1)
             found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
-            offsets = {_body(record): record.offset for record in store.cursor.read(0, 1 << 30).records}
+            offsets = {body_of(record): record.offset for record in store.cursor.read(0, 1 << 30).records}
             for message in self.ledger.queues.setdefault(queue, []):
                 if message.body not in found:
                     # A settlement that only the page cache knows may be lost yet: the message then comes again.
@@ -486,69 +481,6 @@ def _nobody(generation: int, failed: list[LocalLog]) -> None:
     """To whom it is told that something is safe when nothing is done any more."""
 
 
-def _removable(live: list[Message], policy: RetentionPolicy, now_ms: int) -> list[Message]:
-    """What retention may take: all but what one of its limits protects, be they read as strictly as can be."""
-    found: list[Message] = []
-    if policy.max_age_ms >= 0:
-        found += [each for each in live if each.appended_ms < now_ms - policy.max_age_ms]
-    if policy.max_records >= 0:
-        found += live[: max(0, len(live) - policy.max_records)]
-    if policy.max_bytes >= 0:
-        size = 0
-        for message in reversed(live):
-            size += len(message.body) + OVERHEAD_MAX
-            if size >= policy.max_bytes:
-                found.append(message)
-    return [each for each in live if each in found]
-
-
-def _body(record: Any) -> bytes:
+def body_of(record: Any) -> bytes:
+    """Of a record, as the ledger numbers it."""
     return bytes(record.properties if record.tombstone else record.body)
-
-
-def _stored(disk: Disk, queue: str) -> frozenset[int]:
-    directory = f"{QUEUES}/{queue}"
-    names = disk.listdir(directory)
-    if not any(name.startswith("export-") for name in names):
-        return frozenset()
-    logs = b"".join(disk.read_file(f"{directory}/{name}") for name in names if name.endswith(".log"))
-    return frozenset(int(number) for number in re.findall(rb"%s(\d+)\." % queue.encode(), logs))
-
-
-def find(life: Life) -> Outcome:
-    """What clients find in this life's queues."""
-    outcome: Outcome = {}
-    for queue, store in life.stores.items():
-        store.recover()
-        records = store.cursor.read(0, 1 << 30).records
-        outcome[queue] = Found(
-            [(_body(record), store.redelivered(record.offset), record.delivery_count) for record in records],
-            store.record_count,
-            store.next_offset,
-            records[-1].offset if records else -1,
-            list(store.lost),
-            _stored(life.disk, queue),
-        )
-    return outcome
-
-
-def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int) -> Outcome:
-    """The real recovery on an image. Raises: Violation when deleted queues are still there."""
-    disk = Disk(image)
-    ledger = Ledger()
-    ledger.rows = [rows]
-    life = Life(disk, ledger, boot, segment_size_bytes=segment_size_bytes)
-    outcome = find(life)
-    for queue in disk.listdir(QUEUES):
-        if rows.get(queue) != "live" and not queue.endswith(DELETED):
-            raise Violation(f"the directory of {queue}, which is {rows.get(queue, 'unknown')}, is still there")
-    life.forget()
-    return outcome
-
-
-def described(image: Image) -> Rows:
-    """The rows that a start without metadata makes of the directories."""
-    disk = Disk(image)
-    found = survey(disk, "/data").queues.get("v", [])
-    texts = {queue: disk.read_if_there(f"{QUEUES}/{queue}/{DESCRIPTION}") for queue in found}
-    return {queue: "live" for queue, text in texts.items() if read_description(text, queue) is not None}

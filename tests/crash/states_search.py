@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from states_disk import Disk, Image, key_of
+from states_find import described, find, look
 from states_ledger import Ledger, Outcome, Rows, Violation, judge
-from states_life import QUEUES, Life, described, find, look
+from states_life import QUEUES, Life
 from states_workloads import Workload
 
 REMEMBERED_MAX: Final = 30_000
@@ -187,8 +188,10 @@ class Search:
             kept = [
                 each
                 for each in ledger.queues.get(queue, [])
-                if each.persistent and (each.confirmed if kind == "cut" else each.written)
-                and not each.settled and not each.gone
+                if each.persistent
+                and (each.confirmed if kind == "cut" else each.written)
+                and not each.settled
+                and not each.gone
             ]
             if state == "live" and kept and queue not in told:
                 raise Violation(f"without metadata {queue} is not there, with {kept[0]}\n{_describe(image)}")

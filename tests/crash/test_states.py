@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from states_disk import Disk, File
+from states_find import find
 from states_lanes import walk_wide
 from states_ledger import Ledger, Violation, judge
-from states_life import Life, find
+from states_life import Life
 from states_pace import AHEAD_MAX, Timers
 from states_search import Search
 from states_workloads import WORKLOADS

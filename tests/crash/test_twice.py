@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from states_disk import SECTOR, Disk, Image
+from states_find import find
 from states_ledger import Ledger, judge
-from states_life import QUEUES, Life, find
+from states_life import QUEUES, Life
 
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
+
+sys.path.insert(0, str(Path(__file__).parent))  # what tests share lies beside them: importmode=importlib leaves it off
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 

@@ -1,39 +1,28 @@
-"""The metadata: rows survive, groups commit in order, only the culprit fails, and strangers' databases are refused."""
+"""The metadata: rows survive, groups commit in order, and only the culprit fails."""
 
 from __future__ import annotations
 
 import os
-import queue
 import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
 
 from amqpd.storage.metadata.core import CoreStore
 from amqpd.storage.metadata.metadata import (
     BindingRow,
-    Change,
     Delete,
     DeleteBindings,
-    ExchangeRow,
-    GlobalParameterRow,
-    InstanceMismatch,
     Metadata,
     MetadataClosed,
     MetadataError,
-    MetadataState,
-    NewerSchema,
-    ParameterRow,
     PermissionRow,
-    PolicyRow,
     Put,
     QueueRow,
     Row,
@@ -43,75 +32,8 @@ from amqpd.storage.metadata.metadata import (
     WriteFailed,
     random_id,
 )
-from amqpd.storage.metadata.schema import SCHEMA_VERSION, TABLES
+from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.metadata.sqlite import SqliteStart
-
-VHOST = VhostRow("/", "0" * 32)
-OTHER = VhostRow("shop", "1" * 32, "the 'shop'; DROP TABLE vhosts", ("a", "b,c"), "quorum")
-USER = UserRow("guest", "$argon2id$...", "argon2id", ("administrator", "ünï"))
-ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
-
-EVERY_ROW: tuple[Row, ...] = (
-    VHOST,
-    OTHER,
-    USER,
-    PermissionRow("guest", "/", "^a.*", "", ".*"),
-    TopicPermissionRow("guest", "shop", "amq.topic", "^{username}", ".*"),
-    ExchangeRow("/", ODD, "topic", True, False, True, b"\x00\x00\x00\x03\x01x\xff"),
-    QueueRow("/", ODD, "2" * 32, True, True, False, bytes(range(256))),
-    BindingRow("/", "amq.topic", ODD, "queue", "not utf-8: \udcff\udc80", b"\x00"),
-    BindingRow("/", "amq.topic", ODD, "queue", "", b""),
-    BindingRow("/", "amq.topic", ODD, "exchange", "", b""),
-    PolicyRow("/", "p", "^q", "queues", '{"max-length":1}', 7, True),
-    PolicyRow("/", "p", "^q", "all", "{}", -1),
-    ParameterRow("shop", "shovel", "s", "{}"),
-    GlobalParameterRow("cluster_name", '"rabbit"'),
-)
-
-
-class Answers:
-    """`done` callbacks that remember what came, and in which order."""
-
-    def __init__(self) -> None:
-        self._arrived: queue.Queue[tuple[object, BaseException | None]] = queue.Queue()
-
-    def done(self, name: object) -> Callable[[BaseException | None], None]:
-        return lambda error: self._arrived.put((name, error))
-
-    def take(self, count: int) -> list[tuple[object, BaseException | None]]:
-        return [self._arrived.get(timeout=20) for _ in range(count)]
-
-
-def post(function: Callable[..., object], *arguments: object) -> None:
-    function(*arguments)
-
-
-@contextmanager
-def opened(
-    data_dir: Path, url: str = "", seed: Sequence[Row] = (VHOST, USER)
-) -> Iterator[tuple[Metadata, MetadataState]]:
-    metadata = Metadata(url, data_dir, post)
-    state = metadata.open(lambda: seed)
-    try:
-        yield metadata, state
-    finally:
-        metadata.close()
-
-
-def write(metadata: Metadata, *changes: Change) -> BaseException | None:
-    answers = Answers()
-    metadata.submit(changes, answers.done(None))
-    return answers.take(1)[0][1]
-
-
-def all_rows(state: MetadataState) -> set[tuple[str, Row]]:
-    """Rows with their type, since NamedTuples of different types with the same values are equal."""
-    lists = [value for value in state if isinstance(value, list)]
-    return {(type(row).__name__, row) for rows in lists for row in rows}
-
-
-def named(rows: Sequence[Row]) -> set[tuple[str, Row]]:
-    return {(type(row).__name__, row) for row in rows}
 
 
 @pytest.fixture(params=["own file", "url"])
@@ -458,160 +380,3 @@ def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) ->
     for _ in range(2):  # a fresh file, then one that exists
         done = run_python(script, str(tmp_path))
         assert done.stdout == "False False\n", done.stderr
-
-
-# --- whose database is it ---------------------------------------------------------------------------------------------
-
-
-def set_header(path: Path, name: str, value: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE amqpd_metadata SET value = ? WHERE name = ?", (value, name))
-
-
-def refused(data_dir: Path, error: type[MetadataError], url: str = "") -> str:
-    """Opens, expects `error`, and that no file of the data directory changed. Returns the error's text."""
-    before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
-    with pytest.raises(error) as caught, opened(data_dir, url):
-        pass
-    assert {path: path.read_bytes() for path in before} == before
-    return str(caught.value)
-
-
-def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
-    with opened(tmp_path):
-        pass
-    set_header(tmp_path / "metadata.sqlite", "schema_version", str(SCHEMA_VERSION + 1))
-    assert f"schema version {SCHEMA_VERSION + 1}" in refused(tmp_path, NewerSchema)
-
-
-@pytest.mark.parametrize("version", ["0", "", "-1", "one"])
-def test_an_unknown_schema_is_refused(tmp_path: Path, version: str) -> None:
-    with opened(tmp_path):
-        pass
-    set_header(tmp_path / "metadata.sqlite", "schema_version", version)
-    assert "schema version" in refused(tmp_path, MetadataError)
-
-
-def test_another_instance_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path / "a") as (_, a), opened(tmp_path / "b") as (_, b):
-        pass
-    (tmp_path / "a" / "metadata.sqlite").replace(tmp_path / "b" / "metadata.sqlite")
-    text = refused(tmp_path / "b", InstanceMismatch)
-    assert a.instance_id in text
-    assert b.instance_id in text
-
-
-def test_two_directories_cannot_share_a_database(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/shared.sqlite"
-    with opened(tmp_path / "a", url) as (_, state):
-        pass
-    (tmp_path / "b").mkdir()
-    assert state.instance_id in refused(tmp_path / "b", InstanceMismatch, url)
-    with opened(tmp_path / "a", url) as (_, again):
-        assert not again.fresh
-
-
-def test_queues_without_their_metadata_are_not_forgotten(tmp_path: Path) -> None:
-    with opened(tmp_path):
-        pass
-    (tmp_path / "vhosts" / VHOST.id / "queues" / random_id()).mkdir(parents=True)
-    (tmp_path / "metadata.sqlite").unlink()
-    for path in tmp_path.glob("metadata.sqlite-*"):
-        path.unlink()
-    assert "holds queues" in refused(tmp_path, InstanceMismatch)
-    assert not (tmp_path / "metadata.sqlite").exists()
-
-
-@pytest.mark.parametrize("left", ["instance-id only", "empty file", "pragma only"])
-def test_a_first_start_that_was_killed_goes_on(tmp_path: Path, left: str) -> None:
-    instance = random_id()
-    (tmp_path / "instance-id").write_text(f"{instance}\n")
-    if left != "instance-id only":
-        (tmp_path / "metadata.sqlite").touch(0o600)
-    if left == "pragma only":
-        with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-    with opened(tmp_path) as (metadata, state):
-        assert state.fresh
-        assert state.instance_id == instance
-        assert state.vhosts == [VHOST]
-        assert write(metadata, Put(OTHER)) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"abc\n", b"\xff" * 32, b"G" * 32])
-def test_a_damaged_instance_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    with opened(tmp_path):
-        pass
-    (tmp_path / "instance-id").write_bytes(content)
-    assert "instance id" in refused(tmp_path, InstanceMismatch)
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path):
-        pass
-    (tmp_path / "metadata.sqlite").write_bytes(b"no database" * 1000)
-    assert "metadata.sqlite" in refused(tmp_path, MetadataError)
-
-
-def test_a_row_nobody_wrote_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, "", EVERY_ROW):
-        pass
-    with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection, connection:
-        connection.execute("UPDATE users SET tags = '{}'")
-    assert "users" in refused(tmp_path, MetadataError)
-
-
-@pytest.mark.parametrize("url", ["nonsense", "nosuchdb://u:sesame@127.0.0.1:1/x", "sqlite:////dev/null/x?a=sesame"])
-def test_a_bad_url_is_a_clear_error_without_its_password(tmp_path: Path, url: str) -> None:
-    assert "sesame" not in refused(tmp_path, MetadataError, url)
-
-
-# --- against a naive twin ---------------------------------------------------------------------------------------------
-
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
-keys = st.one_of(names, st.binary(max_size=4).map(lambda key: key.decode("utf-8", "surrogateescape")))
-rows = st.one_of(
-    st.builds(QueueRow, st.just("/"), names, names, st.booleans(), st.booleans(), st.booleans(), st.binary(max_size=3)),
-    st.builds(ExchangeRow, st.just("/"), names, names, arguments=st.binary(max_size=3)),
-    st.builds(
-        BindingRow, st.just("/"), names, names, st.sampled_from(["queue", "exchange"]), keys, st.binary(max_size=3)
-    ),
-    st.builds(UserRow, names, names, names, st.lists(names, max_size=2).map(tuple)),
-    st.builds(GlobalParameterRow, names, names),
-)
-changes = st.lists(st.one_of(st.builds(Put, rows), st.builds(Delete, rows)), max_size=12)
-
-
-def key_of(row: Row) -> tuple[object, ...]:
-    match row:
-        case QueueRow():
-            return ("q", row.id)
-        case ExchangeRow():
-            return ("e", row.vhost, row.name)
-        case UserRow():
-            return ("u", row.name)
-        case GlobalParameterRow():
-            return ("g", row.name)
-        case _:
-            return ("b", *row)
-
-
-@settings(max_examples=40, deadline=None)
-@given(submissions=st.lists(changes, max_size=6), split=st.integers(0, 6))
-def test_like_a_dict(tmp_path_factory: pytest.TempPathFactory, submissions: list[list[Change]], split: int) -> None:
-    data_dir = tmp_path_factory.mktemp("twin")
-    twin: dict[tuple[object, ...], Row] = {}
-    answers = Answers()
-    for part in (submissions[:split], submissions[split:]):
-        with opened(data_dir, "", (VHOST,)) as (metadata, _):
-            with metadata._changed:
-                for submission in part:
-                    metadata.submit(submission, answers.done(None))
-            assert all(error is None for _, error in answers.take(len(part)))
-        for change in (change for submission in part for change in submission):
-            if isinstance(change, Put):
-                twin[key_of(change.row)] = change.row
-            elif isinstance(change, Delete):
-                twin.pop(key_of(change.row), None)
-    with opened(data_dir) as (_, state):
-        assert all_rows(state) == named([VHOST, *twin.values()])

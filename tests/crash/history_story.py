@@ -1,0 +1,62 @@
+"""A story told to the judge of histories, step by step, for tests of the judge itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from history import Event, Given, Sent
+from history_judge import AGE_S, LETTER_AGE_S, Judge
+
+OLD = LETTER_AGE_S + 5.0
+
+
+class Story:
+    """Tells a judge what happened; each step takes a millisecond. messages: 1 is the first."""
+
+    def __init__(self) -> None:
+        self.judge = Judge()
+        self.now = 1000.0
+        self.number = 100
+        self.last: dict[tuple[str, int], int] = {}
+
+    def note(self, what: str, queue: str = "", message: int = -1, more: Any = None) -> None:
+        self.now += 0.001
+        self.judge.take([Event(self.now, what, queue, message, more)])
+
+    def publish(self, queue: str, *messages: int, how: str = "confirm", priority: int = 0, tx: int = 0) -> None:
+        for message in messages:
+            self.note("publish", queue, message, Sent(how, priority, tx))
+            if how == "confirm":
+                self.note("confirmed", queue, message)
+
+    def give(self, queue: str, message: int, *, again: bool = False, returns: int = 0, reason: str = "") -> None:
+        home = queue.partition(".")[0]
+        deaths = ((reason, home, "", (home,), 1),) if reason else ()
+        self.number += 1
+        self.last[queue, message] = self.number
+        self.note("given", queue, message, Given(self.number, again, queue, returns, deaths))
+
+    def settle(self, queue: str, message: int, verdict: str = "ack", transaction: int = 0) -> None:
+        self.note("settle", queue, message, (self.last[queue, message], verdict, transaction))
+
+    def hear(self, queue: str, *after_s: float) -> None:
+        """Asked and answered at once, and again so much later: enough for an ack."""
+        for each in (0.0, *(after_s or (1.5 * AGE_S,))):
+            self.now += each
+            self.note("heard", more=(queue, self.now))
+
+    def end(self, how: str = "kill", after_s: float = OLD) -> None:
+        self.now += after_s
+        self.note("ended", more=how)
+
+    def through(self, queue: str, *messages: int, again: bool = False, reason: str = "") -> None:
+        """Given, acked, heard."""
+        for message in messages:
+            self.give(queue, message, again=again, reason=reason)
+            self.settle(queue, message)
+        self.hear(queue)
+
+    def found(self) -> str:
+        self.end("stop", 0.0)
+        self.judge.account()
+        return "\n".join(self.judge.violations)

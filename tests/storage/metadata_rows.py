@@ -1,0 +1,92 @@
+"""Rows of every kind, and a metadata store that is opened, written to and asked."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from amqpd.storage.metadata.metadata import (
+    BindingRow,
+    Change,
+    ExchangeRow,
+    GlobalParameterRow,
+    Metadata,
+    MetadataState,
+    ParameterRow,
+    PermissionRow,
+    PolicyRow,
+    QueueRow,
+    Row,
+    TopicPermissionRow,
+    UserRow,
+    VhostRow,
+)
+
+VHOST = VhostRow("/", "0" * 32)
+OTHER = VhostRow("shop", "1" * 32, "the 'shop'; DROP TABLE vhosts", ("a", "b,c"), "quorum")
+USER = UserRow("guest", "$argon2id$...", "argon2id", ("administrator", "ünï"))
+ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
+
+EVERY_ROW: tuple[Row, ...] = (
+    VHOST,
+    OTHER,
+    USER,
+    PermissionRow("guest", "/", "^a.*", "", ".*"),
+    TopicPermissionRow("guest", "shop", "amq.topic", "^{username}", ".*"),
+    ExchangeRow("/", ODD, "topic", True, False, True, b"\x00\x00\x00\x03\x01x\xff"),
+    QueueRow("/", ODD, "2" * 32, True, True, False, bytes(range(256))),
+    BindingRow("/", "amq.topic", ODD, "queue", "not utf-8: \udcff\udc80", b"\x00"),
+    BindingRow("/", "amq.topic", ODD, "queue", "", b""),
+    BindingRow("/", "amq.topic", ODD, "exchange", "", b""),
+    PolicyRow("/", "p", "^q", "queues", '{"max-length":1}', 7, True),
+    PolicyRow("/", "p", "^q", "all", "{}", -1),
+    ParameterRow("shop", "shovel", "s", "{}"),
+    GlobalParameterRow("cluster_name", '"rabbit"'),
+)
+
+
+class Answers:
+    """`done` callbacks that remember what came, and in which order."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.Queue[tuple[object, BaseException | None]] = queue.Queue()
+
+    def done(self, name: object) -> Callable[[BaseException | None], None]:
+        return lambda error: self._arrived.put((name, error))
+
+    def take(self, count: int) -> list[tuple[object, BaseException | None]]:
+        return [self._arrived.get(timeout=20) for _ in range(count)]
+
+
+def post(function: Callable[..., object], *arguments: object) -> None:
+    function(*arguments)
+
+
+@contextmanager
+def opened(
+    data_dir: Path, url: str = "", seed: Sequence[Row] = (VHOST, USER)
+) -> Iterator[tuple[Metadata, MetadataState]]:
+    metadata = Metadata(url, data_dir, post)
+    state = metadata.open(lambda: seed)
+    try:
+        yield metadata, state
+    finally:
+        metadata.close()
+
+
+def write(metadata: Metadata, *changes: Change) -> BaseException | None:
+    answers = Answers()
+    metadata.submit(changes, answers.done(None))
+    return answers.take(1)[0][1]
+
+
+def all_rows(state: MetadataState) -> set[tuple[str, Row]]:
+    """Rows with their type, since NamedTuples of different types with the same values are equal."""
+    lists = [value for value in state if isinstance(value, list)]
+    return {(type(row).__name__, row) for rows in lists for row in rows}
+
+
+def named(rows: Sequence[Row]) -> set[tuple[str, Row]]:
+    return {(type(row).__name__, row) for row in rows}

@@ -1,0 +1,122 @@
+"""Whose database it is: strangers', newer and damaged ones are refused, and nothing in them is touched."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from metadata_rows import EVERY_ROW, OTHER, VHOST, opened, write
+
+from amqpd.storage.metadata.metadata import (
+    InstanceMismatch,
+    MetadataError,
+    NewerSchema,
+    Put,
+    random_id,
+)
+from amqpd.storage.metadata.schema import SCHEMA_VERSION
+
+
+def set_header(path: Path, name: str, value: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE amqpd_metadata SET value = ? WHERE name = ?", (value, name))
+
+
+def refused(data_dir: Path, error: type[MetadataError], url: str = "") -> str:
+    """Opens, expects `error`, and that no file of the data directory changed. Returns the error's text."""
+    before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
+    with pytest.raises(error) as caught, opened(data_dir, url):
+        pass
+    assert {path: path.read_bytes() for path in before} == before
+    return str(caught.value)
+
+
+def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    set_header(tmp_path / "metadata.sqlite", "schema_version", str(SCHEMA_VERSION + 1))
+    assert f"schema version {SCHEMA_VERSION + 1}" in refused(tmp_path, NewerSchema)
+
+
+@pytest.mark.parametrize("version", ["0", "", "-1", "one"])
+def test_an_unknown_schema_is_refused(tmp_path: Path, version: str) -> None:
+    with opened(tmp_path):
+        pass
+    set_header(tmp_path / "metadata.sqlite", "schema_version", version)
+    assert "schema version" in refused(tmp_path, MetadataError)
+
+
+def test_another_instance_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as (_, a), opened(tmp_path / "b") as (_, b):
+        pass
+    (tmp_path / "a" / "metadata.sqlite").replace(tmp_path / "b" / "metadata.sqlite")
+    text = refused(tmp_path / "b", InstanceMismatch)
+    assert a.instance_id in text
+    assert b.instance_id in text
+
+
+def test_two_directories_cannot_share_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shared.sqlite"
+    with opened(tmp_path / "a", url) as (_, state):
+        pass
+    (tmp_path / "b").mkdir()
+    assert state.instance_id in refused(tmp_path / "b", InstanceMismatch, url)
+    with opened(tmp_path / "a", url) as (_, again):
+        assert not again.fresh
+
+
+def test_queues_without_their_metadata_are_not_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    (tmp_path / "vhosts" / VHOST.id / "queues" / random_id()).mkdir(parents=True)
+    (tmp_path / "metadata.sqlite").unlink()
+    for path in tmp_path.glob("metadata.sqlite-*"):
+        path.unlink()
+    assert "holds queues" in refused(tmp_path, InstanceMismatch)
+    assert not (tmp_path / "metadata.sqlite").exists()
+
+
+@pytest.mark.parametrize("left", ["instance-id only", "empty file", "pragma only"])
+def test_a_first_start_that_was_killed_goes_on(tmp_path: Path, left: str) -> None:
+    instance = random_id()
+    (tmp_path / "instance-id").write_text(f"{instance}\n")
+    if left != "instance-id only":
+        (tmp_path / "metadata.sqlite").touch(0o600)
+    if left == "pragma only":
+        with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+    with opened(tmp_path) as (metadata, state):
+        assert state.fresh
+        assert state.instance_id == instance
+        assert state.vhosts == [VHOST]
+        assert write(metadata, Put(OTHER)) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"abc\n", b"\xff" * 32, b"G" * 32])
+def test_a_damaged_instance_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    with opened(tmp_path):
+        pass
+    (tmp_path / "instance-id").write_bytes(content)
+    assert "instance id" in refused(tmp_path, InstanceMismatch)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    (tmp_path / "metadata.sqlite").write_bytes(b"no database" * 1000)
+    assert "metadata.sqlite" in refused(tmp_path, MetadataError)
+
+
+def test_a_row_nobody_wrote_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, "", EVERY_ROW):
+        pass
+    with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection, connection:
+        connection.execute("UPDATE users SET tags = '{}'")
+    assert "users" in refused(tmp_path, MetadataError)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuchdb://u:sesame@127.0.0.1:1/x", "sqlite:////dev/null/x?a=sesame"])
+def test_a_bad_url_is_a_clear_error_without_its_password(tmp_path: Path, url: str) -> None:
+    assert "sesame" not in refused(tmp_path, MetadataError, url)
