@@ -36,7 +36,8 @@ from amqpd.storage.log.cursor import Cursors
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import BadRecord, RecordRoute
-from amqpd.storage.queue_log import Cursor
+from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
+from amqpd.storage.queue_log import Cursor, LogFailed
 from amqpd.storage.settle.settlements import Settlements
 
 _GROUP_LARGE: Final = 9  # logs
@@ -186,6 +187,42 @@ class LocalLog(TurnLog):
     def flush_batches(self) -> None:
         self.mark_dirty()
         self._write_now()
+
+    def truncate_to(self, offset: i64) -> i64:
+        """Cuts the log before `offset`: batches that have it, and all behind them, go, with what was settled, delivered
+        and given back there; a new leader epoch begins. Returns the log end offset, which is lower where a batch or a
+        transaction goes as a whole (truncation.py). All of it is synced when this returns.
+
+        Waits for the disk. Raises: LogFailed, also when it could not be done, since the log ends nowhere then; LogBusy
+        while a job or the cleaner is at work on it; ValueError below its first batch, and for a temporary log.
+        """
+        log = self.log
+        self.ensure_open()
+        self._write_now()
+        if not log.durable:
+            raise ValueError("a temporary log is not truncated")
+        if self.in_job or log.cleaning:
+            raise LogBusy(self.name)
+        if offset >= self.next_offset:
+            return self.next_offset
+        self.write_late()
+        self._cursors.release()
+        mark = -1
+        try:
+            cut = find_cut(log, offset)
+            settlements = self._settlements
+            if settlements is not None:
+                settlements.cut(cut.end)
+                mark = settlements.delivered_mark
+            cut_off(log, cut, mark, self.returned)
+        except OSError as error:
+            log.trouble(error)
+            self.failed = log.failed = True
+            raise LogFailed(self.name) from error
+        self.lost = [(first, min(last, cut.end - 1)) for first, last in self.lost if first < cut.end]
+        self.next_offset = cut.end
+        self.recount()
+        return self.next_offset
 
     # -- safety
 
@@ -368,9 +405,11 @@ class LocalLog(TurnLog):
         return self.log.dirty
 
     def collect(self, part: JobPart, settled_too: bool = True) -> None:
+        self.in_job = True
         self.log.collect(part, settled_too)
 
     def synced(self, part: JobPart, group_size: int = 1) -> None:
+        self.in_job = False
         late = self.context.paced and group_size >= _GROUP_LARGE
         self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:

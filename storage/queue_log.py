@@ -101,7 +101,7 @@ class QueueLog:
         self.queue_id: str = queue_id
         self.name: str = name
         self.directory: str = directory
-        # What was appended is safe when `Storage.on_commit` names its generation; else when `when_safe` says so.
+        # What was appended is safe when `CommitCycle.on_commit` names its generation; else when `when_safe` says so.
         self.local: bool = local
         self.next_offset: i64 = 0  # the log end offset
         self.record_count: i64 = 0

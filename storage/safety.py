@@ -1,7 +1,8 @@
 """Who waits until a log is safe up to some offset.
 
-A confirm over local logs does not come here: they are made safe together, and `Storage.on_commit` names the generation
-(commit/). This is for logs whose high watermark moves on its own, and for whoever waits for one offset of one log.
+A confirm over local logs does not come here: they are made safe together, and `CommitCycle.on_commit` names the
+generation (commit/). This is for logs whose high watermark moves on its own, and for whoever waits for one offset of
+one log.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class TurnLog(QueueLog):
     ready: recovery is done, so that its counts are true. gathered: it waits for the next job. needs_commit: something
     that somebody waits for was appended since it was gathered last. write_failed: or could not be written.
     written_bytes: since `group.write` took them. last_turn: that wrote it. dirty, late: it stands in that list.
+    in_job: a job has its share, and is not done.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TurnLog(QueueLog):
         self.write_failed: bool = False
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
+        self.in_job: bool = False
         self.returned: dict[int, int] = _NONE_RETURNED  # offset -> delivery count of what was given back and is live
         self.dirty: bool = False
         self.late: bool = False

@@ -213,7 +213,10 @@ class Upkeep:
         store = self._store
         if whole and store is not None and not store.deleted:
             path = f"{cleaning.log.directory}/{cleaner.CLEANER_OFFSET}"
-            cleaning.log.note_cleaned(path, cleaner.encode_clean_offsets(cleaning.new_history()))
+            # It follows with the next job, which syncs the directory first.
+            unsynced = cleaning.log.unsynced
+            unsynced.checkpoints.append((path, cleaner.encode_clean_offsets(cleaning.new_history())))
+            unsynced.note_directory(cleaning.log.directory)
             logger.info(
                 "queue %s: compacted up to offset %d, %d records gone",
                 store.name,

@@ -25,6 +25,7 @@ from amqpd.storage.log.batch import (
     ClosedBatch,
     close_batch,
 )
+from amqpd.storage.log.foreign import check_batches, place
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import RecordRoute, around_body, write_record, write_tombstone
@@ -121,6 +122,29 @@ class Appender:
             self._take(batch.count, batch.body_bytes)
             self._close(batch.records)
         self.end_transaction()
+        return first
+
+    def append_batches(self, data: bytes) -> i64:
+        """Record batches that another program has closed, one behind the other, at the offsets that follow; returns the
+        first one's, the log end offset for none. They are checked, and get their place; their records stay as they are
+        (foreign.py). Cost: the CRC and some 150 ns a record. Raises: BadBatch, LogFailed; then nothing is appended.
+        """
+        batches = check_batches(data)
+        if self._transaction_start >= 0:
+            raise ValueError("a transaction is open")
+        if self._count > 0:
+            self._close_batch()
+        owner = self._owner
+        owner.ensure_open()
+        first: i64 = owner.next_offset
+        for batch in batches:
+            placed = place(self._context.scratch, batch, owner.next_offset, self._log.next_epoch())
+            self._batches.append(placed)
+            owner.record_count += placed.last_offset + 1 - placed.base_offset
+            owner.size_bytes += placed.body_size_bytes
+            owner.next_offset = placed.last_offset + 1
+            if self._log.durable and placed.attributes & TRANSIENT == 0:
+                owner.needs_commit = True
         return first
 
     def begin_transaction(self) -> None:

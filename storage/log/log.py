@@ -106,14 +106,23 @@ class Log:
             filesystem.unlink(f"{self.directory}/{checkpoint.CLEAN_SHUTDOWN}")
             self.clean = False
         self.epoch = self.next_epoch()
+        self._write_epochs()
+        self.unsynced.directories.append(self.directory)
+        self.begun = True
+
+    def begin_epoch(self) -> None:
+        """The log has been cut: those that began behind its end are gone, and another one begins. Raises: OSError."""
+        self.epochs = [each for each in self.epochs if each[1] < self.end]
+        self.epoch += 1
+        self._write_epochs()
+
+    def _write_epochs(self) -> None:
         if self.durable:
             epochs = [*self.epochs, (self.epoch, self.end)]
             path = f"{self.directory}/{checkpoint.LEADER_EPOCH}"
-            filesystem.replace_file(path, checkpoint.encode_lines(epochs), sync=False)
+            self.filesystem.replace_file(path, checkpoint.encode_lines(epochs), sync=False)
             self.epochs = epochs
             self.unsynced.paths.append(path)
-        self.unsynced.directories.append(self.directory)
-        self.begun = True
 
     def new_segment(self, base: int) -> Segment:
         segment = Segment(self.filesystem, self.directory, base)
@@ -162,11 +171,6 @@ class Log:
             self.note(segment, settled.TRANSIENT, first, last, size)
         self.note(segment, settled.TOTALS, segment.end, segment.size, segment.body_bytes)
         self.note(segment, settled.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
-
-    def note_cleaned(self, path: str, text: bytes) -> None:
-        """All of a cleaning is in place: its checkpoint follows with the next job, which syncs the directory first."""
-        self.unsynced.checkpoints.append((path, text))
-        self.unsynced.note_directory(self.directory)
 
     # -- where it starts
 
@@ -280,8 +284,8 @@ class Log:
         """All new entries of the active segment to `.index`: without them damage in the middle costs more after a kill.
         Raises nothing.
         """
-        active = self.segments[-1] if self.segments else None
-        if active is not None and not active.sealed and not active.gone and self.durable and not self.failed:
+        active = self.segments[-1] if self.segments and self.durable and not self.failed else None
+        if active is not None and not active.sealed and not active.gone:
             try:
                 active.flush_index()
             except OSError as error:
@@ -400,9 +404,8 @@ class Log:
 
     def after_recovery(self, *, clean: bool) -> None:
         """What a kill left in the page cache counts from now on, so the next job syncs it."""
-        for segment in self.segments:
-            if segment.sealed and segment.live == 0:
-                self.removals.wanted = True
+        if True in [segment.sealed and segment.live == 0 for segment in self.segments]:
+            self.removals.wanted = True
         if clean:
             self.watermark.begin(self.end)
             return
@@ -422,10 +425,7 @@ class Log:
                 continue
             self.unsynced.note(segment.open_log())
             if segment.settled_size:
-                settled_file = segment.open_settled()
-                if not settled_file.dirty:
-                    settled_file.dirty = True
-                    self.unsynced.settled.append(settled_file)
+                self.unsynced.note_settled(segment.open_settled())
 
     # -- closing
 

@@ -281,6 +281,16 @@ class Segment:
             self._times.cut(max(0, end - self.base))
         self._since_entry = INTERVAL_BYTES + 1
 
+    def forget_settled(self, end: int) -> None:
+        """The log has been cut before `end`: what was settled, lost or transient behind it never was."""
+        ranges = self.settled.ranges()
+        self.settled = SettledSet(self.base)
+        for first, last in ranges:
+            if first < end:
+                self.settled.add(first, min(last, end - 1))
+        self.transient_gone = [each for each in self.transient_gone if each[1] < end]
+        self.gaps = [each for each in self.gaps if each[1] < end]
+
     def add_transient(self, first: int, last: int, body_bytes: int) -> None:
         """Offsets that will not count after a restart."""
         if self.transient and self.transient[-1][1] + 1 == first:

@@ -44,6 +44,12 @@ class Unsynced:
             file.dirty = True
             self.files.append(file)
 
+    def note_settled(self, file: OpenFile) -> None:
+        """A `.settled` file was."""
+        if not file.dirty:
+            file.dirty = True
+            self.settled.append(file)
+
     def note_directory(self, directory: str) -> None:
         """There is a new name in it."""
         if directory not in self.directories:

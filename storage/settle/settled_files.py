@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
@@ -21,6 +22,21 @@ logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PASSING = (*FULL, errno.EMFILE, errno.ENFILE)  # what a log survives: it takes messages again once there is room
+
+
+def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
+    """As `replace_file`, by another name: `.settled.swap` may be the one file that holds what some of this tells."""
+    temporary = path + ".cleaned"
+    fd = filesystem.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        filesystem.write_whole(fd, data)
+        filesystem.fdatasync(fd)
+    except OSError:
+        filesystem.unlink(temporary)
+        raise
+    finally:
+        filesystem.close(fd)
+    filesystem.rename(temporary, path)
 
 
 class SettledFiles:
@@ -130,6 +146,20 @@ class SettledFiles:
             self._dirty.append(file)
             self._swapping.append(segment)
             self._renames.append((path, f"{segment.prefix}.settled"))
+
+    def write_anew(self, segment: Segment, mark: i64, returned: dict[int, int]) -> None:
+        """The segment's file tells what holds now and nothing else, and that is synced; its name is the caller's to
+        sync. Its descriptors are closed, nothing of it is pending. Raises: OSError.
+        """
+        data = segment.compacted(self._boot, mark, returned)
+        replace_settled(self._filesystem, segment.prefix + ".settled", data)
+        self._filesystem.unlink(segment.prefix + ".settled.swap")
+        self._renames = [each for each in self._renames if each[1] != segment.prefix + ".settled"]
+        self._swapping = [each for each in self._swapping if each is not segment]
+        segment.swapping = False
+        segment.settled_begun = True
+        segment.settled_size = len(data)
+        segment.rewrite_from = max(2 * len(data), REWRITE_FROM)
 
     @property
     def renaming(self) -> bool:

@@ -1,0 +1,290 @@
+"""A queue over a log that is not the local one: nothing in the broker asks which it is.
+
+`MemoryLog` is in memory, and its high watermark moves when a test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.queue_log import Cursor, Fetch, LogFailed, QueueLog
+
+
+class MemoryCursor(Cursor):
+    """slow: nothing is at hand until `answer`, as on a disk that takes its time."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+        self.waiting: Callable[[], None] | None = None
+
+    def read(self, offset: int, size_bytes_max: int) -> Fetch:
+        records: list[Record] = []
+        budget = max(size_bytes_max, 1)
+        while budget > 0 and offset < self.log.next_offset:
+            record = self.log.records.get(offset)
+            offset += 1
+            if record is not None:
+                record.delivery_count = self.log.returned.get(record.offset, 0)
+                records.append(record)
+                budget -= len(record.body) + len(record.properties) + 64
+        return Fetch(records, offset, False)
+
+    def read_at_hand(self, offset: int, size_bytes_max: int, arrived: Callable[[], None]) -> Fetch:
+        if self.log.slow:
+            self.waiting = arrived
+            return Fetch([], offset, True)
+        return self.read(offset, size_bytes_max)
+
+    def read_first(self, offset: int, arrived: Callable[[], None]) -> Record | None:
+        fetch = self.read_at_hand(offset, 1, arrived)
+        return fetch.records[0] if fetch.records else None
+
+    def answer(self) -> None:
+        """The disk has answered."""
+        self.log.slow = False
+        waiting, self.waiting = self.waiting, None
+        assert waiting is not None
+        waiting()
+
+    def release(self) -> None:
+        self.waiting = None
+
+    def close(self) -> None:
+        self.release()
+
+
+class MemoryLog(QueueLog):
+    """offset -> record; `advance` moves the high watermark, `fail` ends the log."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("v1", "memory", name, "", False)
+        self.records: dict[int, Record] = {}
+        self.returned: dict[int, int] = {}
+        self.delivered = -1
+        self.safe_end = 0
+        self.slow = False
+        self.retired = False
+        self.places = [MemoryCursor(self)]
+
+    # -- what a test does
+
+    def advance(self, high_watermark: int) -> None:
+        self.safe_end = high_watermark
+        self.safety_moved()
+
+    def fail(self) -> None:
+        self.failed = True
+        self.safety_moved()
+
+    # -- its life
+
+    def recover(self) -> None:
+        """It is always open."""
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        return True
+
+    def remove(self) -> None:
+        self.deleted = self.failed = True
+
+    def retire(self, done: Callable[[], None]) -> None:
+        self.remove()
+        self.retired = True
+        done()
+
+    # -- appending
+
+    def _take(self, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> int:
+        if self.failed:
+            raise LogFailed(self.name)
+        offset = self.next_offset
+        self.records[offset] = Record(offset, 0, route.exchange, route.routing_key, properties, body, persistent)
+        self.next_offset = offset + 1
+        self.record_count += 1
+        self.size_bytes += len(body)
+        return offset
+
+    def append(
+        self,
+        route: RecordRoute,
+        source: bytes,
+        properties_start: int,
+        properties_end: int,
+        body_start: int,
+        body_end: int,
+        persistent: bool,
+    ) -> int:
+        return self._take(route, source[properties_start:properties_end], source[body_start:body_end], persistent)
+
+    def append_large(
+        self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: int, persistent: bool
+    ) -> int:
+        return self._take(route, properties, b"".join(parts), persistent)
+
+    def append_prepared(self, prepared: Prepared) -> int:
+        raise NotImplementedError("no test prepares a transaction for it")
+
+    def begin_transaction(self) -> None:
+        """Nothing of it outlives the process."""
+
+    def end_transaction(self) -> None:
+        """Likewise."""
+
+    def flush_batches(self) -> None:
+        """Nothing waits."""
+
+    @property
+    def high_watermark(self) -> int:
+        return self.safe_end
+
+    # -- reading
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.places[0]
+
+    def new_cursor(self) -> Cursor:
+        self.places.append(MemoryCursor(self))
+        return self.places[-1]
+
+    # -- settling
+
+    def settle(self, offset: int, body_size_bytes: int = 0) -> None:
+        if self.records.pop(offset, None) is not None:
+            self.record_count -= 1
+            self.size_bytes -= body_size_bytes
+            self.returned.pop(offset, None)
+
+    def settle_range(self, first: int, last: int, body_size_bytes: int = 0) -> None:
+        for offset in range(first, last + 1):
+            if (record := self.records.get(offset)) is not None:
+                self.settle(offset, len(record.body))
+
+    def settle_with_turn(self) -> None:
+        """Nothing is written."""
+
+    def pass_older(self, offset: int, until_ms: int, count_max: int, settles: bool) -> tuple[int, int, int]:
+        return offset, 0, 0
+
+    def mark_delivered(self, offset: int) -> None:
+        self.delivered = max(self.delivered, offset)
+
+    def mark_returned(self, offset: int, delivery_count: int) -> None:
+        self.returned[offset] = delivery_count
+
+    def delivery_count(self, offset: int) -> int:
+        return self.returned.get(offset, 0)
+
+    def redelivered(self, offset: int) -> bool:
+        return offset in self.returned
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog("elsewhere")
+
+
+def over(room: Any, log: MemoryLog, **arguments: object) -> Queue:
+    table = {key.replace("_", "-"): value for key, value in arguments.items()}
+    queue = make_queue(room.vhost.queue_host, log.name, True, False, None, table, log)
+    queue.id = "memory"
+    room.vhost.add_queue(queue)
+    return queue
+
+
+def test_messages_go_in_and_out(room: Any, log: MemoryLog) -> None:
+    queue = over(room, log)
+    for number in range(10):
+        assert room.publish("elsewhere", b"%d" % number)
+    assert (log.record_count, log.size_bytes, log.next_offset) == (10, 10, 10)
+    assert room.bodies(queue) == [b"%d" % number for number in range(10)]
+    assert (log.record_count, log.size_bytes) == (0, 0)
+
+
+def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
+    bodies = [b"%d" % number for number in range(2000)]
+    queue = over(room, log)
+    queue.hot_count_max = 10
+    for body in bodies:
+        room.publish("elsewhere", body, turn=False)
+    room.turns()
+    assert room.bodies(queue) == bodies
+    assert log.record_count == 0
+
+
+def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
+    queue = over(room, log)
+    queue.hot_count_max = 10
+    for number in range(100):
+        room.publish("elsewhere", b"%d" % number, turn=False)
+    room.turns()
+    while queue.hot:
+        room.get(queue)
+    log.slow = True
+    assert queue.get(True) is None
+    assert queue.waits()
+    called: list[bool] = []
+    queue.getters.append(lambda: called.append(True))
+    cursor = log.cursor
+    assert isinstance(cursor, MemoryCursor)
+    cursor.answer()
+    room.turns()
+    assert called == [True]
+    assert queue.get(True) is not None
+
+
+def test_what_was_given_back_comes_again_with_its_count(room: Any, log: MemoryLog) -> None:
+    queue = over(room, log)
+    room.publish("elsewhere", b"again")
+    entry = queue.get(False)
+    assert entry is not None
+    assert log.delivered == 0
+    queue.requeue(entry, True)
+    assert log.returned == {0: 1}
+    found = room.get(queue)
+    assert (found.body, found.redelivered) == (b"again", True)
+
+
+def test_limits_and_purging(room: Any, log: MemoryLog) -> None:
+    queue = over(room, log, x_max_length=3)
+    for number in range(10):
+        room.publish("elsewhere", b"%d" % number)
+    assert sorted(log.records) == [7, 8, 9]
+    assert queue.purge() == 3
+    assert (log.record_count, log.size_bytes) == (0, 0)
+
+
+def test_a_log_that_has_failed_refuses(room: Any, log: MemoryLog) -> None:
+    over(room, log)
+    assert room.publish("elsewhere", b"in")
+    log.fail()
+    assert not room.publish("elsewhere", b"out")
+
+
+def test_a_deleted_queue_retires_its_log(room: Any, log: MemoryLog) -> None:
+    queue = over(room, log)
+    room.publish("elsewhere", b"gone")
+    assert room.delete(queue) == 1
+    room.turns()
+    assert log.retired
+
+
+def test_waiting_for_safety_follows_the_high_watermark(log: MemoryLog) -> None:
+    told: list[tuple[str, bool]] = []
+    route = RecordRoute(b"", b"elsewhere")
+    for name in ("first", "second", "third"):
+        offset = log.append_parts(route, b"", name.encode(), True)
+        log.when_safe(offset, lambda safe, name=name: told.append((name, safe)))  # type: ignore[misc]
+    log.advance(2)
+    assert told == [("first", True), ("second", True)]
+    log.when_safe(0, lambda safe: told.append(("at once", safe)))
+    assert told[-1] == ("at once", True)
+    log.fail()
+    assert told[-1] == ("third", False)

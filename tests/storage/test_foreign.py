@@ -1,0 +1,126 @@
+"""Batches of another program, put into a log as they are: kafka-python makes them, and reads what came of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from amqpd.storage.log.foreign import BadBatch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+    from kafka.record.memory_records import MemoryRecords
+
+HEADERS = [("exchange", b"orders"), ("properties", b"\x10\x00\x02")]
+
+
+def batch(*bodies: bytes, compression: int = 0, base: int = 0) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=compression,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    for number, body in enumerate(bodies):
+        builder.append(number, timestamp=1_700_000_000_000 + number, key=b"eu.new", value=body, headers=HEADERS)
+    data = bytearray(builder.build())
+    data[:8] = base.to_bytes(8, "big")
+    return bytes(data)
+
+
+def test_they_get_the_next_offsets_and_nothing_else_changes(house: Any) -> None:
+    store = house.begin()
+    house.append(b"ours")
+    foreign = batch(b"a", b"bb", base=500) + batch(b"ccc", base=7)
+    assert store.appender.append_batches(foreign) == 1
+    assert house.append(b"ours again") == [4]
+    assert (store.record_count, store.size_bytes, store.next_offset) == (5, 20, 5)
+    house.turn()
+    assert store.high_watermark == 5
+    records = store.cursor.read(0, 1 << 20).records
+    assert [(each.offset, each.body) for each in records] == [
+        (0, b"ours"),
+        (1, b"a"),
+        (2, b"bb"),
+        (3, b"ccc"),
+        (4, b"ours again"),
+    ]
+    assert {each.exchange for each in records} == {b"orders"}
+    file = bytes(house.log())
+    at = file.index(foreign[21:80])  # from the checksum's bytes on
+    assert file[at - 21 + 16 : at - 21 + 16 + 40] == foreign[16:56]
+    read = [record for each in _batches(file) for record in each]
+    assert [record.offset for record in read] == [0, 1, 2, 3, 4]
+    assert all(each.validate_crc() for each in _batches(file))
+
+
+def _batches(data: bytes) -> list[DefaultRecordBatch]:
+    records = MemoryRecords(data)
+    found = []
+    while (each := records.next_batch()) is not None:
+        found.append(each)
+    return found
+
+
+def test_they_are_there_after_a_kill_and_after_a_power_cut(house: Any) -> None:
+    store = house.begin()
+    store.appender.append_batches(batch(*[b"%d" % number for number in range(300)]))
+    store.settle_range(0, 99)
+    house.turn()
+    killed, cut = house.filesystem.killed(), house.filesystem.crashed(1)
+    for left in (killed, cut):
+        store = house.again(left)
+        assert (store.record_count, store.next_offset) == (200, 300)
+        assert house.bodies() == [b"%d" % number for number in range(100, 300)]
+
+
+def test_a_confirm_waits_for_them(house: Any) -> None:
+    store = house.begin()
+    told: list[bool] = []
+    store.appender.append_batches(batch(b"a", b"b"))
+    store.when_safe(1, told.append)
+    assert told == []
+    house.turn()
+    assert told == [True]
+    store.when_safe(0, told.append)
+    assert told == [True, True]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[:70] + bytes([data[70] ^ 1]) + data[71:],
+        lambda data: data[:16] + b"\x01" + data[17:],
+        lambda data: data[:26] + b"\x00" + data[27:],
+        lambda data: data[:8] + (1 << 20).to_bytes(4, "big") + data[12:],
+    ],
+)
+def test_what_is_no_whole_batch_is_refused_as_a_whole(house: Any, spoil: Any) -> None:
+    store = house.begin()
+    good = batch(b"a", b"b")
+    with pytest.raises(BadBatch):
+        store.appender.append_batches(good + spoil(batch(b"c", b"d")))
+    assert (store.next_offset, store.record_count) == (0, 0)
+    assert store.appender.append_batches(good) == 0
+
+
+def test_compressed_batches_and_transactions_are_refused(house: Any) -> None:
+    store = house.begin()
+    with pytest.raises(BadBatch, match="attributes"):
+        store.appender.append_batches(batch(b"a" * 1000, compression=1))
+    store.begin_transaction()
+    with pytest.raises(ValueError, match="transaction"):
+        store.appender.append_batches(batch(b"a"))
+    store.end_transaction()
+
+
+def test_nothing_is_appended_of_nothing(house: Any) -> None:
+    assert house.begin().appender.append_batches(b"") == 0

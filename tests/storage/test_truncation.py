@@ -1,0 +1,214 @@
+"""A log is cut while it is open: what is behind the cut is gone for good, what is before it stays as it was."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log.truncation import LogBusy
+from amqpd.storage.queue_log import LogFailed
+from amqpd.storage.simulation import SimulatedFileSystem
+
+
+def fill(house: Any, turns: int, count: int = 10, size: int = 100) -> None:
+    """`turns` batches of `count` messages, whose bodies tell their offsets."""
+    for _ in range(turns):
+        first = house.store.next_offset
+        house.append(*[b"%d" % offset + b"x" * size for offset in range(first, first + count)])
+        house.turn()
+
+
+def number(body: bytes) -> int:
+    return int(body.rstrip(b"xy"))
+
+
+def test_batches_at_the_offset_and_behind_it_go(house: Any) -> None:
+    store = house.begin()
+    fill(house, 10)
+    assert store.truncate_to(50) == 50
+    assert (store.next_offset, store.record_count, store.high_watermark) == (50, 50, 50)
+    assert house.offsets() == list(range(50))
+    sizes = store.size_bytes
+    assert house.append(b"50y") == [50]
+    house.turn()
+    assert house.bodies()[-1] == b"50y"
+    assert store.size_bytes == sizes + 3
+    for left in (house.filesystem.killed(), house.filesystem.crashed(3)):
+        again = house.again(left)
+        assert (again.next_offset, again.record_count, again.lost, again.size_bytes) == (51, 51, [], sizes + 3)
+        assert [number(body) for body in house.bodies()] == list(range(51))
+
+
+def test_a_batch_goes_as_a_whole(house: Any) -> None:
+    store = house.begin()
+    fill(house, 3)
+    assert store.truncate_to(15) == 10
+    assert house.offsets() == list(range(10))
+    assert store.truncate_to(10) == 10
+    assert store.truncate_to(99) == 10
+    assert store.truncate_to(0) == 0
+    assert (house.offsets(), store.record_count, store.size_bytes) == ([], 0, 0)
+    assert house.append(b"0y") == [0]
+
+
+def test_what_was_not_yet_written_goes_too(house: Any) -> None:
+    store = house.begin()
+    fill(house, 2)
+    house.append(b"20x", b"21x")
+    assert store.truncate_to(20) == 20
+    house.turn()
+    assert house.offsets() == list(range(20))
+    assert house.commits[-1][1] == []
+
+
+def test_whole_segments_go(make_house: Any) -> None:
+    house = make_house(segment_size_bytes=4096)
+    store = house.begin()
+    fill(house, 30)
+    files = house.names(".log")
+    assert len(files) > 5
+    assert store.truncate_to(40) == 40
+    assert house.names(".log") == [name for name in files if int(name[:20]) <= 40]
+    assert house.names(".settled") == [name.replace(".log", ".settled") for name in house.names(".log")]
+    fill(house, 30)
+    again = house.again()
+    assert (again.record_count, again.lost) == (340, [])
+    assert [number(body) for body in house.bodies()] == list(range(340))
+
+
+def test_settlements_and_the_delivery_mark_behind_it_are_dropped(house: Any) -> None:
+    store = house.begin()
+    fill(house, 5)
+    for offset in (3, 25, 45):
+        store.mark_delivered(offset)
+        store.mark_returned(offset, 2)
+    for offset in (5, 26, 46):
+        store.settle(offset, 102)
+    house.turn()
+    assert store.truncate_to(30) == 30
+    assert (store.record_count, store.delivered_mark) == (28, 29)
+    fill(house, 2)
+    assert house.offsets() == [offset for offset in range(50) if offset not in (5, 26)]
+    assert [store.delivery_count(offset) for offset in (3, 25, 45)] == [2, 2, 0]
+    assert not store.redelivered(45)
+    left = house.filesystem.killed()
+    store = house.again(left)
+    assert house.offsets() == [offset for offset in range(50) if offset not in (5, 26)]
+    assert store.delivered_mark == 29
+    assert [store.redelivered(offset) for offset in (29, 30, 45)] == [True, False, False]
+
+
+def test_a_new_epoch_begins(house: Any) -> None:
+    house.begin()
+    fill(house, 2)
+    store = house.again()
+    fill(house, 2)
+    assert store.log.epochs == [(0, 0), (1, 20)]
+    store.truncate_to(10)
+    assert store.log.epochs == [(0, 0), (2, 10)]
+    fill(house, 1)
+    assert [epoch for epoch, _ in house.again().log.epochs] == [0, 2]
+
+
+def test_a_transaction_goes_as_a_whole(house: Any) -> None:
+    store = house.begin()
+    fill(house, 1)
+    store.begin_transaction()
+    house.append(*[b"%d" % offset for offset in range(10, 210)])
+    store.end_transaction()
+    house.turn()
+    assert store.next_offset == 211  # its commit marker has an offset
+    assert store.truncate_to(211) == 211
+    assert store.truncate_to(100) == 10
+    assert house.offsets() == list(range(10))
+
+
+def test_what_is_below_the_log_cannot_be_its_end(make_house: Any) -> None:
+    house = make_house(segment_size_bytes=4096)
+    store = house.begin()
+    fill(house, 20)
+    store.settle_range(0, 99)
+    house.turn()
+    house.turn()
+    assert int(house.names(".log")[0][:20]) > 0
+    with pytest.raises(ValueError, match="starts behind"):
+        store.truncate_to(0)
+    assert not store.failed
+    assert house.offsets() == list(range(100, 200))
+
+
+def test_not_in_a_job(house: Any) -> None:
+    store = house.begin()
+    fill(house, 2)
+    house.append(b"20x")
+    house.storage.commits.end_of_turn()  # what the job answers is posted
+    with pytest.raises(LogBusy):
+        store.truncate_to(10)
+    assert house.offsets() == list(range(21))
+    house.loop()
+    assert store.truncate_to(10) == 10
+
+
+def test_after_a_disk_that_fails_the_log_takes_nothing_more(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = house.begin()
+    fill(house, 3)
+
+    def fails(self: object, path: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystem, "fsync_file", fails)
+        with pytest.raises(LogFailed):
+            store.truncate_to(10)
+    assert store.failed
+    again = house.again()
+    assert house.offsets() == list(range(again.next_offset))
+    assert (again.next_offset in (10, 20, 30), again.lost) == (True, [])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_crash_at_any_call_leaves_the_log_whole_or_cut(make_house: Any, seed: int) -> None:
+    """Every state that a power cut or a kill may leave on the way: what is before the cut is there, nothing is lost,
+    what is behind it is a prefix of what there was; and new messages at its offsets are new.
+    """
+    chance = random.Random(seed)
+    house = make_house(segment_size_bytes=chance.choice([3000, 1 << 20]))
+    store = house.begin()
+    fill(house, chance.randrange(3, 25))
+    end = store.next_offset
+    for offset in chance.sample(range(end), chance.randrange(0, end // 2)):
+        store.settle(offset, 100)
+    house.turn()
+    live = set(house.offsets())
+    first = int(house.names(".log")[0][:20]) if house.names(".log") else 0
+    wanted = chance.randrange(first, end)
+    if chance.random() < 0.5:
+        store = house.again()
+    states: list[SimulatedFileSystem] = []
+    filesystem = house.filesystem
+
+    def stop(name: str, path: str) -> None:
+        """Before each call."""
+        if name not in ("pread", "listdir", "size", "exists"):
+            states.append(filesystem.killed())
+            states.extend(filesystem.crashed(chance.randrange(1 << 30)) for _ in range(3))
+
+    filesystem.fault = stop
+    cut = store.truncate_to(wanted)
+    filesystem.fault = None
+    assert cut <= wanted
+    states += [filesystem.killed(), filesystem.crashed(seed)]
+    for number_of_state, left in enumerate(states):
+        store = house.again(left)
+        assert store.lost == [], number_of_state
+        assert cut <= store.next_offset <= end
+        assert store.next_offset == cut or number_of_state < len(states) - 2
+        found = house.offsets()
+        assert found == [offset for offset in sorted(live) if offset < store.next_offset]
+        assert all(number(body) == offset for offset, body in zip(found, house.bodies(), strict=True))
+        new = house.append(b"%dy" % store.next_offset)
+        house.turn()
+        assert house.offsets() == found + new
