@@ -1,6 +1,6 @@
-"""What one delivery is made of: an entry, the consumer that has it, and the queue it came from.
+"""What one delivery is made of: an entry, the consumer that has it, whose turn it is, and the queue it came from.
 
-The three name each other by nature, so they live together. An `Entry` is a message's place in one queue: it goes from
+They name each other by nature, so they live together. An `Entry` is a message's place in one queue: it goes from
 the queue to the channel's unacked list and, when it is requeued, back to its place. A `Consumer` takes entries; a
 channel's derives from it. A `Source` is what an entry came from and is settled with. `Queue` is the one there is;
 everything below it (turn, windows, timers of a queue) and beside it (channels) names the source, not the queue.
@@ -10,12 +10,14 @@ Invariant: an entry is settled, rejected or requeued exactly once, with the sour
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from mypy_extensions import i64
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
+from amqpd.storage.queue_log import QueueLog
 
 
 @final
@@ -71,9 +73,93 @@ class Consumer:
         raise NotImplementedError
 
 
+class RoundRobin:
+    """A queue's consumers, and whose turn it is.
+
+    They are served in strict round robin among those of the highest priority that have credit and room to write. One
+    without is parked, at no cost to the others, until its channel says that it is back. Cost: O(1), a step per consumer
+    that has to be parked.
+    """
+
+    def __init__(self) -> None:
+        self.consumers: list[Consumer] = []
+        # Those that are ready, highest priority first; parked ones are in no group.
+        self.groups: list[deque[Consumer]] = []
+        # x-single-active-consumer: the first of `consumers` is served, the others stand by.
+        self.single_active = False
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the one that is there allows no other."""
+        return len(self.consumers) > 0 and self.consumers[0].exclusive
+
+    def add(self, consumer: Consumer) -> None:
+        """It has its turn behind those that are ready."""
+        self.consumers.append(consumer)
+        self._enter(consumer)
+
+    def remove(self, consumer: Consumer) -> bool:
+        """It takes nothing more. True: it was the single active one, and the next in line is to be activated."""
+        consumer.cancelled = True
+        if consumer not in self.consumers:
+            return False
+        first = self.consumers[0]
+        self.consumers.remove(consumer)
+        self._leave(consumer)
+        return self.single_active and first is consumer and len(self.consumers) > 0
+
+    def back(self, consumer: Consumer) -> bool:
+        """A parked consumer may have credit or room again. False: it was not parked."""
+        if not consumer.parked or consumer.cancelled:
+            return False
+        consumer.parked = False
+        self._enter(consumer)
+        return True
+
+    def pick(self) -> Consumer | None:
+        """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
+        groups = self.groups
+        while groups:
+            group = groups[0]
+            consumer = group[0]
+            if consumer.can_take() and (not self.single_active or consumer is self.consumers[0]):
+                if len(group) > 1:
+                    group.rotate(-1)
+                return consumer
+            consumer.parked = True
+            group.popleft()
+            if not group:
+                del groups[0]
+        return None
+
+    def _enter(self, consumer: Consumer) -> None:
+        index = 0
+        for group in self.groups:
+            if group[0].priority == consumer.priority:
+                group.append(consumer)
+                return
+            if group[0].priority < consumer.priority:
+                break
+            index += 1
+        group = deque()
+        group.append(consumer)
+        self.groups.insert(index, group)
+
+    def _leave(self, consumer: Consumer) -> None:
+        if consumer.parked:
+            consumer.parked = False
+            return
+        for group in self.groups:
+            if group[0].priority == consumer.priority:
+                group.remove(consumer)
+                if not group:
+                    self.groups.remove(group)
+                return
+
+
 class Source(Destination):
-    """What entries come from, and what they are settled with. Counts are plain integers, read by metrics and the admin
-    API.
+    """What entries come from, and what they are settled with: a queue as those below and beside it see it. Counts are
+    plain integers, read by metrics and the admin API.
 
     A bare `Source` holds nothing and belongs to no vhost: the consumer of direct replies has one.
     """
@@ -89,7 +175,11 @@ class Source(Destination):
         self.logged = False
         # It stands in the turn's list of those to be pumped.
         self.pump_wanted = False
+        self.had_consumer = False
+        self.round_robin = RoundRobin()
+        # What is ready, and body bytes of it; what is with consumers.
         self.ready_count: i64 = 0
+        self.ready_bytes: i64 = 0
         self.unacked_count: i64 = 0
         self.published_count: i64 = 0
         self.delivered_count: i64 = 0
@@ -98,6 +188,28 @@ class Source(Destination):
         self.get_no_ack_count: i64 = 0
         self.redelivered_count: i64 = 0
         self.acked_count: i64 = 0
+
+    # -- consumers
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """All of them, in the order in which they came."""
+        return self.round_robin.consumers
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """The caller has checked exclusiveness. Delivery begins with the next pump."""
+        self.had_consumer = True
+        self.round_robin.add(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """It takes nothing more; what it has unacked stays with its channel."""
+        if self.round_robin.remove(consumer):
+            self.activate(self.round_robin.consumers[0])
+
+    def activate(self, consumer: Consumer) -> None:
+        """A parked consumer may have credit or room again."""
+        if self.round_robin.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
+            self.pump_later()
 
     # -- what channels ask
 
@@ -116,10 +228,15 @@ class Source(Destination):
         """
         raise NotImplementedError
 
-    def activate(self, consumer: Consumer) -> None:
-        """A parked consumer may have credit or room again."""
+    # -- what the turn, its log and its opening ask
 
-    # -- what the turn and its helpers ask
+    def log_opened(self, log: QueueLog) -> None:
+        """Its log can be used from now on."""
+        raise NotImplementedError
+
+    def log_arrived(self) -> None:
+        """The disk has answered what was read ahead."""
+        raise NotImplementedError
 
     def pump(self) -> None:
         """Delivers what is ready to whoever can take it."""
@@ -133,24 +250,10 @@ class Source(Destination):
         """`pump` has raised: it is tried again in a while."""
         raise NotImplementedError
 
-    def set_window(self, count_max: int, bytes_max: int) -> None:
-        """How many entries, and body bytes of them, it may hold in memory."""
-        raise NotImplementedError
+    # -- what its ready order and its clocks ask
 
-    # -- what its opening asks
-
-    def begin_to_open(self) -> bool:
-        """Reads the log. Whether that was all, or failed; else `opened` is called when the disk has answered."""
-        raise NotImplementedError
-
-    def opened(self) -> None:
-        """The disk has answered."""
-        raise NotImplementedError
-
-    # -- what its clocks ask
-
-    def in_use(self) -> bool:
-        """Whether somebody consumes from it."""
+    def watch(self, message: Message) -> None:
+        """The message has a time to live. It begins now, if it is not known when it began."""
         raise NotImplementedError
 
     def head(self) -> Entry | None:

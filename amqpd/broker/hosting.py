@@ -13,7 +13,7 @@ from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.queues.host import QueueHost
-from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
@@ -46,8 +46,8 @@ class BrokerHost(QueueHost):
         self._dead_letters = dead_letters
         self._expire = expire
 
-    def open_soon(self, queue: Source) -> bool:
-        return self._opener.open(queue)
+    def open_soon(self, opening: Opening) -> bool:
+        return self._opener.open(opening)
 
     def pump_failed(self, queue: Source, error: Exception) -> None:
         self._pump_retries.failed(queue, error)
@@ -63,11 +63,11 @@ class BrokerHost(QueueHost):
             self._expire(queue)
 
     def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
-        assert isinstance(queue, LimitedQueue)  # no other has a dead-letter exchange
+        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
         self._dead_letters.add(queue, entry, message, reason)
 
     def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
-        assert isinstance(queue, LimitedQueue)  # no other has a dead-letter exchange
+        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
         self._dead_letters.add_range(queue, first, last, reason)
 
     def letters_behind(self) -> bool:

@@ -32,7 +32,8 @@ from amqpd.broker.delivery import Entry
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.queue import HOT_COUNT_MAX, Queue
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.ready_order import HOT_COUNT_MAX
 from amqpd.channel.on_basic import requeue_all, settle_collected
 from amqpd.errors import InternalError, PreconditionFailed
 from amqpd.protocol import commands

@@ -12,6 +12,7 @@ from amqpd.broker.access import check
 from amqpd.broker.catalogue import queues
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.queues.arguments import erlang_type, is_integer
+from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.naming import queue_name
 from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
@@ -50,7 +51,7 @@ def qos(channel: Channel, command: BasicQos) -> None:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
     if command.global_:
         for consumer in channel.deliveries.consumers.values():
-            if consumer.queue.kind == "quorum":
+            if not KINDS[consumer.queue.kind].global_qos:
                 raise NotImplementedByBroker(
                     f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
                     commands.BASIC_QOS,
@@ -86,7 +87,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
                 f'"expected integer, got {erlang_type(value)}"'
             )
         priority = value
-    if queue.kind == "quorum" and channel.deliveries.window_size > 0:
+    if channel.deliveries.window_size > 0 and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
@@ -199,7 +200,7 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
     channel.busy = True
     again = partial(channel.owner.try_again, channel, encode(command))
     # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
-    queue.getters.append(partial(channel.owner.soon, again))
+    queue.when_ready(partial(channel.owner.soon, again))
 
 
 def ack(channel: Channel, command: BasicAck) -> None:

@@ -43,7 +43,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     opened = queue.can_open()
     store = queue.store
     owner: Any = queue.exclusive_owner
-    bytes_ready = queue.hot_bytes if store is None else store.size_bytes
+    bytes_ready = queue.order.hot_bytes if store is None else store.size_bytes
     first = queue.consumers[0].tag if queue.consumers else None
     item: dict[str, Any] = {
         "name": queue.name,
@@ -85,7 +85,7 @@ async def get_queues(call: Call) -> Reply:
     for vhost in call.vhosts():
         queues += await by_name(list(vhost.queues.values()), _name, slices)
     for queue in queues:
-        if not queue.ready:
+        if queue.opening is not None:
             await opened(queue)
         if slices.due:
             await slices.rest()

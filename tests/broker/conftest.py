@@ -23,10 +23,10 @@ from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.broker.queues.windows import Windows
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock
@@ -213,7 +213,7 @@ class Room:
         entry = queue.get(True)
         while entry is None and queue.waits():
             called: list[bool] = []
-            queue.getters.append(lambda called=called: called.append(True))  # type: ignore[misc]
+            queue.when_ready(lambda called=called: called.append(True))  # type: ignore[misc]
             self.turns()
             assert called, "nobody called the getter"
             entry = queue.get(True)

@@ -9,7 +9,7 @@ import pytest
 from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues import arguments
 from amqpd.broker.queues.arguments import IGNORED, ROWS, compare, compared_names, validate
-from amqpd.broker.queues.queue_kinds import LIMITS
+from amqpd.broker.queues.rules import PLAIN
 from amqpd.errors import PreconditionFailed
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
@@ -33,8 +33,12 @@ class TestDocumentation:
         else:
             assert row.name in text
 
-    def test_what_asks_for_limits_is_a_row(self) -> None:
-        assert set(ROWS) >= LIMITS
+    def test_every_field_of_the_rules_is_one_rows(self) -> None:
+        """But for what a kind of queue brings."""
+        fields = [row.field for row in ROWS.values() if row.field]
+        assert len(fields) == len(set(fields))
+        made = {"counts_shown", "drops_head", "admissions", "plain"}
+        assert set(fields) == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - made
 
 
 class TestValidation:

@@ -201,7 +201,7 @@ def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
     for _ in range(3):
         room.publish("q", expiration="100")
         room.advance(30)
-    entries = queue.hot.rest()
+    entries = queue.order.hot.rest()
     info = entries[0].message.info
     for entry in entries:
         entry.message.info = info
@@ -238,7 +238,7 @@ class TestSlices:
     @pytest.mark.parametrize("durable", [True, False])
     def test_a_log_is_settled_by_batches(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
-        queue.hot_count_max = 10
+        queue.order.count_max = 10
         for number in range(1000):
             room.publish("q", b"." * number, turn=number % 50 == 49)
         mine = [queue.get(False) for _ in range(3)]
@@ -315,7 +315,7 @@ class TestSlices:
 def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
     """The twin: [body, over at], in order; what is over leaves at the head alone."""
     queue = room.queue("q", durable=durable, x_message_ttl=100)
-    queue.hot_count_max = window
+    queue.order.count_max = window
     ready: list[tuple[int, bytes, int]] = []
     unacked: list[tuple[object, tuple[int, bytes, int]]] = []
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queues.windows import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Windows
-
-
-class Window:
-    hot_count_max = 0
-    hot_bytes_max = 0
-
-    def set_window(self, count_max: int, bytes_max: int) -> None:
-        self.hot_count_max, self.hot_bytes_max = count_max, bytes_max
+from amqpd.broker.queues.windows import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Window, Windows
 
 
 def queues(count: int) -> list[Window]:
-    return [Window() for _ in range(count)]
+    return [Window(0, 0) for _ in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, QUEUES_FULL, QUEUES_FULL + 1, 200, 1000, 10_000])
@@ -25,7 +17,7 @@ def test_all_windows_together_stay_within_bounds(count: int) -> None:
     made = queues(count)
     for queue in made:
         windows.add(queue)
-    assert {(queue.hot_count_max, queue.hot_bytes_max) for queue in made} == {(windows.count_max, windows.bytes_max)}
+    assert {(queue.count_max, queue.bytes_max) for queue in made} == {(windows.count_max, windows.bytes_max)}
     if count <= QUEUES_FULL:
         assert (windows.count_max, windows.bytes_max) == (COUNT_MAX, BYTES_MAX)
     assert windows.count_max == COUNT_MIN or count * windows.count_max <= QUEUES_FULL * COUNT_MAX
@@ -41,4 +33,4 @@ def test_they_grow_again_when_queues_go() -> None:
     for queue in made[5:]:
         windows.remove(queue)
     assert windows.count_max == COUNT_MAX > small
-    assert {queue.hot_count_max for queue in made[:5]} == {COUNT_MAX}
+    assert {queue.count_max for queue in made[:5]} == {COUNT_MAX}

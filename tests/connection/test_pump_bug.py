@@ -28,7 +28,7 @@ class Bug:
         self.times = times
 
     def strike(self, queue: Any) -> None:
-        queue.getters.append(lambda: self(queue))
+        queue.when_ready(lambda: self(queue))
 
     def __call__(self, queue: Any) -> None:
         if self.times:
@@ -53,8 +53,8 @@ def test_one_queues_bug_hurts_no_other(house: MemoryBroker, caplog: pytest.LogCa
     bug = Bug(7)
     bug.strike(bad)
     answered: list[str] = []
-    bad.getters.append(lambda: answered.append("the next"))
-    good.getters.append(lambda: answered.append("good"))
+    bad.when_ready(lambda: answered.append("the next"))
+    good.when_ready(lambda: answered.append("good"))
     turn = house.broker.turn
     turn.pump_later(bad)
     turn.pump_later(good)
@@ -94,6 +94,6 @@ def test_a_queue_that_is_gone_is_not_tried_again(house: MemoryBroker) -> None:
     assert client.names() == ["Queue.DeleteOk"]
     ((again, arguments),) = retries
     queue = arguments[0]
-    queue.getters.append(retries.clear)
+    queue.when_ready(retries.clear)
     again(*arguments)
     assert len(retries) == 1, "pumped, or armed again"

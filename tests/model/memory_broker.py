@@ -226,7 +226,7 @@ class MemoryBroker:
 
     def again(self, *, clean: bool) -> None:
         """The next life of the broker: its clients are gone, its durable queues are there."""
-        from amqpd.broker.queues.queue_kinds import make_queue
+        from amqpd.broker.queues.make_queue import make_queue
 
         queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]
         if clean:

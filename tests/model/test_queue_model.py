@@ -166,8 +166,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def shrink(self, name: str) -> None:
         queue = self.house.vhost.queues[name]
-        queue.hot_count_max = HOT_COUNT_MAX
-        queue.hot_bytes_max = HOT_BYTES_MAX
+        queue.order.count_max = HOT_COUNT_MAX
+        queue.order.bytes_max = HOT_BYTES_MAX
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
@@ -632,7 +632,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert queue.ready_count == len(twin.ready), name
             assert queue.unacked_count == twin.unacked, name
             assert sorted(consumer.tag for consumer in queue.consumers) == sorted(each.tag for each in twin.consumers)
-            assert len(queue.hot) <= HOT_COUNT_MAX or queue.store is not None
+            assert len(queue.order.hot) <= HOT_COUNT_MAX or queue.store is not None
             if name == "durable" and queue.store is not None and queue.store.ready:
                 assert queue.store.record_count == len(twin.ready) + twin.unacked
         for channel in self.channels:

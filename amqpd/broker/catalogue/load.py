@@ -8,8 +8,8 @@ from amqpd.broker.catalogue.exchange import Binding, Exchange
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
+from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import ExchangeType
 from amqpd.routing.registry import exchange_type

@@ -17,8 +17,9 @@ from amqpd.broker.catalogue.equivalence import check_queue
 from amqpd.broker.catalogue.leaving import drop_queue
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.queues.kinds import kind_of
+from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.errors import AccessRefused, PreconditionFailed
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.metadata.metadata import Change, Delete, Put, QueueRow
@@ -67,7 +68,7 @@ def check(names: Names, asked: QueueDeclaration) -> dict[str, object]:
     if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of queue '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
     queue_arguments.validate(asked.name, vhost, arguments)
-    if arguments.get("x-queue-type") == "quorum":
+    if kind_of(arguments).durable_only:
         wrong = (
             ("auto-delete", asked.auto_delete),
             ("exclusive-owner", asked.exclusive),

@@ -192,7 +192,7 @@ class VHost(Names):
         """Its row is committed, or it has none."""
         self.queues[queue.name] = queue
         if queue.logged:
-            self.queue_host.windows.add(queue)
+            self.queue_host.windows.add(queue.order)
         owner = queue.exclusive_owner
         if owner is not None:
             self._exclusive.setdefault(owner, {})[queue] = None
@@ -209,7 +209,7 @@ class VHost(Names):
         if owner is not None:
             # It stays nobody else's, and keeps its session no longer, whoever still names the queue.
             queue.exclusive_owner = _GONE
-        self.queue_host.windows.remove(queue)
+        self.queue_host.windows.remove(queue.order)
         return list(self._inbound.pop(queue, {}).values())
 
     def add_exchange(self, exchange: Exchange) -> None:

@@ -23,7 +23,7 @@ from amqpd.broker.delivery import Entry
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.publishing.deaths import Dresser
 from amqpd.broker.publishing.republisher import Dressed, Origin, Republisher
-from amqpd.broker.queues.limited_queue import LimitedQueue
+from amqpd.broker.queues.queue import Queue
 from amqpd.storage.queue_log import QueueLog
 
 # Dead letters that wait with their messages in memory, where a log has them too.
@@ -37,7 +37,7 @@ BEHIND_BYTES: Final = 32 * 1024 * 1024
 class Dying(Origin):
     """Messages of one queue that end for one reason. reason: as x-death says it: expired, maxlen, rejected, ..."""
 
-    def __init__(self, dead_letters: DeadLetters, queue: LimitedQueue, reason: str) -> None:
+    def __init__(self, dead_letters: DeadLetters, queue: Queue, reason: str) -> None:
         super().__init__("dead-letter")
         self.dead_letters = dead_letters
         self.queue = queue
@@ -53,14 +53,14 @@ class Dying(Origin):
         return self.queue.deleted
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
-        return self.queue.envelope_of(exchange, routing_key)
+        return self.queue.backing.envelope(exchange, routing_key)
 
     def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
         return self.dead_letters.dress(self, envelope, properties)
 
     def safe(self, first: i64, last: i64, size: i64) -> None:
         # A transient queue may have been given a temporary log since, which begins behind these.
-        if self.queue.in_log(first):
+        if self.queue.backing.has(first):
             super().safe(first, last, size)
 
     def waits(self, count: i64) -> None:
@@ -82,7 +82,7 @@ class DeadLetters:
         # Of the last one: they come in floods of the same kind.
         self._dying: Dying | None = None
 
-    def add(self, queue: LimitedQueue, entry: Entry | None, message: Message | None, reason: str) -> None:
+    def add(self, queue: Queue, entry: Entry | None, message: Message | None, reason: str) -> None:
         """Publishes it before long. Cost: O(1).
 
         entry: settled in the queue's log when its targets are safe; None: it never had a place there. message: None
@@ -91,18 +91,18 @@ class DeadLetters:
         dying = self._dying_of(queue, reason)
         offset: i64 = -1 if entry is None else entry.offset
         held = message is not None and (entry is None or len(self._republisher.line) < HELD_MAX)
-        if not held and queue.in_log(offset):
+        if not held and queue.backing.has(offset):
             if entry is not None:
                 entry.message = None
             self._republisher.add_range(dying, offset, offset)
         elif message is not None:
             self._republisher.add(dying, message, offset)
 
-    def add_range(self, queue: LimitedQueue, first: i64, last: i64, reason: str) -> None:
+    def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
         """Publishes all messages with these offsets that are not settled; the queue's log has them, and nobody else."""
         self._republisher.add_range(self._dying_of(queue, reason), first, last)
 
-    def _dying_of(self, queue: LimitedQueue, reason: str) -> Dying:
+    def _dying_of(self, queue: Queue, reason: str) -> Dying:
         dying = self._dying
         if dying is None or dying.queue is not queue or dying.reason != reason:
             dying = Dying(self, queue, reason)

@@ -26,7 +26,6 @@ from amqpd.broker.destination import Destination
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.republisher import Dressed
-from amqpd.broker.queues.limited_queue import LimitedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration
@@ -76,7 +75,7 @@ class Dresser:
         self._made.clear()
         self._first.clear()
 
-    def dress(self, queue: LimitedQueue, envelope: Envelope, properties: bytes, reason: str) -> Dressed | None:
+    def dress(self, queue: Queue, envelope: Envelope, properties: bytes, reason: str) -> Dressed | None:
         """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
 
         Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
@@ -84,7 +83,7 @@ class Dresser:
         key = (queue, reason, envelope, properties)
         if key in self._made:
             return self._made[key]
-        name = queue.dead_letter_exchange
+        name = queue.rules.dead_letter_exchange
         vhost = self._vhosts[queue.vhost_name]
         exchange = vhost.exchanges.get(name) if name is not None else None
         dressed: Dressed | None = None
@@ -100,7 +99,7 @@ class Dresser:
     def _dress_first(
         self,
         vhost: VHost,
-        queue: LimitedQueue,
+        queue: Queue,
         exchange: Exchange,
         envelope: Envelope,
         properties: bytes,
@@ -134,7 +133,7 @@ class Dresser:
 
 def first_death(
     vhost: VHost,
-    queue: LimitedQueue,
+    queue: Queue,
     exchange: Exchange,
     envelope: Envelope,
     expiration: bytes | None,
@@ -142,7 +141,7 @@ def first_death(
     time_s: int,
 ) -> FirstDeath:
     """exchange: the dead-letter exchange, where headers do not matter."""
-    key = queue.dead_letter_key
+    key = queue.rules.dead_letter_key
     out = Envelope(exchange.name, envelope.routing_key if key is None else key)
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
@@ -153,7 +152,7 @@ def first_death(
 
 def address(
     vhost: VHost,
-    queue: LimitedQueue,
+    queue: Queue,
     exchange: Exchange,
     envelope: Envelope,
     properties: bytes,
@@ -161,7 +160,7 @@ def address(
     time_s: int,
 ) -> Dressed:
     """The message as it goes out, and where to. exchange: the dead-letter exchange."""
-    key = queue.dead_letter_key
+    key = queue.rules.dead_letter_key
     changed = with_death(
         properties, reason, queue.name, envelope.exchange, envelope.routing_key, time_s, keep_keys=key is None
     )

@@ -1,6 +1,9 @@
 """Every `x-*` argument of queue.declare: one row each, from which validation and equivalence follow.
 
-A row names the argument, what values it takes, whether two declarations must agree on it, and the file that obeys it.
+A row names the argument, what values it takes and of which kinds of queue, whether two declarations must agree on it,
+what it becomes (a field of `Rules`, or a rule of its own that looks at what comes in), and the file that obeys it. So a
+new argument is its row and what obeys it. `rules_of` makes a queue's rules of them.
+
 Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
 here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
 
@@ -12,9 +15,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from amqpd.broker.message import TTL_MS_MAX
+from amqpd.broker.queues.kinds import KINDS, kind_of
+from amqpd.broker.queues.rules import OVERFLOWS, PLAIN, Admission, Rules
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME
@@ -38,7 +43,9 @@ class Row(NamedTuple):
     """One argument.
 
     compared: two declarations must agree on it. obeyed_by: the module below amqpd/broker that gives it its
-    meaning; `arguments` itself where that is to be accepted and ignored.
+    meaning; `arguments` itself where that is to be accepted and ignored. field: of `Rules`, that it becomes; "" for
+    none. most: the highest number it takes. kinds: of queue, that take it; None: all. admission: makes the rule of its
+    value, where it becomes one that looks at what comes in.
     """
 
     name: str
@@ -46,6 +53,10 @@ class Row(NamedTuple):
     compared: bool
     obeyed_by: str
     meaning: str
+    field: str = ""
+    most: int | None = None
+    kinds: frozenset[str] | None = None
+    admission: Callable[[Any], Admission] | None = None
 
 
 def erlang_type(value: object) -> str:
@@ -93,7 +104,7 @@ def _milliseconds(row: Row, value: object, context: Context) -> None:
     number = _integer(row, value, context)
     if number < 0:
         raise _invalid(row, context, f"{{value_negative,{number}}}")
-    if number > TTL_MS_MAX:
+    if row.most is not None and number > row.most:
         raise _invalid(row, context, f"{{value_too_large,{number}}}")
 
 
@@ -104,12 +115,10 @@ def _positive_milliseconds(row: Row, value: object, context: Context) -> None:
 
 
 def _priority(row: Row, value: object, context: Context) -> None:
-    if _is_quorum(context):
-        raise _not_for("rabbit_quorum_queue", row, context)
     number = _integer(row, value, context)
     if number < 0:
         raise _invalid(row, context, f"{{value_negative,{number}}}")
-    if number > 255:
+    if row.most is not None and number > row.most:
         raise _invalid(row, context, f"{{max_value_exceeded,{number}}}")
 
 
@@ -120,7 +129,7 @@ def _text(row: Row, value: object, context: Context) -> str:
 
 
 def _overflow(row: Row, value: object, context: Context) -> None:
-    if _text(row, value, context) not in ("drop-head", "reject-publish", "reject-publish-dlx"):
+    if _text(row, value, context) not in OVERFLOWS:
         raise _invalid(row, context, "invalid_overflow")
 
 
@@ -158,7 +167,7 @@ def _export_bytes(row: Row, value: object, context: Context) -> None:
 def _queue_type(row: Row, value: object, context: Context) -> None:
     if not isinstance(value, str):
         raise _invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    if value not in ("classic", "quorum"):
+    if value not in KINDS:
         raise _invalid(row, context, f"\"unsupported queue type '{value}'\"")
 
 
@@ -169,32 +178,21 @@ def _queue_mode(row: Row, value: object, context: Context) -> None:
         raise _invalid(row, context, f"\"unsupported queue mode '{value}'\"")
 
 
-def _is_quorum(context: Context) -> bool:
-    return context.arguments.get("x-queue-type") == "quorum"
-
-
-def _not_for(kind: str, row: Row, context: Context) -> PreconditionFailed:
-    return PreconditionFailed(
-        f"invalid arg '{row.name}' for queue '{context.queue}' in vhost '{context.vhost}' of queue type {kind}"
-    )
-
-
-def _quorum_number(row: Row, value: object, context: Context) -> None:
-    if not _is_quorum(context):
-        raise _not_for("rabbit_classic_queue", row, context)
-    _non_negative(row, value, context)
+def _check_kind(row: Row, context: Context) -> None:
+    kind = kind_of(context.arguments)
+    if row.kinds is not None and kind.name not in row.kinds:
+        raise PreconditionFailed(
+            f"invalid arg '{row.name}' for queue '{context.queue}' in vhost '{context.vhost}' "
+            f"of queue type {kind.module}"
+        )
 
 
 def _strategy(row: Row, value: object, context: Context) -> None:
-    if not _is_quorum(context):
-        raise _not_for("rabbit_classic_queue", row, context)
     if _text(row, value, context) not in ("at-most-once", "at-least-once"):
         raise _invalid(row, context, "invalid_dlx_strategy")
 
 
 def _queue_version(row: Row, value: object, context: Context) -> None:
-    if _is_quorum(context):
-        raise _not_for("rabbit_quorum_queue", row, context)
     _non_negative(row, value, context)
     if value not in (1, 2):
         raise _invalid(row, context, f"\"unsupported queue version '{value}'\"")
@@ -204,28 +202,108 @@ def _anything(_row: Row, _value: object, _context: Context) -> None:
     """Accepted as it is."""
 
 
+CLASSIC: Final = frozenset({"classic"})
+QUORUM: Final = frozenset({"quorum"})
+
 ROWS: Final[dict[str, Row]] = {
     row.name: row
     for row in (
-        Row("x-message-ttl", _milliseconds, True, "expiry", "how many ms a message may wait; 0: deliver or drop"),
-        Row("x-expires", _positive_milliseconds, True, "expiry", "a queue nobody used for so many ms is deleted"),
-        Row("x-max-length", _non_negative, True, "limited_queue", "how many messages may be ready"),
-        Row("x-max-length-bytes", _non_negative, True, "limited_queue", "how many body bytes may be ready"),
-        Row("x-overflow", _overflow, True, "limited_queue", "when full: drop-head, reject-publish, reject-publish-dlx"),
-        Row("x-dead-letter-exchange", _exchange_name, True, "dead_letters", "where messages go that end here"),
-        Row("x-dead-letter-routing-key", _dead_letter_key, True, "dead_letters", "under which key, if not their own"),
-        Row("x-dead-letter-strategy", _strategy, False, IGNORED, "ignored: at least once if durable"),
-        Row("x-max-priority", _priority, True, "priority_queue", "highest level of basic.priority told apart, 0-255"),
-        Row("x-single-active-consumer", _boolean, True, "consumers", "one consumer at a time, the others stand by"),
-        Row("x-queue-type", _queue_type, True, "queue_kinds", "classic or quorum; any other is refused with 406"),
-        Row("x-delivery-limit", _quorum_number, True, "limited_queue", "quorum: returns before it is dead-lettered"),
-        Row("x-export", _export_name, True, "queue_kinds", "what is settled stays until that export has it"),
-        Row("x-export-max-bytes", _export_bytes, True, "queue_kinds", "how much of them stays at most; default 16 GiB"),
+        Row(
+            "x-message-ttl",
+            _milliseconds,
+            True,
+            "expiry",
+            "how many ms a message may wait; 0: deliver or drop",
+            field="ttl_ms",
+            most=TTL_MS_MAX,
+        ),
+        Row(
+            "x-expires",
+            _positive_milliseconds,
+            True,
+            "expiry",
+            "a queue nobody used for so many ms is deleted",
+            field="expires_ms",
+            most=TTL_MS_MAX,
+        ),
+        Row("x-max-length", _non_negative, True, "limits", "how many messages may be ready", field="length_max"),
+        Row(
+            "x-max-length-bytes",
+            _non_negative,
+            True,
+            "limits",
+            "how many body bytes may be ready",
+            field="length_bytes_max",
+        ),
+        Row(
+            "x-overflow",
+            _overflow,
+            True,
+            "limits",
+            "when full: drop-head, reject-publish, reject-publish-dlx",
+            field="overflow",
+        ),
+        Row(
+            "x-dead-letter-exchange",
+            _exchange_name,
+            True,
+            "dead_letters",
+            "where messages go that end here",
+            field="dead_letter_exchange",
+        ),
+        Row(
+            "x-dead-letter-routing-key",
+            _dead_letter_key,
+            True,
+            "dead_letters",
+            "under which key, if not their own",
+            field="dead_letter_key",
+        ),
+        Row(
+            "x-dead-letter-strategy",
+            _strategy,
+            False,
+            IGNORED,
+            "ignored: at least once if durable",
+            kinds=QUORUM,
+        ),
+        Row(
+            "x-max-priority",
+            _priority,
+            True,
+            "levels",
+            "highest level of basic.priority told apart, 0-255",
+            field="level_max",
+            most=255,
+            kinds=CLASSIC,
+        ),
+        Row(
+            "x-single-active-consumer",
+            _boolean,
+            True,
+            "delivery",
+            "one consumer at a time, the others stand by",
+            field="single_active",
+        ),
+        Row("x-queue-type", _queue_type, True, "kinds", "classic or quorum; any other is refused with 406"),
+        Row(
+            "x-delivery-limit",
+            _non_negative,
+            True,
+            "limits",
+            "quorum: returns before it is dead-lettered",
+            field="delivery_limit",
+            kinds=QUORUM,
+        ),
+        Row("x-export", _export_name, True, "make_queue", "what is settled stays until that export has it"),
+        Row("x-export-max-bytes", _export_bytes, True, "make_queue", "how much of them stays at most; default 16 GiB"),
         Row("x-queue-mode", _queue_mode, True, IGNORED, "ignored: every queue pages to disk"),
-        Row("x-queue-version", _queue_version, False, IGNORED, "ignored: there is one storage engine"),
+        Row(
+            "x-queue-version", _queue_version, False, IGNORED, "ignored: there is one storage engine", kinds=CLASSIC
+        ),
         Row("x-queue-master-locator", _anything, False, IGNORED, "ignored: one node"),
         Row("x-queue-leader-locator", _anything, False, IGNORED, "ignored: one node"),
-        Row("x-quorum-initial-group-size", _quorum_number, False, IGNORED, "ignored: one node"),
+        Row("x-quorum-initial-group-size", _non_negative, False, IGNORED, "ignored: one node", kinds=QUORUM),
         Row("x-ha-policy", _anything, False, IGNORED, "ignored: one node"),
     )
 }
@@ -246,9 +324,25 @@ def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         row = ROWS.get(name)
         if row is not None:
+            _check_kind(row, context)
             row.check(row, value, context)
             if row.obeyed_by == IGNORED:
                 _log_ignored(row, context)
+
+
+def rules_of(arguments: Mapping[str, object]) -> Rules:
+    """What a queue with these arguments, which have been validated, obeys; the defaults of its kind included."""
+    values: dict[str, object] = {}
+    admissions: list[Admission] = []
+    if kind_of(arguments).counts_shown:
+        values["counts_shown"] = True
+    for name, value in arguments.items():
+        row = ROWS.get(name)
+        if row is not None and row.field:
+            values[row.field] = value
+        elif row is not None and row.admission is not None:
+            admissions.append(row.admission(value))
+    return Rules(values, admissions) if values or admissions else PLAIN
 
 
 def compare(

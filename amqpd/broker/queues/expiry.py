@@ -7,10 +7,10 @@ down.
 
 What is over goes in slices: SLICE_MS of work, then the loop has its turn, and the next slice comes with it
 (`pump_later`), so a flood that expires delays the others by no more than that. Where the queue's own time to live
-decides and there is nobody to send a dead letter to, it goes by the batch: `LimitedQueue.drop_old`.
+decides and there is nobody to send a dead letter to, it goes by the batch: `ReadyOrder.drop_old`.
 
 A plain queue gets its `Expiry` with the first message that carries an expiration, one with `x-message-ttl` at its
-declaration. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
+declaration or when the rule comes. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.delivery import Entry, Source
-from amqpd.broker.flow.timers import Timer
+from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message, expiration_ms
 from amqpd.broker.queues.host import QueueHost
 
@@ -51,6 +51,13 @@ class Expiry(Timer):
         self.behind = False
         self._published_count: i64 = 0
 
+    def obey(self, ttl_ms: i64) -> None:
+        """The queue's own time to live is another one from now on, or is none any more (-1)."""
+        self.ttl_ms = ttl_ms
+        self.behind = False
+        self._timers.cancel(self)
+        self.arm()
+
     def now_ms(self) -> i64:
         """The turn's time: behind the clock by as much as the turn has lasted."""
         return self._turn.now_ms()
@@ -68,9 +75,7 @@ class Expiry(Timer):
                 ttl_ms = own_ms
         if ttl_ms < 0:
             return NEVER
-        if message.arrived_ms == 0:
-            message.arrived_ms = self._timers.from_wall(message.logged_ms)
-        return message.arrived_ms + ttl_ms
+        return arrived_ms(message, self._timers) + ttl_ms
 
     def is_over(self, entry: Entry) -> bool:
         message = entry.message
@@ -153,6 +158,13 @@ class Expiry(Timer):
         return self.deadline(head.message)
 
 
+def arrived_ms(message: Message, timers: Timers) -> i64:
+    """When its time to live began, monotonic milliseconds. A message that nobody has noted begins to age now."""
+    if message.arrived_ms == 0:
+        message.arrived_ms = timers.from_wall(message.logged_ms) if message.logged_ms > 0 else timers.now_ms()
+    return message.arrived_ms
+
+
 @final
 class Lease(Timer):
     """x-expires: `queue` is deleted when it was not used for `expires_ms`. A queue with consumers is in use."""
@@ -173,7 +185,7 @@ class Lease(Timer):
 
     def fire(self) -> None:
         queue = self.queue
-        if queue.deleted or queue.in_use():
+        if queue.deleted or queue.consumers:
             return  # the last consumer renews the lease when it leaves
         due_ms = self._used_ms + self.expires_ms
         if self._timers.now_ms() < due_ms:

@@ -12,6 +12,7 @@ from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Message
+from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.windows import Windows
 from amqpd.storage.queue_log import QueueLog
 
@@ -29,8 +30,8 @@ class QueueHost:
         self.timers = timers
         self.windows = windows
 
-    def open_soon(self, queue: Source) -> bool:
-        """Whether its log is open, or cannot be; else `queue.opened` is called when it is."""
+    def open_soon(self, opening: Opening) -> bool:
+        """Whether the log is open, or cannot be; else `opening.end` is called when it is."""
         raise NotImplementedError
 
     def pump_failed(self, queue: Source, error: Exception) -> None:

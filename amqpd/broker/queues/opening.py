@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from amqpd.broker.delivery import Source
 from amqpd.broker.destination import Destination, NotOpenYet
+from amqpd.broker.queues.log_opening import Opening
 from amqpd.errors import ResourceError
 
 SLICE_S: Final = 0.005
@@ -26,21 +26,21 @@ class Opener:
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
         self._soon = soon
-        self._line: deque[Source] = deque()
+        self._line: deque[Opening] = deque()
         self._spent_s = 0.0
         self._scheduled = False
 
-    def open(self, queue: Source) -> bool:
-        """Whether it is open now, or cannot be opened, which `prepare` tells; else `queue.opened` is called then."""
+    def open(self, opening: Opening) -> bool:
+        """Whether it is open now, or cannot be opened, which `prepare` tells; else `opening.end` is called then."""
         if self._line or self._spent_s >= SLICE_S:
-            self._line.append(queue)
+            self._line.append(opening)
             self._go_on_soon()
             return False
-        return self._begin(queue)
+        return self._begin(opening)
 
-    def _begin(self, queue: Source) -> bool:
+    def _begin(self, opening: Opening) -> bool:
         began = time.monotonic()
-        opened = queue.begin_to_open()
+        opened = opening.begin()
         self._spent_s += time.monotonic() - began
         self._go_on_soon()
         return opened
@@ -54,9 +54,9 @@ class Opener:
         self._scheduled = False
         self._spent_s = 0.0
         while self._line and self._spent_s < SLICE_S:
-            queue = self._line.popleft()
-            if self._begin(queue):
-                queue.opened()
+            opening = self._line.popleft()
+            if self._begin(opening):
+                opening.end()
 
 
 def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:

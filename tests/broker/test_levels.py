@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from amqpd.broker.queues.priority_queue import CHUNK_SIZE, LevelIndex
+from amqpd.broker.queues.levels import CHUNK_SIZE, LevelIndex
 
 
 def fill(room, queue, count: int, levels: int, seed: int = 7) -> list[bytes]:
@@ -55,13 +55,13 @@ class TestOrder:
 
     def test_more_than_memory_holds(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_priority=9)
-        queue.hot_count_max = 200
+        queue.order.count_max = 200
         order = fill(room, queue, 3000, 10)
         assert queue.ready_count == 3000
-        assert sum(queue.level_counts().values()) == 3000
+        assert sum(queue.order.level_counts().values()) == 3000
         first = room.bodies(queue)
         assert first == order
-        assert queue.ready_count == queue.ready_bytes == queue.hot_bytes == 0
+        assert queue.ready_count == queue.ready_bytes == queue.order.hot_bytes == 0
 
 
 def fill_log(room) -> None:
@@ -90,14 +90,14 @@ class TestLog:
         room.restart()
         queue = room.vhost.queues["q"]
         queue.prepare()
-        assert (queue.ready_count, sum(queue.level_counts().values())) == (901, 0), "it was read at once"
+        assert (queue.ready_count, sum(queue.order.level_counts().values())) == (901, 0), "it was read at once"
         assert queue.head() is None
         room.publish("q", b"new", priority=2, turn=False)
         assert queue.ready_count == 902
         queue.pump()
-        assert 0 < sum(queue.level_counts().values()) < 902, "it was read in one turn"
+        assert 0 < sum(queue.order.level_counts().values()) < 902, "it was read in one turn"
         room.turns()
-        assert queue.level_counts() == {2: 302, 1: 300, 0: 300}
+        assert queue.order.level_counts() == {2: 302, 1: 300, 0: 300}
         expected = [b"%1000d" % number for level in (2, 1, 0) for number in range(level, 900, 3)]
         assert room.bodies(queue) == [*expected[:300], b"last", b"new", *expected[300:]]
 
@@ -111,7 +111,7 @@ class TestLog:
         assert queue.get(True) is None and queue.waits()
         assert queue.ready_count == 900
         assert room.get(queue).body == b"%1000d" % 2
-        assert (queue.ready_count, queue.waits(), queue.getters) == (899, False, [])
+        assert (queue.ready_count, queue.waits(), queue.getters) == (899, False, None)
 
     @pytest.mark.parametrize("pumps", [0, 1])
     def test_purged_while_it_is_opened(self, room, pumps) -> None:
@@ -154,7 +154,7 @@ class TestLog:
 
     def test_purge_spares_what_is_unacked(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
-        queue.hot_count_max = 100
+        queue.order.count_max = 100
         fill(room, queue, 700, 5)
         taken = [queue.get(False) for _ in range(3)]
         assert queue.purge() == 697
@@ -179,7 +179,7 @@ class TestLog:
 class TestFullDisk:
     def test_what_the_log_could_not_write_is_not_ready(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
-        queue.hot_count_max = 10
+        queue.order.count_max = 10
         order = fill(room, queue, 500, 5)
         gone = range(3, 400)
         queue.unwritten([(gone[0], 99), (100, gone[-1])])

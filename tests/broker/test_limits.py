@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queues.limited_queue import LimitedQueue
-from amqpd.broker.queues.queue import Queue
-
 
 def deaths(got) -> list[tuple]:
     return [(death["queue"], death["reason"], death["count"]) for death in got.headers["x-death"]]
 
 
 class TestKinds:
-    def test_a_plain_declaration_gets_the_plain_queue(self, room) -> None:
-        assert type(room.queue("q")) is Queue
+    def test_a_plain_declaration_pays_for_no_rules(self, room) -> None:
+        queue = room.queue("q")
+        assert (queue.rules.plain, queue.limits, queue.expiry) == (True, None, None)
 
     @pytest.mark.parametrize(
         "arguments",
@@ -27,8 +25,10 @@ class TestKinds:
             {"x_queue_type": "quorum"},
         ],
     )
-    def test_a_limit_gets_the_other(self, room, arguments) -> None:
-        assert isinstance(room.queue("q", **arguments), LimitedQueue)
+    def test_a_limit_is_a_rule(self, room, arguments) -> None:
+        queue = room.queue("q", **arguments)
+        assert not queue.rules.plain
+        assert queue.limits is not None
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.broker.delivery import Entry
-from amqpd.broker.queues.fifo import Fifo
+from amqpd.broker.queues.entries import Entries
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def entry(room) -> Callable[[int], Entry]:
 def test_it_is_a_deque(entry: Callable[[int], Entry], seed: int) -> None:
     """In phases that fill and phases that empty it, past the length at which the list is moved up."""
     dice = random.Random(seed)
-    fifo, twin = Fifo(), deque[Entry]()
+    fifo, twin = Entries(), deque[Entry]()
     offset = 0
     for phase in range(12):
         for _ in range(2000):
@@ -45,7 +45,7 @@ def test_it_is_a_deque(entry: Callable[[int], Entry], seed: int) -> None:
 
 
 def test_nothing_is_there() -> None:
-    fifo = Fifo()
+    fifo = Entries()
     for call in (fifo.first, fifo.popleft):
         with pytest.raises(IndexError):
             call()
@@ -53,7 +53,7 @@ def test_nothing_is_there() -> None:
 
 def test_what_has_gone_is_not_held(entry: Callable[[int], Entry]) -> None:
     """A queue that never runs empty: the list is moved up all the same."""
-    fifo = Fifo()
+    fifo = Entries()
     for number in range(100):
         fifo.append(entry(number))
     for number in range(20_000):

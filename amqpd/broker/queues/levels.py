@@ -1,4 +1,4 @@
-"""A queue with levels (x-max-priority): higher ones go first, within a level the order is that of arrival.
+"""The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
 
 There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex` with one
 byte per message, its level; the next message of a level is found by a search for that byte. So a million waiting
@@ -25,11 +25,10 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delivery import Entry, within
+from amqpd.broker.delivery import Entry, Source, within
 from amqpd.broker.message import Message
-from amqpd.broker.queues.host import QueueHost
-from amqpd.broker.queues.limited_queue import LimitedQueue, number_argument
-from amqpd.broker.queues.queue import COLD_READ_BYTES
+from amqpd.broker.queues.backing import Backing
+from amqpd.broker.queues.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -132,22 +131,13 @@ class Level:
         return not self.returned and not self.hot and self.cold_count == 0
 
 
-class PriorityQueue(LimitedQueue):
-    """See the module. Limits, expiry and dead-lettering are those of every queue with limits."""
+@final
+class LevelOrder(ReadyOrder):
+    """Of one queue. level_max: the highest that is told apart."""
 
-    def __init__(
-        self,
-        host: QueueHost,
-        name: str,
-        durable: bool,
-        auto_delete: bool,
-        exclusive_owner: object,
-        arguments: dict[str, object],
-        store: QueueLog | None,
-    ) -> None:
-        super().__init__(host, name, durable, auto_delete, exclusive_owner, arguments, store)
-        maximum = number_argument(arguments, "x-max-priority")
-        self.level_max: i64 = maximum if maximum > 0 else 0
+    def __init__(self, backing: Backing, level_max: i64) -> None:
+        super().__init__(backing)
+        self.level_max = level_max
         # Levels in use, highest first.
         self._levels: list[Level] = []
         self._hot_count: i64 = 0
@@ -163,52 +153,44 @@ class PriorityQueue(LimitedQueue):
 
     # -- the index after a start
 
-    def look_at_first(self) -> None:
+    def look_at_first(self, queue: Source) -> None:
         if self._scanning():
-            self.pump_later()
+            queue.pump_later()
         else:
-            self.head()
+            self.head(queue)
 
-    def recovered(self) -> None:
-        store = self.store
-        if store is not None and self.ready_count > 0:
+    def opened(self, queue: Source) -> None:
+        store = self.backing.store
+        if store is not None and queue.ready_count > 0:
             self._scan_end = store.next_offset
-            self._scan_left = self.ready_count
-        super().recovered()
+            self._scan_left = queue.ready_count
 
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end
 
-    def pump(self) -> None:
-        if not self._scanning() or self._scan_on():
-            super().pump()
-
-    def _scan_on(self) -> bool:
-        """A turn's share of the reading; whether it is through. Cost: some 2 us a message, more for large ones."""
-        store = self.store
+    def scan(self, queue: Source) -> bool:
+        """Cost: some 2 us a message, more for large ones."""
+        if not self._scanning():
+            return True
+        store = self.backing.store
         assert store is not None  # only what was in a log is read
-        fetch = store.cursor.read_at_hand(self._scan_offset, COLD_READ_BYTES, self._scan_arrived)
-        records = fetch.records
-        if not records and fetch.waiting:
+        fetch = store.cursor.read_at_hand(self._scan_offset, COLD_READ_BYTES, queue.log_arrived)
+        if not fetch.records and fetch.waiting:
             self._scan_offset = fetch.next_offset
             return False
-        if self._note(records):
+        if self._note(queue, fetch.records):
             return True
-        self.pump_later()
+        queue.pump_later()
         return False
 
-    def _scan_arrived(self) -> None:
-        if not self.deleted:
-            self.pump_later()
-
-    def _scan_now(self) -> None:
+    def _scan_now(self, queue: Source) -> None:
         """All the rest of it, waiting for the disk."""
-        store = self.store
+        store = self.backing.store
         assert store is not None  # only what was in a log is read
-        while not self._note(store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
+        while not self._note(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
-    def _note(self, records: list[Record]) -> bool:
+    def _note(self, queue: Source, records: list[Record]) -> bool:
         """Takes the next stretch of the log into the index; whether that was the last."""
         for record in records:
             if record.offset >= self._scan_end:
@@ -221,15 +203,14 @@ class PriorityQueue(LimitedQueue):
         if records and records[len(records) - 1].offset < self._scan_end - 1:
             return False
         # Where the log holds less than was counted (a damaged batch), the count follows the log.
-        self.ready_count -= self._scan_left
+        queue.ready_count -= self._scan_left
         self._end_scan()
+        queue.pump_later()  # for basic.get that waits
         return True
 
     def _end_scan(self) -> None:
         self._scan_offset = self._scan_end
         self._scan_left = 0
-        if self.getters:
-            self.pump_later()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -255,63 +236,63 @@ class PriorityQueue(LimitedQueue):
             level.cursor = offset
         level.cold_count += 1
 
-    def enqueue(self, message: Message) -> bool:
-        offset = self._append(message)
-        if offset < 0:
-            return False
-        self.ready_count += 1
-        self.ready_bytes += message.body_size
+    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+        queue.ready_count += 1
+        queue.ready_bytes += message.body_size
         level = self._level_of(message.info)
         if level.cold_count == 0 and not self._scanning() and self._has_room(level, message):
-            level.hot.append(Entry(self, offset, message, False))
+            level.hot.append(Entry(queue, offset, message, False))
             self._hot_count += 1
             self.hot_bytes += message.body_size
-        else:
-            if self.store is None:
-                self._spill(message)
-            self._add_cold(level, offset)
-        if self.expiry is not None:
-            self.expiry.arm()
-        return True
+            return True
+        self._add_cold(level, offset)
+        return self.backing.store is not None
+
+    def passed(self, offset: i64) -> None:
+        store = self.backing.store
+        if store is not None:
+            self.mark_delivered(store, offset)
 
     def _has_room(self, level: Level, message: Message) -> bool:
-        if self._hot_count < self.hot_count_max and self.hot_bytes < self.hot_bytes_max:
+        if self._hot_count < self.count_max and self.hot_bytes < self.bytes_max:
             return True
         return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
 
-    def put_back(self, entry: Entry) -> None:
+    def put_back(self, queue: Source, entry: Entry) -> None:
         held = entry.message is not None
         if not held:
-            self.read_back(entry)
+            self.backing.read_back(entry)
         message = entry.message
         level = self._level_of(message.info if message is not None else None)
         if not held:
             entry.message = None
         heappush(level.returned, entry)
+        queue.ready_count += 1
+        queue.ready_bytes += entry.body_size
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def _highest(self) -> Level | None:
+    def _highest(self, queue: Source) -> Level | None:
         """The level that is served next, with something at hand unless its log has lost it."""
         for level in self._levels:
             if level.returned or level.hot:
                 return level
             if level.cold_count > 0:
-                self._fill(level)
+                self._fill(queue, level)
                 if level.hot:
                     return level
         return None
 
-    def _fill(self, level: Level) -> None:
+    def _fill(self, queue: Source, level: Level) -> None:
         """Reads the level's next stretch into memory."""
-        store = self.store
+        store = self.backing.store
         index = self._cold[level.number >> _INDEX_LEVELS_BITS]
         count: i64 = 0
         size: i64 = 0
         while level.cold_count > 0 and count < FILL_COUNT_MAX and size < COLD_READ_BYTES:
             offset = index.find(level.number & 127, level.cursor)
             if offset < 0 or store is None:
-                self.ready_count -= level.cold_count
+                queue.ready_count -= level.cold_count
                 level.cold_count = 0
                 return
             record = store.cursor.read_one(offset)  # where that raises, it is still to be read
@@ -320,92 +301,98 @@ class PriorityQueue(LimitedQueue):
             level.cold_count -= 1
             if record is None:
                 # Lost to damage: the count follows the log.
-                self.ready_count -= 1
+                queue.ready_count -= 1
                 continue
-            entry = Entry(self, offset, self._message(record), store.redelivered(offset))
+            message = self.backing.message(record)
+            entry = Entry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
             level.hot.append(entry)
             self._hot_count += 1
             self.hot_bytes += entry.body_size
             size += entry.body_size
             count += 1
+            info = message.info
+            if info is not None and info.expiration is not None:
+                queue.watch(message)
 
-    def note_delivered(self, store: QueueLog, offset: i64) -> None:
+    def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
-    def take(self) -> Entry | None:
+    def take(self, queue: Source) -> Entry | None:
         if self._scanning():
-            self._scan_now()
-        while self.ready_count > 0:
-            level = self._highest()
+            self._scan_now(queue)
+        while queue.ready_count > 0:
+            level = self._highest(queue)
             if level is None:
-                self.ready_count = 0
+                queue.ready_count = 0
                 break
             if level.returned:
                 entry = level.returned[0]
                 if entry.message is None:
-                    self.read_back(entry)  # it stays in its place where that raises
+                    self.backing.read_back(entry)  # it stays in its place where that raises
                 heappop(level.returned)
             else:
                 entry = level.hot.popleft()
                 self._hot_count -= 1
                 self.hot_bytes -= entry.body_size
-            self.ready_count -= 1
-            self.ready_bytes -= entry.body_size
-            if self.ready_count == 0:
-                self.ready_bytes = 0
+            queue.ready_count -= 1
+            queue.ready_bytes -= entry.body_size
+            if queue.ready_count == 0:
+                queue.ready_bytes = 0
             if entry.message is not None:
                 return entry
         return None
 
-    def at_hand(self) -> bool:
+    def at_hand(self, queue: Source) -> bool:
         # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
         self.reading = self._scanning()
         if self.reading:
-            self.pump_later()
+            queue.pump_later()
         return not self.reading
 
-    def head(self) -> Entry | None:
+    def head(self, queue: Source) -> Entry | None:
         if self._scanning():
             return None
-        level = self._highest()
+        level = self._highest(queue)
         if level is None:
             return None
         if level.returned:
             entry = level.returned[0]
             if entry.message is None:
-                self.read_back(entry)
+                self.backing.read_back(entry)
             return entry
         return level.hot[0]
 
-    def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        return 0  # the head is not the oldest
+    def note_arrival(self, now_ms: i64) -> None:
+        for level in self._levels:
+            for entry in [*level.returned, *level.hot]:
+                message = entry.message
+                if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
+                    message.arrived_ms = now_ms
 
     # -- home --------------------------------------------------------------------------------------------------------
 
-    def purge(self) -> i64:
-        count = self.ready_count
-        store = self.store
+    def purge(self, queue: Source) -> None:
+        store = self.backing.store
         if store is not None:
             if self._scanning():
                 # Nothing is unacked yet.
-                store.settle_range(self.log_start, store.next_offset - 1, self.ready_bytes)
+                store.settle_range(self.backing.log_start, store.next_offset - 1, queue.ready_bytes)
             else:
-                self._settle_ready(store)
+                self._settle_ready(queue, store)
             store.settle_with_turn()
-        self._clear()
-        return count
+        self.clear(queue)
 
-    def _settle_ready(self, store: QueueLog) -> None:
+    def _settle_ready(self, queue: Source, store: QueueLog) -> None:
         """Each by itself, as unacked entries lie between them."""
-        size = self.ready_bytes
+        size = queue.ready_bytes
         for level in self._levels:
             for entry in level.returned:
-                self.settle_log(entry)
+                self.backing.settle(entry)
                 size -= entry.body_size
             for entry in level.hot:
-                self.settle_log(entry)
+                self.backing.settle(entry)
                 size -= entry.body_size
         offsets: list[int] = []
         for index in self._cold:
@@ -418,15 +405,15 @@ class PriorityQueue(LimitedQueue):
             size -= share
             left -= 1
 
-    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for level in self._levels:
             kept: deque[Entry] = deque()
             for entry in level.hot:
                 if within(entry.offset, ranges):
                     self._hot_count -= 1
                     self.hot_bytes -= entry.body_size
-                    self.ready_bytes -= entry.body_size
-                    self.ready_count -= 1
+                    queue.ready_bytes -= entry.body_size
+                    queue.ready_count -= 1
                 else:
                     kept.append(entry)
             level.hot = kept
@@ -440,22 +427,14 @@ class PriorityQueue(LimitedQueue):
                     if index.level_at(offset) == level.number & 127:
                         index.remove(offset)
                         level.cold_count -= 1
-                        self.ready_count -= 1
-        store = self.store
-        if store is not None and self.ready_bytes > store.size_bytes:
-            self.ready_bytes = store.size_bytes
-        self.look_again()
+                        queue.ready_count -= 1
 
-    def forget(self) -> None:
-        self._clear()
-        super().forget()
-
-    def _clear(self) -> None:
+    def clear(self, queue: Source) -> None:
         self._end_scan()
         self._levels.clear()
         for index in self._cold:
             index.clear()
         self._hot_count = 0
         self.hot_bytes = 0
-        self.ready_count = 0
-        self.ready_bytes = 0
+        queue.ready_count = 0
+        queue.ready_bytes = 0

@@ -1,0 +1,39 @@
+"""The kinds of queue (x-queue-type): one row each, which is all that tells them apart.
+
+A kind is a row of defaults and of what a declaration and a client may ask of it. There is one class `Queue`.
+`quorum` on one node is a durable queue that counts deliveries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Kind(NamedTuple):
+    """One kind.
+
+    module: what RabbitMQ calls it in the texts of errors. durable_only: neither transient, exclusive nor auto-delete.
+    counts_shown: deliveries carry x-delivery-count. global_qos: a prefetch window of the whole channel may hold it.
+    """
+
+    name: str
+    module: str
+    durable_only: bool
+    counts_shown: bool
+    global_qos: bool
+
+
+KINDS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind("classic", "rabbit_classic_queue", durable_only=False, counts_shown=False, global_qos=True),
+        Kind("quorum", "rabbit_quorum_queue", durable_only=True, counts_shown=True, global_qos=False),
+    )
+}
+
+
+def kind_of(arguments: Mapping[str, object]) -> Kind:
+    """What these arguments ask for; classic where they do not say, or name a kind that is not there."""
+    name = arguments.get("x-queue-type")
+    return KINDS.get(name, KINDS["classic"]) if isinstance(name, str) else KINDS["classic"]

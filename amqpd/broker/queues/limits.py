@@ -1,0 +1,167 @@
+"""A queue's rules at work: what comes in, what has to go for it, and the clocks.
+
+It obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, and wakes a queue after a start
+whose messages may have gone over their x-message-ttl meanwhile. A queue with plain rules has none of it.
+
+Limits count what is ready, not what is unacked. A queue that is full drops from its head or refuses the newcomer
+(x-overflow). An entry that ends here for a reason (expired, maxlen, rejected, delivery_limit) goes through
+`Queue.discard`: settled at once without a dead-letter exchange, else dead-lettered, and settled in the log when its
+targets have it.
+
+A transaction displaces what is before it when it is in the log as a whole, at the end of its turn: nothing is read in
+its middle, which would write a part of it, and nothing goes for what a full disk has not taken.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.message import Message
+from amqpd.broker.queues.backing import Backing
+from amqpd.broker.queues.expiry import Lease
+from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.rules import Rules
+from amqpd.errors import ResourceError
+
+# After a start: how long until a queue looks for what went over its time meanwhile.
+WAKE_MS: Final = 20
+# Until a log that could not be opened is tried again.
+RETRY_MS: Final = 1000
+
+
+@final
+class Waker(Timer):
+    """Opens a queue's log soon after the start, so that what expired meanwhile goes without anybody asking."""
+
+    def __init__(self, queue: Source, timers: Timers) -> None:
+        super().__init__()
+        self.queue = queue
+        self._timers = timers
+        timers.arm(self, timers.now_ms() + WAKE_MS)
+
+    def fire(self) -> None:
+        queue = self.queue
+        if queue.deleted:
+            return
+        try:
+            queue.prepare()
+        except NotOpenYet:
+            queue.when_open(self.fire)
+        except ResourceError:  # `prepare` has told
+            self._timers.arm(self, self._timers.now_ms() + RETRY_MS)
+
+
+@final
+class Limits:
+    """Of one queue whose rules are not plain."""
+
+    def __init__(self, queue: Source, host: QueueHost, backing: Backing, rules: Rules) -> None:
+        self._queue = queue
+        self._host = host
+        self._backing = backing
+        self.rules = rules
+        self.lease: Lease | None = None
+        self._waker: Waker | None = None
+        # A transaction is being offered; one has been, and the length is to be looked at.
+        self._in_transaction = False
+        self._look_due = False
+
+    def obey(self, rules: Rules, opened: bool) -> None:
+        """These rules from now on. opened: the log is, so that what is ready is known."""
+        queue = self._queue
+        host = self._host
+        self.rules = rules
+        lease = self.lease
+        if lease is not None and lease.expires_ms != rules.expires_ms:
+            lease.cancel()
+            lease = None
+        if lease is None and rules.expires_ms >= 0:
+            lease = Lease(queue, host, rules.expires_ms)
+            lease.renew()
+        self.lease = lease
+        if opened:
+            if queue.ready_count > 0:
+                self.displace()
+                host.turn.want()
+        elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
+            self._waker = Waker(queue, host.timers)
+
+    def end(self) -> None:
+        """The queue is deleted, or its rules are plain from now on."""
+        self._look_due = False
+        if self.lease is not None:
+            self.lease.cancel()
+            self.lease = None
+        if self._waker is not None:
+            self._host.timers.cancel(self._waker)
+            self._waker = None
+
+    def opened(self) -> None:
+        """The log is known."""
+        if self.rules.drops_head and self._is_full():
+            # A kill came between an append and the settlement of what it displaced.
+            self._drop_head()
+            self._host.turn.want()
+
+    def used(self) -> None:
+        """The lease begins anew."""
+        if self.lease is not None:
+            self.lease.renew()
+
+    def admits(self, message: Message) -> bool:
+        """Whether the queue may take the message."""
+        for admission in self.rules.admissions:  # noqa: SIM110  # a generator would cost a nested function when compiled
+            if not admission.admits(self._queue, self._host, message):
+                return False
+        return True
+
+    def displace(self) -> None:
+        """Something has become ready: what it displaces goes."""
+        if self.rules.drops_head and not self._in_transaction and self._is_full():
+            self._drop_head()
+
+    def limits_return(self, entry: Entry) -> bool:
+        """Whether an entry that comes back was delivered as often as it may be."""
+        limit = self.rules.delivery_limit
+        return limit >= 0 and entry.delivery_count >= limit
+
+    def begin_transaction(self) -> None:
+        self._in_transaction = True
+
+    def end_transaction(self) -> None:
+        self._in_transaction = False
+        if self.rules.drops_head and self._is_full():
+            self._look_due = True
+            self._queue.pump_later()
+
+    def before_pump(self) -> bool:
+        """What a transaction displaces goes. False: the log could not be written, and `unwritten` comes first."""
+        if self._look_due:
+            store = self._backing.store
+            if store is not None:
+                store.flush_batches()
+                if store.failed_ranges:
+                    return False
+            if self.rules.drops_head:
+                self._drop_head()
+            self._look_due = False
+        return True
+
+    def unwritten(self) -> None:
+        """What could not be written is forgotten: the length is what it is."""
+        if self._look_due:
+            self._queue.pump_later()
+
+    def _is_full(self) -> bool:
+        return self.rules.is_over(self._queue.ready_count, self._queue.ready_bytes)
+
+    def _drop_head(self) -> None:
+        queue = self._queue
+        while queue.ready_count > 0 and self._is_full():
+            entry = queue.take()
+            if entry is None:
+                return
+            queue.discard(entry, "maxlen")

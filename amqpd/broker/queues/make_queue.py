@@ -1,0 +1,32 @@
+"""What a declaration's arguments make of a queue: its kind, its rules, its log's export.
+
+x-queue-type names the kind (kinds.py), x-export makes the log keep what is settled for an export
+(storage/settle/hold.py), of x-export-max-bytes at most; everything else is a rule (rules.py).
+"""
+
+from __future__ import annotations
+
+from amqpd.broker.queues.arguments import rules_of
+from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.kinds import kind_of
+from amqpd.broker.queues.queue import Queue
+from amqpd.storage.queue_log import QueueLog
+
+
+def make_queue(
+    host: QueueHost,
+    name: str,
+    durable: bool,
+    auto_delete: bool,
+    owner: object,
+    arguments: dict[str, object],
+    store: QueueLog | None,
+) -> Queue:
+    """An empty queue, or the one whose log `store` is. The arguments have been validated."""
+    queue = Queue(host, name, durable, auto_delete, owner, arguments, rules_of(arguments), store)
+    queue.kind = kind_of(arguments).name
+    export = arguments.get("x-export")
+    if isinstance(export, str) and store is not None:
+        limit = arguments.get("x-export-max-bytes")
+        host.declare_export(store, export, limit if isinstance(limit, int) else None)
+    return queue
