@@ -54,7 +54,8 @@ class Steps:
         if filled:
             store.append_parts(ROUTE, b"", b"x", True)
             self.storage.commits.end_of_turn()
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=VHOST.name, host=HOST)
+        backing = SimpleNamespace(store=store)
+        return SimpleNamespace(name=name, id=queue_id, backing=backing, vhost_name=VHOST.name, host=HOST)
 
     def run(self) -> None:
         while self.posted:
@@ -75,7 +76,7 @@ def test_a_queue_leaves_in_this_order(steps: Steps, filled: bool) -> None:
     """Also one that never had a directory: its row may come back, and must find that it is void."""
     queue = steps.queue("q", filled=filled)
     steps.deletions.drop([queue], lambda: steps.see("answered"))
-    assert queue.store is None
+    assert queue.backing.store is None
     assert steps.seen == [], "nobody is answered before the name is safe"
     steps.run()
     marker = [f"{queue.id}.deleted"]
@@ -102,7 +103,7 @@ def test_many_are_renamed_together(steps: Steps, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_transient_queue_is_counted_and_gone(steps: Steps) -> None:
-    queue: Any = SimpleNamespace(name="t", id="", store=None, vhost_name=VHOST.name, host=HOST)
+    queue: Any = SimpleNamespace(name="t", id="", backing=SimpleNamespace(store=None), vhost_name=VHOST.name, host=HOST)
     steps.deletions.drop([queue, queue], lambda: steps.see("answered"))
     assert steps.names() == ["counted", "answered"]
     assert steps.seen[0][1] == 2
@@ -142,7 +143,7 @@ def test_a_vhost_leaves_with_one_rename(steps: Steps) -> None:
     assert steps.seen[0][1] == 3
     assert [path.name for path in steps.path.glob("vhosts/*")] == ["v.deleted"]
     assert list(steps.path.glob("vhosts/v.deleted/*")) == []
-    assert all(queue.store is None for queue in queues)
+    assert all(queue.backing.store is None for queue in queues)
 
 
 def test_a_start_finishes_what_a_crash_cut_short(steps: Steps) -> None:

@@ -106,14 +106,15 @@ def test_a_queue_whose_log_is_not_open_yet_is_no_refusal(house: MemoryBroker, mo
     house.settle()
     house.again(clean=True)
     client = client_of(house)
-    monkeypatch.setattr(house.broker.opener, "open", lambda queue: False)
+    monkeypatch.setattr(house.broker.opener, "open", lambda opening: False)
     client.transport.data_received(begin(300_000, "d") + body(200_000))
     client.transport.data_received(body(100_000))
     assert client.names() == []
     queue = house.vhost.queues["d"]
-    while not queue.begin_to_open():
+    opening = queue.opening
+    while not opening.begin():
         house.settle()
-    queue.opened()
+    opening.end()
     assert client.names() == []
     assert queue.ready_count == 1
 

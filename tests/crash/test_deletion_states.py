@@ -104,7 +104,8 @@ class House:
         self.storage.commits.end_of_turn()
         self.run()
         host = SimpleNamespace(vhost_id=vhost.id)
-        return SimpleNamespace(name=name, id=queue_id, store=store, vhost_name=vhost.name, host=host)
+        backing = SimpleNamespace(store=store)
+        return SimpleNamespace(name=name, id=queue_id, backing=backing, vhost_name=vhost.name, host=host)
 
     def run(self) -> None:
         while self.posted:

@@ -14,7 +14,7 @@ from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
 from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
 from amqpd.broker.publishing.unconfirmed import Unconfirmed, when_safe
-from amqpd.broker.queues.queue_kinds import make_queue
+from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.session import Session
 from amqpd.errors import AccessRefused, NotFound, PreconditionFailed
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties

@@ -86,8 +86,8 @@ class Deletions:
         if not queues:
             done()
         for queue in queues:
-            store = queue.store
-            queue.store = None
+            store = queue.backing.store
+            queue.backing.store = None
             if store is not None and queue.id:
                 store.retire(partial(gone, queue))
             else:
@@ -97,11 +97,11 @@ class Deletions:
 
     def drop_vhost(self, vhost: VhostRow, queues: Sequence[Queue], done: Callable[[], None]) -> None:
         """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's."""
-        stores = [queue.store for queue in queues if queue.store is not None and queue.id]
+        stores = [queue.backing.store for queue in queues if queue.backing.store is not None and queue.id]
         for queue in queues:
-            if queue.store is not None and not queue.id:
-                queue.store.remove()
-            queue.store = None
+            if queue.backing.store is not None and not queue.id:
+                queue.backing.store.remove()
+            queue.backing.store = None
 
         def renamed() -> None:
             self._counted(len(queues))

@@ -22,10 +22,11 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, make_message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import FifoOrder
+from amqpd.broker.queues.getters import Getters
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.limits import Limits
@@ -79,8 +80,8 @@ class Queue(Source):
             self.opening = Opening(self, store)
         # Dead letters of its own that wait to be published and that only the log has.
         self.stretch_count: i64 = 0
-        # basic.get that waits for the disk: called once each, in order, when there may be an answer.
-        self.getters: list[Callable[[], object]] | None = None
+        # Made when a basic.get has to wait for the disk.
+        self.getters: Getters | None = None
         # Watches the head from the first message on that has a time to live.
         self.expiry: Expiry | None = None
         self.rules = rules
@@ -100,7 +101,13 @@ class Queue(Source):
         if rules.level_max != self.rules.level_max or rules.single_active != self.rules.single_active:
             raise ValueError("a queue keeps its levels and its single active consumer for life")
         self.rules = rules
-        self._obey_ttl(rules.ttl_ms)
+        if self.expiry is None and rules.ttl_ms >= 0:
+            self.expiry = Expiry(self, self.host, -1)
+        expiry = self.expiry
+        if expiry is not None and expiry.ttl_ms != rules.ttl_ms:
+            if expiry.ttl_ms < 0 and self.ready_count > 0:
+                self.order.note_arrival(expiry.now_ms())
+            expiry.obey(rules.ttl_ms)
         limits = self.limits
         if rules.plain:
             if limits is not None:
@@ -111,18 +118,6 @@ class Queue(Source):
             limits = Limits(self, self.host, self.backing, rules)
             self.limits = limits
         limits.obey(rules, self.opening is None)
-
-    def _obey_ttl(self, ttl_ms: i64) -> None:
-        expiry = self.expiry
-        if expiry is None:
-            if ttl_ms < 0:
-                return
-            expiry = Expiry(self, self.host, -1)
-            self.expiry = expiry
-        if expiry.ttl_ms != ttl_ms:
-            if expiry.ttl_ms < 0 and self.ready_count > 0:
-                self.order.note_arrival(expiry.now_ms())
-            expiry.obey(ttl_ms)
 
     def watch(self, message: Message) -> None:
         expiry = self.expiry
@@ -143,10 +138,6 @@ class Queue(Source):
     def store(self) -> QueueLog | None:
         """Its log, a temporary one included."""
         return self.backing.store
-
-    @store.setter
-    def store(self, store: QueueLog | None) -> None:
-        self.backing.store = store
 
     def prepare(self) -> None:
         opening = self.opening
@@ -309,7 +300,7 @@ class Queue(Source):
 
     def _pump(self) -> None:
         if self.getters is not None:
-            self._call_getters()
+            self.getters.call()
         count: i64 = 0
         while self.ready_count > 0:
             if self.backing.store is not None and self.round_robin.groups and not self.order.at_hand(self):
@@ -334,31 +325,15 @@ class Queue(Source):
     def when_ready(self, done: Callable[[], object]) -> None:
         """Calls `done` when there may be an answer for a `get` that found the disk being asked."""
         if self.getters is None:
-            self.getters = []
-        self.getters.append(done)
-
-    def _take_getters(self) -> list[Callable[[], object]]:
-        getters = self.getters
-        self.getters = None
-        return [] if getters is None else getters
-
-    def _call_getters(self) -> None:
-        getters = self._take_getters()
-        done: i64 = 0
-        try:
-            for getter in getters:
-                done += 1
-                getter()
-        finally:
-            if done < len(getters):  # one has raised: the others are still to be called
-                self.getters = getters[done:] + self._take_getters()
+            self.getters = Getters()
+        self.getters.add(done)
 
     def _hand_over(self, consumer: Consumer, entry: Entry) -> None:
         message = entry.message
         assert message is not None  # take() has read it
         if self.rules.counts_shown and entry.delivery_count > 0:
             # The entry keeps the message as it was published: it may be counted again, or dead-lettered.
-            message = self._counted(entry, message)
+            message = counted(entry, message)
         if entry.redelivered:
             self.redelivered_count += 1
         backing = self.backing
@@ -374,17 +349,10 @@ class Queue(Source):
                 self.order.mark_delivered(store, entry.offset)
             consumer.deliver(message, entry, entry.redelivered)
 
-    def _counted(self, entry: Entry, message: Message) -> Message:
-        """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
-        count: int = entry.delivery_count
-        properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
-        info = scan(properties, 0, len(properties))
-        return make_message(message.envelope, properties, message.body(), message.persistent, info)
-
     def outgoing(self, entry: Entry) -> Message | None:
         """The message as a consumer sees it."""
         message = entry.message
-        return self._counted(entry, message) if self.rules.counts_shown and message is not None else message
+        return counted(entry, message) if self.rules.counts_shown and message is not None else message
 
     def get(self, no_ack: bool) -> Entry | None:
         """basic.get: the next entry, settled at once or counted as unacked. None: the queue is empty, or `waits`."""
@@ -478,7 +446,7 @@ class Queue(Source):
         """Removes what is ready; unacked messages stay. Returns how many went."""
         count = self.ready_count
         self.order.purge(self)
-        if self.getters is not None:
+        if self.getters:
             self.pump_later()
         return count
 
@@ -491,7 +459,8 @@ class Queue(Source):
             self.limits.end()
             self.limits = None
         self.opening = None
-        self._call_getters()
+        if self.getters is not None:
+            self.getters.call()
         self.order.clear(self)
         if self.backing.spilled:
             self.backing.unspill()
@@ -511,12 +480,10 @@ class Queue(Source):
         if self.limits is not None:
             self.limits.unwritten()
 
-    # -- for dead letters --------------------------------------------------------------------------------------------
 
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
-        """What messages of this route share that are read from the log."""
-        return self.backing.envelope(exchange, routing_key)
-
-    def in_log(self, offset: i64) -> bool:
-        """Whether the log has the message of this offset, if anybody has."""
-        return self.backing.has(offset)
+def counted(entry: Entry, message: Message) -> Message:
+    """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
+    count: int = entry.delivery_count
+    properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
+    info = scan(properties, 0, len(properties))
+    return make_message(message.envelope, properties, message.body(), message.persistent, info)

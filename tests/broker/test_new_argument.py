@@ -1,0 +1,84 @@
+"""An argument nobody knows yet is a row and what obeys it: nothing else has to change for it to be validated, compared,
+obeyed and documented."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.broker.delivery import Source
+from amqpd.broker.message import Message
+from amqpd.broker.queues import arguments
+from amqpd.broker.queues.arguments import ROWS, Row, compare, compared_names, rules_of, validate
+from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.rules import Admission
+from amqpd.errors import PreconditionFailed
+
+NAME = "x-body-size-max"
+
+
+class BodySizeMax(Admission):
+    """The rule: a message with a larger body is refused."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.size_bytes = size_bytes
+
+    def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
+        return message.body_size <= self.size_bytes
+
+
+@pytest.fixture(autouse=True)
+def row(monkeypatch: pytest.MonkeyPatch) -> Row:
+    made = Row(
+        NAME,
+        arguments._non_negative,
+        True,
+        "limits",
+        "how many bytes a body may have",
+        admission=BodySizeMax,
+        kinds=arguments.CLASSIC,
+    )
+    monkeypatch.setitem(ROWS, NAME, made)
+    return made
+
+
+def test_it_is_validated() -> None:
+    validate("q", "/", {NAME: 10})
+    with pytest.raises(PreconditionFailed, match=f"invalid arg '{NAME}' for queue 'q' .*: .value_negative,-1"):
+        validate("q", "/", {NAME: -1})
+    with pytest.raises(PreconditionFailed, match="expected integer, got longstr"):
+        validate("q", "/", {NAME: "10"})
+    with pytest.raises(PreconditionFailed, match="of queue type rabbit_quorum_queue"):
+        validate("q", "/", {NAME: 10, "x-queue-type": "quorum"})
+
+
+def test_it_is_compared() -> None:
+    compare("queue 'q'", "/", compared_names(), {NAME: 10}, {NAME: 10})
+    with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{NAME}' .* received '11' but current is '10'"):
+        compare("queue 'q'", "/", compared_names(), {NAME: 11}, {NAME: 10})
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_it_is_obeyed_through_a_declaration(room, durable: bool) -> None:
+    queue = room.queue("q", durable=durable, **{NAME: 3})
+    assert room.publish("q", b"abc")
+    assert not room.publish("q", b"abcd")
+    assert room.bodies(queue) == [b"abc"]
+    assert queue.published_count == 2
+
+
+def test_it_is_obeyed_beside_others_and_while_the_queue_runs(room) -> None:
+    queue = room.queue("q")
+    assert room.publish("q", b"abcd")
+    queue.obey(rules_of({NAME: 3, "x-max-length": 2, "x-overflow": "reject-publish"}))
+    assert not room.publish("q", b"abcd")
+    assert room.publish("q", b"abc")
+    assert not room.publish("q", b"abc"), "it is full"
+    queue.obey(rules_of({}))
+    assert room.publish("q", b"abcd")
+    assert len(room.bodies(queue)) == 3
+
+
+def test_it_is_documented(row: Row) -> None:
+    """The table of the room's README is made of the rows: test_arguments compares the two."""
+    assert (row.name, row.meaning, row.obeyed_by) == (NAME, "how many bytes a body may have", "limits")
