@@ -10,20 +10,16 @@ The queues' windows in memory are shrunk, so that cold reads and spills happen i
 
 from __future__ import annotations
 
-import struct
-from typing import Any
-
 import pamqp.commands as spec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from memory_broker import Client, Event, MemoryBroker
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from memory_broker import Client, Event
+from queue_twin import HOT_COUNT_MAX, Message, QueueTwin, TwinChannel, TwinConsumer, TwinQueue, Unacked
 
-from amqpd.channel.deliveries import OUT_BYTES_MAX
+from amqpd.broker.queues.rules import Rules
 
-HOT_COUNT_MAX = 6
-HOT_BYTES_MAX = 400_000
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x10\x00\x01"
 PLAIN = b"\x00\x00"
@@ -32,101 +28,19 @@ NAMES = ("durable", "transient")
 CHANNELS = st.sampled_from([0, 0, 0, 1, 1, 1, 2, 3, 4, 5])
 COUNTS = st.one_of(st.integers(1, 3), st.integers(5, 30))
 SIZES = st.sampled_from([8, 8, 40, 60_000])
+FAR = 1 << 40
+RULES: tuple[dict[str, object], ...] = (
+    {},
+    {"ttl_ms": 300_000_000_000},
+    {"length_max": FAR, "length_bytes_max": FAR, "delivery_limit": FAR},
+    {"length_bytes_max": FAR, "overflow": "reject-publish", "expires_ms": 300_000_000_000},
+)
 
 
-class Message:
-    def __init__(self, body: bytes, persistent: bool) -> None:
-        self.body = body
-        self.persistent = persistent
-        self.order = -1
-        self.redelivered = False
-        self.delivered = False
-
-
-class TwinQueue:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ready: list[Message] = []
-        self.unacked = 0
-        self.orders = 0
-        self.consumers: list[TwinConsumer] = []
-
-    def add(self, message: Message) -> None:
-        message.order = self.orders
-        self.orders += 1
-        self.ready.append(message)
-
-    def put_back(self, message: Message) -> None:
-        message.redelivered = True
-        self.ready.append(message)
-        self.ready.sort(key=lambda each: each.order)
-
-
-class TwinConsumer:
-    def __init__(self, channel: TwinChannel, queue: TwinQueue, tag: str, no_ack: bool, exclusive: bool, priority: int):
-        self.channel = channel
-        self.queue = queue
-        self.tag = tag
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.priority = priority
-        self.prefetch = channel.prefetch
-        self.in_flight = 0
-        # For round robin: since when it could have taken one, and when it had one.
-        self.eligible_since = -1
-        self.served = -1
-
-
-class Unacked:
-    def __init__(self, queue: TwinQueue, message: Message, consumer: TwinConsumer | None) -> None:
-        self.queue = queue
-        self.message = message
-        self.consumer = consumer
-        self.pending = False
-
-
-class TwinChannel:
-    def __init__(self, place: int, client: Client, number: int) -> None:
-        self.place = place
-        self.client = client
-        self.number = number
-        self.kind = ("plain", "confirm", "tx")[place // 2]
-        self.next_tag = 1
-        self.prefetch = 0
-        self.window = 0
-        self.unacked: dict[int, Unacked] = {}
-        self.consumers: dict[str, TwinConsumer] = {}
-        self.published = 0
-        self.confirmed = 0
-        self.tx_publishes: list[tuple[TwinQueue, Message]] = []
-        self.tx_settlements: list[tuple[int, str]] = []
-
-    def outstanding(self) -> list[int]:
-        return [tag for tag, entry in self.unacked.items() if not entry.pending]
-
-    def in_flight(self) -> int:
-        return sum(entry.consumer is not None for entry in self.unacked.values())
-
-
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(QueueTwin):
     """Six channels on two connections: two plain, two confirming, two with transactions. Even ones consume from the
     durable queue, odd ones from the transient one, so that a channel's window belongs to one queue.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.house = MemoryBroker()
-        self.single_active = False
-        self.bodies = 0
-        self.tags = 0
-        self.clock = 0
-        self.queues: dict[str, TwinQueue] = {}
-        self.clients: list[Client] = []
-        self.channels: list[TwinChannel] = []
-        self.observed: dict[bytes, tuple[TwinChannel, Any]] = {}
-        # Bytes delivered to each connection in this step: one whose output is full rests until it is flushed.
-        self.written: dict[int, int] = {}
-        self.replies: list[tuple[TwinChannel, Event]] = []
 
     @initialize(
         single_active=st.sampled_from([False, False, True]), consumers=st.integers(0, 6), prefetch=st.integers(0, 3)
@@ -141,181 +55,6 @@ class QueueMachine(RuleBasedStateMachine):
             if prefetch:
                 self.qos(number % 6, prefetch, False)
             self.consume(number % 6, False, False, 0)
-
-    def connect(self) -> None:
-        self.clients = [Client(self.house, f"c{number}") for number in range(2)]
-        self.channels = [TwinChannel(place, self.clients[place % 3 % 2], place + 1) for place in range(6)]
-        for channel in self.channels:
-            self.open(channel)
-
-    def open(self, channel: TwinChannel) -> None:
-        channel.client.say(channel.number, spec.Channel.Open())
-        if channel.kind == "confirm":
-            channel.client.say(channel.number, spec.Confirm.Select())
-        if channel.kind == "tx":
-            channel.client.say(channel.number, spec.Tx.Select())
-        self.listen()
-
-    def declare(self, name: str) -> None:
-        arguments = {"x-single-active-consumer": True} if self.single_active else {}
-        method = spec.Queue.Declare(queue=name, durable=name == "durable", arguments=arguments)
-        self.channels[0].client.say(self.channels[0].number, method)
-        self.listen()
-        self.queues[name] = TwinQueue(name)
-        self.shrink(name)
-
-    def shrink(self, name: str) -> None:
-        queue = self.house.vhost.queues[name]
-        queue.order.count_max = HOT_COUNT_MAX
-        queue.order.bytes_max = HOT_BYTES_MAX
-
-    # -- hearing -----------------------------------------------------------------------------------------------------
-
-    def listen(self) -> None:
-        """Everything that the broker says now, sorted into deliveries, confirms and replies."""
-        self.house.settle()
-        self.observed = {}
-        self.written = dict.fromkeys([id(client) for client in self.clients], 0)
-        self.replies = []
-        by_place = {(id(channel.client), channel.number): channel for channel in self.channels}
-        for client in self.clients:
-            for event in client.heard():
-                channel = by_place[id(client), event.channel]
-                if isinstance(event.method, spec.Basic.Deliver):
-                    assert event.body is not None
-                    key = event.body[:8]
-                    assert key not in self.observed, "delivered twice"
-                    self.observed[key] = (channel, event)
-                elif isinstance(event.method, spec.Basic.Ack):
-                    first = channel.confirmed + 1 if event.method.multiple else event.method.delivery_tag
-                    assert first == channel.confirmed + 1
-                    channel.confirmed = event.method.delivery_tag
-                else:
-                    self.replies.append((channel, event))
-
-    def reply(self, channel: TwinChannel, kind: type[Any]) -> Any:
-        """The one reply there is."""
-        assert [(each.place, type(event.method)) for each, event in self.replies] == [(channel.place, kind)]
-        event = self.replies[0][1]
-        self.replies = []
-        return event
-
-    def quiet(self) -> None:
-        assert self.replies == []
-
-    # -- what the twin believes --------------------------------------------------------------------------------------
-
-    def can_take(self, consumer: TwinConsumer) -> bool:
-        channel = consumer.channel
-        if self.single_active and consumer.queue.consumers[0] is not consumer:
-            return False
-        if consumer.prefetch and consumer.in_flight >= consumer.prefetch:
-            return False
-        if channel.window and channel.in_flight() >= channel.window:
-            return False
-        return not channel.client.connection.output.write_paused
-
-    def may_rest(self, consumer: TwinConsumer) -> bool:
-        return self.written[id(consumer.channel.client)] > OUT_BYTES_MAX - 100_000
-
-    def note_eligible(self) -> None:
-        """Whoever cannot take one loses its claim; whoever can since now begins one."""
-        for queue in self.queues.values():
-            for consumer in queue.consumers:
-                if not self.can_take(consumer) or self.may_rest(consumer):
-                    consumer.eligible_since = -1
-                elif consumer.eligible_since < 0:
-                    consumer.eligible_since = self.clock
-
-    def drain(self) -> None:
-        """Every queue hands out what was observed, from its head on, until nothing is ready or nobody can take it."""
-        self.note_eligible()
-        progress = True
-        while progress:
-            progress = False
-            for queue in self.queues.values():
-                while queue.ready:
-                    key = queue.ready[0].body[:8]
-                    seen = self.observed.get(key)
-                    if seen is None or seen[1].method.delivery_tag != seen[0].next_tag:
-                        break
-                    del self.observed[key]
-                    self.delivered(queue, queue.ready.pop(0), *seen)
-                    progress = True
-        for queue in self.queues.values():
-            takers = [consumer.tag for consumer in queue.consumers if self.can_take(consumer)]
-            assert not queue.ready or not takers, f"{queue.ready[0].body[:8]!r} waits, and so do {takers}"
-
-    def finish(self) -> None:
-        self.drain()
-        assert self.observed == {}, "deliveries that nobody was due"
-        self.quiet()
-        for channel in self.channels:
-            assert channel.kind != "confirm" or channel.confirmed == channel.published
-
-    def delivered(self, queue: TwinQueue, message: Message, channel: TwinChannel, event: Event) -> None:
-        method = event.method
-        consumer = channel.consumers[method.consumer_tag]
-        assert consumer.queue is queue
-        assert event.body == message.body
-        assert (method.exchange, method.routing_key) == ("", queue.name)
-        assert method.redelivered == message.redelivered, message.body[:8]
-        assert self.can_take(consumer), f"{consumer.tag} has no credit"
-        others = [each for each in queue.consumers if each is not consumer]
-        rivals = [each for each in others if self.can_take(each) and not self.may_rest(each)]
-        for rival in rivals:
-            assert rival.priority <= consumer.priority, f"{rival.tag} has a higher priority than {consumer.tag}"
-            if rival.priority == consumer.priority and consumer.served >= 0:
-                waited = 0 <= rival.eligible_since < consumer.served and rival.served < consumer.served
-                assert not waited, f"{consumer.tag} has had two while {rival.tag} waited"
-        self.clock += 1
-        consumer.served = self.clock
-        self.written[id(channel.client)] += len(message.body)
-        message.delivered = True
-        tag = channel.next_tag
-        channel.next_tag += 1
-        if not consumer.no_ack:
-            consumer.in_flight += 1
-            queue.unacked += 1
-            channel.unacked[tag] = Unacked(queue, message, consumer)
-        self.note_eligible()
-
-    def take(self, channel: TwinChannel, tag: int) -> Unacked:
-        entry = channel.unacked.pop(tag)
-        entry.queue.unacked -= 1
-        if entry.consumer is not None:
-            entry.consumer.in_flight -= 1
-        return entry
-
-    def settle(self, channel: TwinChannel, tags: list[int], action: str) -> None:
-        for tag in tags:
-            entry = self.take(channel, tag)
-            if action == "requeue" and self.queues[entry.queue.name] is entry.queue:
-                entry.queue.put_back(entry.message)
-
-    def release(self, channel: TwinChannel) -> None:
-        """The channel ends."""
-        for consumer in list(channel.consumers.values()):
-            self.leave(consumer)
-        self.settle(channel, list(channel.unacked), "requeue")
-        place = self.channels.index(channel)
-        self.channels[place] = TwinChannel(channel.place, channel.client, channel.number)
-
-    def leave(self, consumer: TwinConsumer) -> None:
-        consumer.channel.consumers.pop(consumer.tag, None)
-        if consumer in consumer.queue.consumers:
-            consumer.queue.consumers.remove(consumer)
-
-    def refused(self, channel: TwinChannel, code: int) -> None:
-        """The broker closes the channel; the client answers and opens it again."""
-        event = self.reply(channel, spec.Channel.Close)
-        assert event.method.reply_code == code, event.method.reply_text
-        self.release(channel)
-        self.finish()
-        channel.client.say(channel.number, spec.Channel.CloseOk())
-        self.open(self.channels[channel.place])
-        self.replies = []
-        self.finish()
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
@@ -504,6 +243,14 @@ class QueueMachine(RuleBasedStateMachine):
                 self.settle(channel, [tag], action)
         self.finish()
 
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES), rules=st.sampled_from(RULES))
+    def exchange_rules(self, name: str, rules: dict[str, object]) -> None:
+        """While it runs. None of them bites, so nothing else may change."""
+        self.house.vhost.queues[name].obey(Rules({**rules, "single_active": self.single_active}))
+        self.house.settle()
+
     # -- ends --------------------------------------------------------------------------------------------------------
 
     @rule(
@@ -654,65 +401,3 @@ QueueMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestQueue = pytest.mark.timeout(300)(QueueMachine.TestCase)
-
-
-def one_channel() -> tuple[MemoryBroker, Client]:
-    house = MemoryBroker()
-    return house, Client(house, "c")
-
-
-def heard(house: MemoryBroker, client: Client, *methods: Any) -> list[str]:
-    client.say(1, *methods)
-    house.settle()
-    return [event.method.name for event in client.heard()]
-
-
-def test_recover_leaves_what_the_transaction_has_settled() -> None:
-    """rabbit: acked in a transaction is not outstanding, so recover does not bring it back."""
-    house, client = one_channel()
-    heard(house, client, spec.Channel.Open(), spec.Queue.Declare(queue="q"), spec.Tx.Select())
-    client.publish(1, "q", [b"first", b"second"], PLAIN)
-    heard(house, client, spec.Tx.Commit(), spec.Basic.Get(queue="q"), spec.Basic.Get(queue="q"))
-    assert heard(house, client, spec.Basic.Ack(delivery_tag=1), spec.Basic.Recover(requeue=True)) == ["Basic.RecoverOk"]
-    assert house.vhost.queues["q"].ready_count == 1
-    assert heard(house, client, spec.Tx.Commit()) == ["Tx.CommitOk"]
-    assert (house.vhost.queues["q"].ready_count, house.vhost.queues["q"].unacked_count) == (1, 0)
-    house.end()
-
-
-@pytest.mark.parametrize("header", [b"CC", b"BCC"])
-def test_a_commit_reaches_the_queues_of_the_publish(header: bytes) -> None:
-    """Also those of BCC, which the message itself no longer names; a queue that is gone by then is left out."""
-    house, client = one_channel()
-    declare = [spec.Queue.Declare(queue=name, durable=True) for name in ("q", "copy", "gone")]
-    heard(house, client, spec.Channel.Open(), *declare, spec.Exchange.Declare(exchange="x", exchange_type="direct"))
-    binds = [spec.Queue.Bind(queue=name, exchange="x", routing_key=name) for name in ("q", "copy", "gone")]
-    headers = [spec.Exchange.Declare(exchange="h", exchange_type="headers")]
-    headers += [spec.Exchange.Bind(destination="h", source="x", routing_key="q")]
-    heard(house, client, *binds, *headers, spec.Tx.Select())
-    keys = b"".join(b"S" + struct.pack(">I", len(key)) + key for key in (b"copy", b"gone"))
-    entry = bytes((len(header),)) + header + b"A" + struct.pack(">I", len(keys)) + keys
-    properties = b"\x30\x00" + struct.pack(">I", len(entry)) + entry + b"\x02"
-    client.publish(1, "q", [b"both"], properties, "x")
-    assert heard(house, client, spec.Queue.Delete(queue="gone"), spec.Tx.Commit()) == ["Queue.DeleteOk", "Tx.CommitOk"]
-    assert {name: queue.ready_count for name, queue in house.vhost.queues.items()} == {"q": 1, "copy": 1}
-    house.end()
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_more_unacked_than_memory_keeps(durable: bool) -> None:
-    """What a consumer holds may be in the log alone: it comes back whole, in its place, redelivered."""
-    house, client = one_channel()
-    heard(house, client, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=durable))
-    bodies = [b"%08d" % number for number in range(2500)]
-    client.publish(1, "q", bodies, PERSISTENT)
-    assert heard(house, client, spec.Basic.Consume(queue="q", consumer_tag="t")).count("Basic.Deliver") == len(bodies)
-    heard(
-        house, client, spec.Basic.Cancel(consumer_tag="t"), spec.Basic.Nack(delivery_tag=0, multiple=True, requeue=True)
-    )
-    client.say(1, spec.Basic.Consume(queue="q", consumer_tag="t", no_ack=True))
-    house.settle()
-    again = [event for event in client.heard() if isinstance(event.method, spec.Basic.Deliver)]
-    assert [event.body for event in again] == bodies
-    assert all(event.method.redelivered for event in again)
-    house.end()
