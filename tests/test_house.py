@@ -322,7 +322,6 @@ LARGE: dict[str, str] = {
 NOT_YET: dict[str, str] = {
     "amqpd.storage.log.recovery": "beginning, cutting and rebuilding indexes become a file each",
     "amqpd.storage.export.borders": "its scans are being taken apart",
-    "amqpd.broker.queues": "a queue becomes its ready order, its rules and its backing",
 }
 """Rooms whose sizes and circles are not held yet, and what is under way there. It shrinks and ends empty."""
 

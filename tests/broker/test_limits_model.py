@@ -130,7 +130,7 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
     twin = Twin(arguments)
     room.queue("dead")
     queue = room.queue("q", **arguments)
-    queue.hot_count_max = window
+    queue.order.count_max = window
     unacked = []
     for number, step in enumerate(steps):
         match step:
@@ -149,7 +149,7 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
             case ("kill",):
                 room.restart()
                 queue = room.vhost.queue("q")
-                queue.hot_count_max = window
+                queue.order.count_max = window
                 unacked = []
                 # What was dead-lettered and persistent is still there; the rest is not compared any more.
                 twin.kill()
