@@ -334,12 +334,12 @@ class TestLater:
         again = Mover(room, room.storage.open_queue("v1", queue_id, "moving"))
         again.store.recover()
         one, two = room.vhost.queues["one"], room.vhost.queues["two"]
-        assert not one.ready and not two.ready
+        assert one.opening is not None and two.opening is not None
         room.republisher.add_range(again, 0, 2)
         room.republisher.run()
         assert again.told == [], "opening takes a turn at least"
         room.turns()
-        assert one.ready and two.ready
+        assert one.opening is None and two.opening is None
         assert quickly(one) == quickly(two) == [b"0", b"1", b"2"]
         assert again.offsets_told() == [0, 1, 2]
         assert again.waiting == 0
@@ -436,7 +436,7 @@ class TestOtherMachines:
     @pytest.fixture
     def far(self, room: Any) -> Elsewhere:
         queue = room.queue("far", durable=False)
-        log = queue.store = Elsewhere()
+        log = queue.backing.store = Elsewhere()
         return log
 
     def test_it_waits_for_the_high_watermark(self, room: Any, mover: Mover, far: Elsewhere) -> None:
