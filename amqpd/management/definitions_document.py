@@ -11,6 +11,7 @@ from typing import Any, Final
 from amqpd.auth.backends import TAGS_MAX
 from amqpd.auth.passwords import RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
+from amqpd.broker.queues.kinds import KINDS
 from amqpd.management.call import BadRequest, clean_name
 from amqpd.management.slices import Slices
 from amqpd.management.users import tags_of
@@ -167,5 +168,5 @@ def check_vhost(item: Item) -> None:
     if item["tracing"]:
         raise BadRequest("tracing is not part of this version of amqpd")
     item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")
-    if item["default_queue_type"] not in ("classic", "quorum"):
+    if item["default_queue_type"] not in KINDS:
         raise BadRequest("default_queue_type is classic or quorum")

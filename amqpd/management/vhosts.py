@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
@@ -71,7 +72,7 @@ async def put_vhost(call: Call) -> Reply:
     kind = call.text("default_queue_type", vhost.default_queue_type if vhost is not None else "classic")
     if kind == "undefined":  # rabbit: its own word for none
         kind = "classic"
-    if kind not in ("classic", "quorum"):
+    if kind not in KINDS:
         raise BadRequest(f"default_queue_type is classic or quorum, not '{kind}'")
     if call.flag("tracing"):
         raise BadRequest("tracing is not part of this version of amqpd")
