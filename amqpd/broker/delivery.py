@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
@@ -46,8 +46,9 @@ class Entry:
         return self.offset < other.offset
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
-    """Who takes messages from a queue. The channel's consumer and the direct reply-to one derive from it."""
+    """Who takes messages from a queue: each front end has its own kind (a channel's is `ChannelConsumer`)."""
 
     def __init__(self, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int) -> None:
         self.queue = queue

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.access import check
-from amqpd.broker.catalogue import queues
+from amqpd.broker import consuming
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.queues.arguments import erlang_type, is_integer
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.naming import queue_name
 from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
-from amqpd.errors import AccessRefused, NotAllowed, NotImplementedByBroker, PreconditionFailed
+from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import encode_table
 from amqpd.protocol.commands import (
@@ -75,8 +74,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         _consume_replies(channel, command)
         return
     name = queue_name(channel, command.queue)
-    check(session, "read", "queue", name)
-    queue = vhost.usable_queue(name, session)
+    queue = consuming.queue_for(session, name)
     tag = _new_tag(channel, command.consumer_tag)
     priority = 0
     if "x-priority" in command.arguments:
@@ -91,17 +89,14 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
-    if queue.round_robin.exclusive or (command.exclusive and (queue.consumers or queue.round_robin.single_active)):
-        raise AccessRefused(f"queue '{name}' in vhost '{vhost.name}' in exclusive use")
+    consuming.check_free(queue, command.exclusive)
     consumer = channel.deliveries.make_consumer(
         queue, tag, command.no_ack, command.exclusive, priority, encode_table(command.arguments)
     )
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
-    queue.add_consumer(consumer)
-    queue.used()
-    queue.pump()
+    consuming.begin(queue, consumer)
 
 
 def _new_tag(channel: Channel, tag: str) -> str:
@@ -159,17 +154,13 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     channel.deliveries.consumers.pop(consumer.tag, None)
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
-    queue.remove_consumer(consumer)
-    queue.used()
-    if queue.auto_delete and not queue.consumers and not queue.deleted:
-        queues.delete(channel.session.vhost, queue)
+    consuming.end(channel.session, queue, consumer)
 
 
 def get(channel: Channel, command: BasicGet) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
-    check(session, "read", "queue", name)
-    queue = session.vhost.usable_queue(name, session)
+    queue = consuming.queue_for(session, name)
     queue.used()
     entry = queue.get(command.no_ack)
     if entry is None:

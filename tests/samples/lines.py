@@ -1,0 +1,213 @@
+"""A sample: a front end that is not AMQP. Lines of text over TCP, with confirms and credit.
+
+    LOGIN user password vhost      OK
+    PUB exchange key body          CONFIRM once it is safe, or REFUSE: a queue did not take it, or a log failed
+    SUB queue credit               OK, then MSG tag queue body, at most `credit` of them without an ACK
+    ACK tag                        the message is done with
+
+`-` is the default exchange; what would break a line is percent-encoded. An error is told (ERR 404 ...) and ends the
+client; what it had unacked goes back to its queues. Run it with `amqpd.__main__.main(guests=[Lines])`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote, unquote, unquote_to_bytes
+
+from amqpd.auth.backends import AuthChange, Refused
+from amqpd.broker import consuming
+from amqpd.broker.broker import Broker
+from amqpd.broker.catalogue.declared import OnItsWay
+from amqpd.broker.clients import Clients
+from amqpd.broker.delivery import Consumer, Entry, Source, within
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.message import Message
+from amqpd.broker.publishing.publisher import Publisher
+from amqpd.broker.publishing.unconfirmed import when_safe
+from amqpd.broker.queues.opening import opened
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.session import Session
+from amqpd.errors import AmqpError, FrameError, NotAllowed, PreconditionFailed, ResourceError
+from amqpd.front_end import FrontEnd
+from amqpd.listening import Listener, bound_sockets
+
+LINE_BYTES_MAX, CREDIT_MAX = 1 << 20, 1000
+PERSISTENT = b"\x10\x00\x02"
+
+
+class LineConsumer(Consumer):
+    """A SUB. A client that does not read gets no more than its credit: what it has not read it cannot have acked."""
+
+    def __init__(self, client: Client, queue: Queue, credit: int) -> None:
+        super().__init__(queue, f"lines-{client.session.serial}-{queue.name}", False, False, 0)
+        self.client, self.source, self.credit = client, queue, credit
+
+    def can_take(self) -> bool:
+        return self.in_flight < self.credit
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        assert entry is not None  # each is to be acked
+        self.in_flight += 1
+        entry.consumer = self
+        self.client.tag += 1
+        self.client.unacked[self.client.tag] = entry
+        self.client.say(f"MSG {self.client.tag} {quote(self.queue.name)} {quote(message.body())}")
+        if entry.queue.logged:
+            entry.message = None  # its log can give it back
+
+    def cancel(self) -> None:
+        self.client.consumers.discard(self)
+        self.client.close(f"ERR 404 queue '{self.queue.name}' is gone")
+
+
+class Client:
+    """One socket. What it is told gathers in `out` and leaves with the turn, after the logs were written."""
+
+    session: Session
+
+    def __init__(self, broker: Broker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.broker, self.reader, self.writer = broker, reader, writer
+        self.out, self.tag, self.unacked = bytearray(), 0, dict[int, Entry]()
+        self.consumers = set[LineConsumer]()
+
+    async def login(self) -> None:
+        match (await self.reader.readline()).decode().split():
+            case ["LOGIN", user, password, vhost]:
+                pass
+            case _:
+                raise FrameError("LOGIN user password vhost")
+        host, port = self.writer.get_extra_info("peername")[:2]
+        found = await self.broker.auth.authenticate(user, unquote_to_bytes(password), host == "127.0.0.1", host)
+        place = self.broker.vhosts.get(unquote(vhost))
+        if place is None or not self.broker.auth.may_access_vhost(found, place.name):
+            raise NotAllowed(f"no vhost '{vhost}' for '{user}'")
+        self.session = Session(self.broker, place, found, f"lines {host}:{port}", (host, port))
+        self.publisher = Publisher(self.session)
+        self.say("OK")
+
+    async def work(self) -> None:
+        while words := (await self.reader.readline()).decode().split():
+            while True:
+                try:
+                    await self.obey(words)
+                    break
+                except NotOpenYet as waits:  # the line is given again once its queues' logs are open
+                    await asyncio.gather(*map(opened, waits.destinations))
+                except OnItsWay as name:
+                    await name.over()
+            self.broker.turn.want()
+            await asyncio.sleep(0)  # others have their turn
+
+    async def obey(self, words: list[str]) -> None:
+        match words:
+            case ["PUB", exchange, key, *body]:
+                await self.publish("" if exchange == "-" else unquote(exchange), unquote(key), " ".join(body))
+            case ["SUB", queue, credit]:
+                self.subscribe(unquote(queue), int(credit))
+            case ["ACK", tag]:
+                self.ack(int(tag))
+            case _:
+                raise FrameError(f"no such line: {words[0]}")
+
+    async def publish(self, exchange: str, key: str, body: str) -> None:
+        if self.broker.alarm_reason:
+            raise ResourceError("publishers are held back")
+        message = self.publisher.compose(exchange, key, PERSISTENT, unquote_to_bytes(body))
+        route = self.publisher.route
+        accepted = self.publisher.offer(route, message)
+        safe: asyncio.Future[bool] = self.broker.loop.create_future()
+        when_safe(self.broker.turn, route.logs(message), safe.set_result)
+        self.say("CONFIRM" if await asyncio.shield(safe) and accepted else "REFUSE")
+
+    def subscribe(self, name: str, credit: int) -> None:
+        queue = consuming.queue_for(self.session, name)
+        consuming.check_free(queue, exclusive=False)
+        self.consumers.add(consumer := LineConsumer(self, queue, min(credit, CREDIT_MAX)))
+        self.say("OK")
+        consuming.begin(queue, consumer)
+
+    def ack(self, tag: int) -> None:
+        if (entry := self.unacked.pop(tag, None)) is None:
+            raise PreconditionFailed(f"unknown delivery tag {tag}")
+        entry.queue.settle(entry)
+        if (consumer := entry.consumer) is not None:
+            consumer.in_flight -= 1
+            entry.queue.activate(consumer)
+
+    def say(self, line: str) -> None:
+        self.out += line.encode() + b"\n"
+        self.broker.turn.flush_later(self)
+
+    def flush(self) -> None:
+        if self.out and not self.writer.is_closing():
+            self.writer.write(bytes(self.out))
+        self.out.clear()
+
+    def close(self, why: str) -> None:
+        self.say(why)
+        self.flush()
+        self.writer.close()
+
+    def end(self) -> None:
+        for consumer in self.consumers:
+            consuming.end(self.session, consumer.source, consumer)
+        for entry in self.unacked.values():
+            entry.consumer = None
+            entry.queue.requeue(entry, True)
+            entry.queue.pump_later()
+        self.writer.close()
+
+
+class Lines(FrontEnd, Clients):
+    """Listens on any free port of the loopback. One publish to very many queues is not spread over several turns."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.broker, self.port, self.clients = broker, 0, set[Client]()
+        self.servers: list[asyncio.Server] = []
+        broker.clients.append(self)
+
+    async def start(self) -> None:
+        for sock in bound_sockets("127.0.0.1", self.port):
+            self.port = sock.getsockname()[1]
+            self.listeners.append(Listener("lines", "127.0.0.1", self.port))
+            self.servers.append(await asyncio.start_server(self.serve, sock=sock, limit=LINE_BYTES_MAX))
+
+    async def stop(self) -> None:
+        self.listeners.clear()
+        while self.servers:
+            self.servers.pop().close()
+        for client in list(self.clients):
+            client.close("ERR 320 the broker stops")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(self.broker, reader, writer)
+        try:
+            async with asyncio.timeout(10):
+                await client.login()
+            self.clients.add(client)
+            await client.work()
+        except AmqpError as error:
+            client.close(f"ERR {error.code} {error.text}")
+        except (ValueError, Refused, TimeoutError, ConnectionError):
+            client.close("ERR 501 not this line, or not now")
+        finally:
+            self.clients.discard(client)
+            client.end()
+
+    def user_changed(self, change: AuthChange) -> None:
+        for client in list(self.clients):
+            client.publisher.forget_routes()
+            if why := client.session.must_go(change):
+                client.close(f"ERR 320 {why}")
+
+    def vhost_deleted(self, name: str) -> None:
+        for client in list(self.clients):
+            if client.session.vhost.name == name:
+                client.close(f"ERR 320 vhost '{name}' is down")
+
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        for client in self.clients:
+            for entry in client.unacked.values():
+                if entry.queue is queue and within(entry.offset, ranges):
+                    entry.offset = -1

@@ -1,0 +1,175 @@
+"""The sample front end beside AMQP: what it publishes AMQP consumes, and the other way round."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import lines
+import pytest
+
+from amqpd.broker.catalogue import queues, vhosts
+from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declared import finished
+from amqpd.server import Server
+from amqpd.testing import embedded
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def say(self, *said: str) -> None:
+        self.writer.write("".join(f"{line}\n" for line in said).encode())
+
+    async def hear(self) -> str:
+        async with asyncio.timeout(10):
+            return (await self.reader.readline()).decode().rstrip("\n")
+
+    async def ask(self, line: str) -> str:
+        self.say(line)
+        return await self.hear()
+
+
+@asynccontextmanager
+async def connected(server: Server, user: str = "guest", vhost: str = "%2F") -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port("lines"))
+    client = Client(reader, writer)
+    assert await client.ask(f"LOGIN {user} guest {vhost}") == "OK"
+    try:
+        yield client
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def broker(path: Path, *names: str, **arguments: object) -> AsyncIterator[Server]:
+    async with embedded(path, guests=[lines.Lines]) as server:
+        vhost = server.broker.vhosts["/"]
+        for name in names:
+            given = {key.replace("_", "-"): value for key, value in arguments.items()}
+            await finished(partial(queues.declare, vhost, QueueDeclaration(name, True, False, False, given)))
+        yield server
+
+
+async def test_publishes_are_confirmed_and_survive(tmp_path: Path) -> None:
+    async with broker(tmp_path, "orders") as server, connected(server) as client:
+        for number in range(3):
+            assert await client.ask(f"PUB - orders message%20{number}") == "CONFIRM"
+        assert server.broker.vhosts["/"].queues["orders"].ready_count == 3
+    async with broker(tmp_path) as server, connected(server) as client:
+        assert await client.ask("SUB orders 10") == "OK"
+        assert [await client.hear() for _ in range(3)] == [f"MSG {n + 1} orders message%20{n}" for n in range(3)]
+
+
+async def test_credit_bounds_what_is_unacked(tmp_path: Path) -> None:
+    async with broker(tmp_path, "q") as server, connected(server) as publisher, connected(server) as consumer:
+        assert await consumer.ask("SUB q 2") == "OK"
+        for body in "abcd":
+            assert await publisher.ask(f"PUB - q {body}") == "CONFIRM"
+        queue = server.broker.vhosts["/"].queues["q"]
+        assert [await consumer.hear(), await consumer.hear()] == ["MSG 1 q a", "MSG 2 q b"]
+        assert (queue.unacked_count, queue.ready_count) == (2, 2)
+        assert await consumer.ask("ACK 2") == "MSG 3 q c"
+        assert await consumer.ask("ACK 1") == "MSG 4 q d"
+        consumer.say("ACK 3", "ACK 4", "PUB - q last")
+        assert sorted([await consumer.hear(), await consumer.hear()]) == ["CONFIRM", "MSG 5 q last"]
+
+
+async def test_what_a_client_leaves_unacked_goes_back(tmp_path: Path) -> None:
+    async with broker(tmp_path, "q") as server:
+        async with connected(server) as first:
+            assert await first.ask("PUB - q kept") == "CONFIRM"
+            assert await first.ask("SUB q 1") == "OK"
+            assert await first.hear() == "MSG 1 q kept"
+        async with connected(server) as second:
+            assert await second.ask("SUB q 1") == "OK"
+            assert await second.hear() == "MSG 1 q kept"
+
+
+async def test_a_queue_that_refuses(tmp_path: Path) -> None:
+    limits: dict[str, object] = {"x_max_length": 1, "x_overflow": "reject-publish"}
+    async with broker(tmp_path, "full", **limits) as server, connected(server) as client:
+        assert await client.ask("PUB - full one") == "CONFIRM"
+        assert await client.ask("PUB - full two") == "REFUSE"
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("PUB nosuch key body", "ERR 404 no exchange 'nosuch' in vhost '/'"),
+        ("SUB nosuch 1", "ERR 404 no queue 'nosuch' in vhost '/'"),
+        ("ACK 7", "ERR 406 unknown delivery tag 7"),
+        ("SUB q many", "ERR 501 not this line, or not now"),
+        ("SING", "ERR 501 no such line: SING"),
+    ],
+)
+async def test_an_error_is_told_and_ends_the_client(tmp_path: Path, line: str, error: str) -> None:
+    async with broker(tmp_path, "q") as server, connected(server) as client:
+        assert await client.ask(line) == error
+        assert await client.hear() == ""
+
+
+@pytest.mark.parametrize("line", ["LOGIN guest wrong %2F", "LOGIN guest guest nosuch", "PUB - q body", "\xff"])
+async def test_nobody_gets_in_without_a_login(tmp_path: Path, line: str) -> None:
+    async with broker(tmp_path) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port("lines"))
+        assert (await Client(reader, writer).ask(line)).startswith("ERR")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_rights_that_go_end_their_clients(tmp_path: Path) -> None:
+    async with broker(tmp_path, "q") as server:
+        auth = server.broker.auth
+        await auth.add_user("ann", b"guest")
+        await auth.set_permissions("ann", "/", ".*", ".*", ".*")
+        async with connected(server, "ann") as client:
+            assert await client.ask("PUB - q body") == "CONFIRM"
+            await auth.set_permissions("ann", "/", "", "", "")
+            assert (await client.ask("PUB - q body")).startswith("ERR 403 access to exchange 'amq.default'")
+        async with connected(server, "ann") as client:
+            await auth.delete_user("ann")
+            assert await client.hear() == "ERR 320 user 'ann' was deleted"
+
+
+async def test_a_vhost_that_goes_ends_its_clients(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        places = server.broker.vhosts
+        await finished(lambda done: vhosts.declare(places, "shop", done=done))
+        await server.broker.auth.set_permissions("guest", "shop", ".*", ".*", ".*")
+        async with connected(server, vhost="shop") as client:
+            await finished(partial(vhosts.delete, places, places["shop"]))
+            assert await client.hear() == "ERR 320 vhost 'shop' is down"
+
+
+async def test_a_queue_that_is_deleted_ends_its_consumers(tmp_path: Path) -> None:
+    async with broker(tmp_path, "q") as server, connected(server) as client:
+        assert await client.ask("SUB q 1") == "OK"
+        vhost = server.broker.vhosts["/"]
+        queues.delete(vhost, vhost.queues["q"])
+        assert await client.hear() == "ERR 404 queue 'q' is gone"
+
+
+async def test_the_broker_stops(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server, connected(server) as client:
+        await server.stop_app()
+        assert await client.hear() == "ERR 320 the broker stops"
+        assert [each.protocol for each in server.listeners if each.port] == ["http"]
+
+
+def test_it_is_150_lines() -> None:
+    """Of code: without imports, blank lines and docstrings."""
+    text = Path(lines.__file__).read_text()
+    left_out = sum(
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        if node.end_lineno
+    )
+    assert sum(1 for line in text.splitlines() if line.strip()) - left_out <= 150
