@@ -95,6 +95,7 @@ class Channel(ChannelState):
     def offered(self, route: Route, message: Message) -> None:
         """A publish went to several queues, or to none: then it is returned if it must be."""
         count: i64 = len(route.destinations)
+        self.owner.wants_look = True
         if count > 1:
             self.owner.offers += count
         elif count == 0 and route.mandatory:

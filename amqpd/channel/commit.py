@@ -227,6 +227,7 @@ class Commit:
                 channel.session.vhost.unroutable_count += 1
                 if route.mandatory and not channel.closing:
                     channel.output.send_return(channel.number, message)
+                    channel.owner.wants_look = True
             for destination in route.destinations:
                 part = self._parts.get(destination)
                 if part is None:

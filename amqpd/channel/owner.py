@@ -39,6 +39,8 @@ class ChannelOwner:
         self.parts: list[bytes] | None = None
         # Queues that publishes reached beyond one each since this connection last had the loop to itself.
         self.offers: i64 = 0
+        # A publish came back or reached several queues: its connection looks at its output and at `offers` behind it.
+        self.wants_look = False
         # basic.qos global=false means one window per channel, as the specification has it.
         self.channel_wide_qos = False
 

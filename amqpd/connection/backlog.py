@@ -220,6 +220,7 @@ class Backlog(ChannelOwner):
 
     def want_share(self) -> None:
         self.offers = OFFERS_MAX + 1
+        self.wants_look = True
         self._control.soon(self._turn.run)  # at once, also where it was put off
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:

@@ -256,31 +256,36 @@ class Connection(CommandSink):
             raise _not_open(BASIC_PUBLISH)
         if channel.closing:
             return
-        backlog = self.backlog
         if channel.busy:
-            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, backlog.parts)
-            backlog.defer(number, item)
+            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+            self.backlog.defer(number, item)
             return
         self.publishes = True
         if self.turn.alarmed:
             self.control.hold_for_alarm()
             if body_size > 0:  # rabbit: a message without a body needs no memory to speak of
                 # First of what waits on its channel; all that came behind it waits as bytes.
-                item = Deferred(1, method, content, header_size, body_size, frame_payload_max, backlog.parts)
-                backlog.stall(channel, item)
+                item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+                self.backlog.stall(channel, item)
                 raise InputWaits
         self.published_count += 1
         try:
             channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
         except NotOpenYet as waits:
             self.published_count -= 1
-            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, backlog.parts)
-            backlog.wait_with(channel, waits.destinations, item)
+            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+            self.backlog.wait_with(channel, waits.destinations, item)
             return
+        if self.backlog.wants_look:
+            self._look_behind()
+
+    def _look_behind(self) -> None:
+        """A publish has come back, or reached several queues. Raises: InputWaits."""
         if self.output.returned:
             self.output.returned = False
             self._check_output()
-        if backlog.offers > OFFERS_MAX:
+        self.backlog.wants_look = False
+        if self.backlog.offers > OFFERS_MAX:
             self._share_loop()
 
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
