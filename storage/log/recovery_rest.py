@@ -1,0 +1,109 @@
+"""What recovery has to write and sync before anything is appended: cut logs, `.settled` files written anew, names.
+
+It is decided on the loop and written by any thread. A crash before it is done leaves what there was, and the next
+recovery comes to the same; so does a full disk, on which the log is read, and drained, without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log import checkpoint
+from amqpd.storage.log.recovery_state import Recovery
+from amqpd.storage.log.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+
+class Rest:
+    """What recovery has to write and sync: paths of logs to sync, `.settled` files to write anew, the directory, what
+    goes then, the recovery point. Made on the loop; `write` may be called in any thread.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.syncs: list[str] = []
+        self.segments: list[Segment] = []
+        self.settled: list[tuple[str, bytes]] = []
+        self.names = False
+        self.unlinks: list[str] = []
+        self.point = b""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of it waits for the disk."""
+        return not (self.syncs or self.settled or self.names)
+
+    def write(self, filesystem: FileSystem) -> None:
+        """Raises: OSError. What was done before it stands, and is done again by the next try."""
+        for path in self.syncs:
+            filesystem.fsync_file(path)
+        for path, data in self.settled:
+            _replace_settled(filesystem, path, data)
+        if self.names:
+            filesystem.fsync_dir(self.directory)
+        for path in self.unlinks:
+            filesystem.unlink(path)
+        if self.point:
+            try:
+                filesystem.replace_file(f"{self.directory}/{checkpoint.RECOVERY_POINT}", self.point, sync=False)
+            except OSError as error:  # the next start then checks the same again
+                logger.warning("recovery point of %s: %s", self.directory, error)
+
+    def written(self) -> None:
+        """On the loop, when `write` has returned."""
+        for index, segment in enumerate(self.segments):
+            segment.settled_size = len(self.settled[index][1])
+
+
+def rest_of(state: Recovery) -> Rest:
+    """What recovery changed, as it has to be written and synced before anything is appended. Where the disk is full
+    that may be later, and some segments may have gone meanwhile.
+    """
+    log = state.log
+    rest = Rest(log.directory)
+    checked = [segment for segment in state.scanned if segment in log.segments and not segment.gone]
+    state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.gone and each.removing)]
+    rest.syncs += state.cut_paths
+    for segment in checked:
+        if segment.sealed:
+            path = segment.prefix + segment.log_suffix
+            if path not in rest.syncs:
+                rest.syncs.append(path)
+            if segment not in state.rewrite:
+                state.rewrite.append(segment)  # for its totals
+    boot = state.last_boot if state.last_boot is not None else (0, 0)
+    for segment in state.rewrite:
+        log.settled_files.forget(segment)
+        data = segment.compacted(boot, state.mark, state.returned)
+        rest.segments.append(segment)
+        rest.settled.append((segment.prefix + ".settled", data))
+        rest.unlinks.append(segment.prefix + ".settled.swap")
+    rest.names = state.cut or len(state.rewrite) > 0
+    if True in [segment.sealed for segment in checked]:
+        rest.point = checkpoint.encode_lines([(log.segments[-1].base,)])
+    return rest
+
+
+def make_whole(state: Recovery) -> None:
+    """Writes it now. Raises: OSError."""
+    rest = rest_of(state)
+    rest.write(state.filesystem)
+    rest.written()
+
+
+def _replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
+    """As `replace_file`, by another name: `.settled.swap` may be the one file that holds what some of this tells."""
+    temporary = path + ".cleaned"
+    fd = filesystem.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        filesystem.write_whole(fd, data)
+        filesystem.fdatasync(fd)
+    except OSError:
+        filesystem.unlink(temporary)
+        raise
+    finally:
+        filesystem.close(fd)
+    filesystem.rename(temporary, path)

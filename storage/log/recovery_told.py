@@ -1,0 +1,153 @@
+"""What a log's small files tell at recovery: checkpoints, and the `.settled` file of each segment.
+
+First they are read, and say which segments there are and which may be trusted without a scan; once the ends of the
+segments are known, what `.settled` tells is applied to them. What it tells of offsets behind the end is dropped, since
+those may be used again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log import checkpoint
+from amqpd.storage.log.recovery_state import Recovery
+from amqpd.storage.log.segment import Segment, segment_name
+from amqpd.storage.settle import settled
+from amqpd.storage.settle.settled_reader import Entry, SettledFile
+
+logger = logging.getLogger(__name__)
+
+
+def read_checkpoints(state: Recovery, names: list[str]) -> None:
+    """The checkpoints of the directory. Raises: UnknownFormat when a newer version wrote the clean mark."""
+    log = state.log
+    directory = log.directory
+    log.epochs = checkpoint.read_lines(state.filesystem, f"{directory}/{checkpoint.LEADER_EPOCH}", 2)
+    log.watermark.offset = checkpoint.read_high_watermark(state.filesystem, f"{directory}/{checkpoint.HIGH_WATERMARK}")
+    state.clean = checkpoint.read_clean(state.filesystem, f"{directory}/{checkpoint.CLEAN_SHUTDOWN}")
+    log.clean = checkpoint.CLEAN_SHUTDOWN in names
+
+
+def load_segments(state: Recovery, names: list[str]) -> None:
+    """The segments there are, with what their `.settled` files tell. names: of the files in the directory.
+
+    Cost: 0.3 us an entry. Raises: OSError; UnknownFormat.
+    """
+    log = state.log
+    filesystem = state.filesystem
+    bases = sorted({int(name[:20]) for name in names if _is_segment_file(name)})
+    present = {int(name[:20]) for name in names if name.endswith(".log") and _is_segment_file(name)}
+    for base in bases[:]:
+        if base not in present and base > max(present, default=-1):
+            # The log of the last segment is never removed before another is there: this one's name did not get to the
+            # medium, so nothing in it was confirmed, and its settlements must not meet the next messages.
+            for suffix in (".settled", ".settled.swap"):
+                filesystem.unlink(f"{log.directory}/{segment_name(base)}{suffix}")
+            state.cut = True
+            bases.remove(base)
+    for base in bases:
+        segment = Segment(filesystem, log.directory, base)
+        segment.sealed = True
+        entries, bad = _read_entries(filesystem, segment)
+        state.entries[base] = entries
+        if bad:
+            state.doubtful.add(base)
+        if base in present:
+            segment.size = filesystem.size(segment.prefix + ".log")
+        else:
+            segment.gone = True
+        log.segments.append(segment)
+    live = [segment for segment in log.segments if not segment.gone]
+    if live:
+        live[-1].sealed = False
+        if live[-1] is not log.segments[-1]:
+            live[-1].sealed = True
+    clean = state.clean
+    if clean is not None and (not live or live[-1].base != clean[1] or live[-1].size != clean[2]):
+        logger.warning("%s: the clean-shutdown mark does not agree with the files", log.directory)
+        state.clean = None
+
+
+def _is_segment_file(name: str) -> bool:
+    return name[:20].isdigit() and name[20:] in (".log", ".settled")
+
+
+def _read_entries(filesystem: FileSystem, segment: Segment) -> tuple[list[Entry], int]:
+    entries: list[Entry] = []
+    bad = 0
+    swap = False
+    for suffix in (".settled", ".settled.swap"):
+        path = segment.prefix + suffix
+        if not filesystem.exists(path):
+            continue
+        swap = suffix == ".settled.swap"
+        data = filesystem.read_file(path)
+        segment.settled_size += len(data)
+        file = SettledFile(data)
+        bad += file.bad_count
+        if file.newer():
+            raise checkpoint.UnknownFormat(path)
+        if file.foreign(segment.base):
+            logger.error("%s is of another segment and not believed", path)
+            bad += 1
+        else:
+            entries += file.entries
+    if bad:
+        logger.warning("%s.settled: %d bad entries, what they settled may be delivered again", segment.prefix, bad)
+    if swap or bad:
+        segment.settled_size = -1  # to be written anew
+    return entries, bad
+
+
+def apply_entries(state: Recovery) -> None:
+    """Applies what the `.settled` files tell, now that it is known where each segment ends."""
+    log = state.log
+    boot: tuple[int, int] | None = None
+    for segment in log.segments:
+        end = segment.end
+        for kind, a, b, c in state.entries[segment.base]:
+            if kind in (settled.SETTLED, settled.LOST, settled.TRANSIENT):
+                if b >= end:
+                    segment.settled_size = -1
+                new = segment.settled.add(max(a, segment.base), min(b, end - 1))
+                if new:
+                    segment.settled_body_bytes += c
+                    if kind == settled.TRANSIENT:
+                        segment.transient_gone.append((a, b, c))
+                if kind == settled.LOST and (a, b) not in state.lost:
+                    state.lost.append((a, b))
+                    segment.lost.append((a, b))
+            elif kind == settled.BITS:
+                segment.settled.add_bits(a, b, c, end - 1)
+            elif kind == settled.TIMES and segment not in state.scanned:
+                segment.first_timestamp_ms, segment.max_timestamp_ms = a, max(b, segment.max_timestamp_ms)
+            elif kind == settled.BYTES:
+                segment.settled_body_bytes += a
+            elif kind == settled.RETURNED:
+                state.returned[a] = b
+            elif kind == settled.DELIVERED:
+                state.mark = max(state.mark, a)
+                if a >= log.end:
+                    segment.settled_size = -1
+            elif kind == settled.BOOT:
+                boot = (a, b)
+        segment.settled_body_bytes = min(segment.settled_body_bytes, segment.body_bytes)
+        if segment.settled_size < 0:
+            state.rewrite.append(segment)
+    state.last_boot = boot
+    state.mark = min(state.mark, log.end - 1)
+    if state.clean is not None:
+        state.mark = min(state.mark, state.clean[3])  # the files may tell of more than was delivered: they run ahead
+    for offset in list(state.returned):
+        place = log.segment_of(offset)
+        if place is None or place.gone or place.settled.contains(offset):
+            del state.returned[offset]
+
+
+def told_mark(state: Recovery) -> int:
+    """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
+    segment = state.log.marked_in(state.mark)
+    if segment is None or segment in state.rewrite:
+        return state.mark
+    return max([a for kind, a, _, _ in state.entries[segment.base] if kind == settled.DELIVERED], default=-1)
