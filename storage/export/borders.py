@@ -68,6 +68,7 @@ class Borders:
         # What stood between body and properties last time, from which records differ only when their route does.
         self.middle: bytes = _NOTHING
         self.exchange_start: i64 = 0
+        self.at: i64 = 0  # in the bytes, while a record is read: behind what was read last
 
     def clear(self) -> None:
         """Forgets the rows, keeps the place."""
@@ -112,17 +113,9 @@ def scan(
             found.reason = "the batch's offset does not fit its neighbours"
             return BAD
         if header.base_offset > found.expected:
-            # A gap is legal, but the checksum does not cover the offset: if the batch behind starts before this one
-            # ends, it is this one that is wrong.
-            behind: i64 = position + header.size
-            if behind + HEADER_SIZE <= size:
-                after = BatchHeader(data, behind)
-                if after.plausible() and found.expected <= after.base_offset <= header.last_offset:
-                    found.reason = "the batch's offset does not fit its neighbours"
-                    return BAD
-            elif not found.at_end:
-                found.needed = header.size + HEADER_SIZE
-                return MORE
+            gap: i64 = _gap(found, data, position, header)
+            if gap != DONE:
+                return gap
         if header.base_offset >= stop:
             return DONE
         end: i64 = position + header.size
@@ -138,28 +131,41 @@ def scan(
         if end > size:
             found.needed = header.size
             return MORE
-        if check_crc:
-            buffer = found.buffer
-            start = position + CRC_START
-            crc: i64 = value(data[start:end] if buffer is None else buffer.slice(start, end - start))
-            if crc != header.crc:
-                found.reason = "the checksum is wrong"
-                return BAD
-        rows: i64 = found.rows
-        try:
-            regular = _records(found, data, position, header, first, stop, settled, settled_base)
-        except (BadRecord, IndexError) as error:
-            regular = True
-            found.reason = "the checksum is right and the records are none: " + str(error)
-        if not regular or found.reason != "":
-            found.rows = rows
-            back: int = rows
-            found.borders.truncate(back * 32)
-            found.offsets.truncate(back * 8)
-            found.timestamps.truncate(back * 8)
-            return BAD if regular else IRREGULAR
+        if check_crc and not _whole(found, data, position, header):
+            return BAD
+        ended: i64 = _batch(found, data, position, header, first, stop, settled, settled_base)
+        if ended != DONE:
+            return ended
         found.expected = header.last_offset + 1
         position = end
+
+
+def _gap(found: Borders, data: bytes, position: i64, header: BatchHeader) -> i64:
+    """DONE where the batch at `position` may follow a gap: that is legal, but the checksum does not cover the offset.
+    If the batch behind starts before this one ends, it is this one that is wrong.
+    """
+    behind: i64 = position + header.size
+    if behind + HEADER_SIZE <= len(data):
+        after = BatchHeader(data, behind)
+        if after.plausible() and found.expected <= after.base_offset <= header.last_offset:
+            found.reason = "the batch's offset does not fit its neighbours"
+            return BAD
+    elif not found.at_end:
+        found.needed = header.size + HEADER_SIZE
+        return MORE
+    return DONE
+
+
+def _whole(found: Borders, data: bytes, position: i64, header: BatchHeader) -> bool:
+    """Whether the batch's checksum is right."""
+    buffer = found.buffer
+    start = position + CRC_START
+    end = position + header.size
+    crc: i64 = value(data[start:end] if buffer is None else buffer.slice(start, end - start))
+    if crc != header.crc:
+        found.reason = "the checksum is wrong"
+        return False
+    return True
 
 
 def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
@@ -170,6 +176,128 @@ def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
             return False
         at += 8
     return read_i64_le(wanted, size - 8) == read_i64_le(data, position + size - 8)
+
+
+def _record_end(found: Borders, data: bytes, position: i64, end: i64) -> i64:
+    """Where the record at `position` ends; `found.at` is then behind its length. Raises: BadRecord, IndexError."""
+    # One or two bytes in nearly all cases; zigzag, so an odd number would be negative.
+    number: i64 = data[position]
+    position += 1
+    if number >= 0x80:
+        byte: i64 = data[position]
+        if byte < 0x80:
+            number = (number & 0x7F) | (byte << 7)
+            position += 1
+        else:
+            number, position = read_varint(data, position - 1)
+            number <<= 1
+    if number & 1 or number < 0:
+        raise BadRecord("a record of negative length")
+    record_end: i64 = position + (number >> 1)
+    if record_end > end:
+        raise BadRecord("a record runs past the end of its batch")
+    found.at = position
+    return record_end
+
+
+def _field(found: Borders, data: bytes) -> i64:
+    """Where the field begins whose length stands at `found.at`; that is then behind the field. A null one is empty."""
+    position: i64 = found.at
+    number: i64 = data[position]
+    position += 1
+    if number >= 0x80:
+        byte: i64 = data[position]
+        if byte < 0x80:
+            number = (number & 0x7F) | (byte << 7)
+            position += 1
+        else:
+            number, position = read_varint(data, position - 1)
+            number <<= 1
+    found.at = position if number & 1 or number < 0 else position + (number >> 1)
+    return position
+
+
+def _learn_middle(found: Borders, data: bytes, position: i64, record_end: i64) -> bool:
+    """What stands at `position` between a record's body and its properties, for the records that follow; False where
+    that is not what we write.
+    """
+    if not data.startswith(_MARK_EXCHANGE, position):
+        return False
+    exchange_size: i64 = 0
+    number: i64 = 0
+    exchange_size, number = read_varint(data, position + 10)
+    if exchange_size < 0 or number + exchange_size > record_end:
+        return False
+    found.exchange_start = number - position
+    number += exchange_size
+    if not data.startswith(_MARK_PROPERTIES, number):
+        return False
+    found.middle = data[position : number + 11]
+    return True
+
+
+def _row(found: Borders, data: bytes, record_end: i64, offset: i64, timestamp_us: i64) -> bool:
+    """Adds the record whose key's length stands at `found.at`; False when its headers are not in our order."""
+    key: i64 = _field(found, data)
+    key_end: i64 = found.at
+    body: i64 = _field(found, data)
+    body_end: i64 = found.at
+    position: i64 = body_end
+    # Headers.
+    middle = found.middle
+    middle_size: i64 = len(middle)
+    if (
+        middle_size == 0
+        or position + middle_size > record_end
+        or not (_stands(middle, middle_size, data, position) if COMPILED else data.startswith(middle, position))
+    ):
+        if not _learn_middle(found, data, position, record_end):
+            return False
+        middle = found.middle
+        middle_size = len(middle)
+    exchange: i64 = position + found.exchange_start
+    position += middle_size
+    exchange_end: i64 = position - 11
+    found.at = position
+    properties: i64 = _field(found, data)
+    position = found.at
+    if position != record_end:
+        return False
+    borders = found.borders
+    write_i64_le(found.offsets, offset)
+    write_i64_le(found.timestamps, timestamp_us)
+    write_i64_le(borders, key | (key_end << 32))
+    write_i64_le(borders, body | (body_end << 32))
+    write_i64_le(borders, exchange | (exchange_end << 32))
+    write_i64_le(borders, properties | (position << 32))
+    return True
+
+
+def _batch(
+    found: Borders,
+    data: bytes,
+    position: i64,
+    header: BatchHeader,
+    first: i64,
+    stop: i64,
+    settled: bytes,
+    settled_base: i64,
+) -> i64:
+    """Adds the batch's records, all that are wanted or none. DONE; else BAD or IRREGULAR."""
+    rows: i64 = found.rows
+    try:
+        regular = _records(found, data, position, header, first, stop, settled, settled_base)
+    except (BadRecord, IndexError) as error:
+        regular = True
+        found.reason = "the checksum is right and the records are none: " + str(error)
+    if regular and found.reason == "":
+        return DONE
+    found.rows = rows
+    back: int = rows
+    found.borders.truncate(back * 32)
+    found.offsets.truncate(back * 8)
+    found.timestamps.truncate(back * 8)
+    return BAD if regular else IRREGULAR
 
 
 def _records(
@@ -183,36 +311,17 @@ def _records(
     settled_base: i64,
 ) -> bool:
     """The records of one batch; False when a record's headers are not in our order. Raises: BadRecord, IndexError."""
-    borders = found.borders
-    offsets = found.offsets
-    timestamps = found.timestamps
     timestamp_us: i64 = header.max_timestamp_ms * 1000
     base: i64 = header.base_offset
     end: i64 = position + header.size
     settled_end: i64 = settled_base + len(settled) * 8
-    middle = found.middle
-    middle_size: i64 = len(middle)
     count: i64 = header.count
     rows: i64 = found.rows
     position += HEADER_SIZE
     while count > 0:
         count -= 1
-        # Length, one or two bytes in nearly all cases; zigzag, so an odd number would be negative.
-        number: i64 = data[position]
-        position += 1
-        if number >= 0x80:
-            byte: i64 = data[position]
-            if byte < 0x80:
-                number = (number & 0x7F) | (byte << 7)
-                position += 1
-            else:
-                number, position = read_varint(data, position - 1)
-                number <<= 1
-        if number & 1 or number < 0:
-            raise BadRecord("a record of negative length")
-        record_end: i64 = position + (number >> 1)
-        if record_end > end:
-            raise BadRecord("a record runs past the end of its batch")
+        record_end: i64 = _record_end(found, data, position, end)
+        position = found.at
         # Attributes, timestamp delta, offset delta.
         delta: i64 = data[position + 2]
         if delta < 0x80 and data[position + 1] == 0:
@@ -230,69 +339,10 @@ def _records(
             if (settled[place >> 3] >> (place & 7)) & 1:
                 position = record_end
                 continue
-        # Key.
-        number = data[position]
-        position += 1
-        if number >= 0x80:
-            number, position = read_varint(data, position - 1)
-            number <<= 1
-        key: i64 = position
-        if not number & 1 and number > 0:
-            position += number >> 1
-        key_end: i64 = position
-        # Value.
-        number = data[position]
-        position += 1
-        if number >= 0x80:
-            byte = data[position]
-            if byte < 0x80:
-                number = (number & 0x7F) | (byte << 7)
-                position += 1
-            else:
-                number, position = read_varint(data, position - 1)
-                number <<= 1
-        body: i64 = position
-        if not number & 1 and number > 0:
-            position += number >> 1
-        body_end: i64 = position
-        # Headers.
-        if (
-            middle_size == 0
-            or position + middle_size > record_end
-            or not (_stands(middle, middle_size, data, position) if COMPILED else data.startswith(middle, position))
-        ):
-            if not data.startswith(_MARK_EXCHANGE, position):
-                return False
-            exchange_size: i64 = 0
-            exchange_size, number = read_varint(data, position + 10)
-            if exchange_size < 0 or number + exchange_size > record_end:
-                return False
-            found.exchange_start = number - position
-            number += exchange_size
-            if not data.startswith(_MARK_PROPERTIES, number):
-                return False
-            middle = data[position : number + 11]
-            middle_size = len(middle)
-            found.middle = middle
-        exchange: i64 = position + found.exchange_start
-        position += middle_size
-        exchange_end: i64 = position - 11
-        number = data[position]
-        position += 1
-        if number >= 0x80:
-            number, position = read_varint(data, position - 1)
-            number <<= 1
-        properties: i64 = position
-        if not number & 1 and number > 0:
-            position += number >> 1
-        if position != record_end:
+        found.at = position
+        if not _row(found, data, record_end, offset, timestamp_us):
             return False
-        write_i64_le(offsets, offset)
-        write_i64_le(timestamps, timestamp_us)
-        write_i64_le(borders, key | (key_end << 32))
-        write_i64_le(borders, body | (body_end << 32))
-        write_i64_le(borders, exchange | (exchange_end << 32))
-        write_i64_le(borders, properties | (position << 32))
+        position = record_end
         rows += 1
     found.rows = rows
     return True
