@@ -63,7 +63,7 @@ SPECIFIC: Final = (
     Option("to-offset", "", "<offset>", "the first offset not to export"),
     Option("partition-by", "", "<names>", "directories by date, hour or columns, separated by commas"),
     Option("where", "", "<SQL>", "export only rows for which this is true, an expression over the columns"),
-    Option("columns", "", "<names>", "columns to export, separated by commas; storage/export/README.md lists them"),
+    Option("columns", "", "<names>", "columns to export, separated by commas; docs/export.md lists them"),
     Option("table", "", "<name>", "table of a database (default amqp_messages)"),
     Option("name", "", "<name>", "what x-export calls this export (default export)"),
     Option("batch", "", "<number>", "offsets of one batch (default 1000000; 100000 for delta and databases)"),

@@ -22,8 +22,10 @@ _KEYS: Final = {*_OLD, "auto_delete", "arguments"}
 
 
 class Description(NamedTuple):
-    """See the module. arguments: an encoded field table; `whole`: False where an earlier version wrote it, which told
-    neither arguments nor auto-delete.
+    """What a queue's directory says of its queue.
+
+    arguments: an encoded field table; `whole`: False where an earlier version wrote it, which told neither
+    arguments nor auto-delete.
     """
 
     queue: str

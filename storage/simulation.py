@@ -58,7 +58,7 @@ class SimulatedClock(Clock):
 
 
 class SimulatedFileSystem(FileSystem):
-    """See the module.
+    """A disk in memory: what was written and not synced can be forgotten, and calls can fail.
 
     capacity: bytes that all files together may have; None for no limit.
     fault: called before each call with its name and path; an OSError it returns is raised instead of the call.

@@ -138,8 +138,10 @@ class _Batch:
 
 
 class Job:
-    """See the module. say: gets a Report after every batch. stopped: asked between batches. starting: called before
-    Spark is started, which takes seconds.
+    """One run of an export, from the first batch that is left to the last there is.
+
+    say: gets a Report after every batch. stopped: asked between batches. starting: called before Spark is started,
+    which takes seconds.
 
     session: a Spark session to use, and to leave running; without one the job makes its own when it needs it.
 

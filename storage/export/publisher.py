@@ -63,10 +63,12 @@ class Target:
 
 
 class Publisher:
-    """See the module. Connects at once. Not for several threads. Raises, each method: PublishError.
+    """One connection, which only publishes.
 
-    transaction: instead of confirms. mandatory: a message that no queue takes is an error. window: messages that may be
-    unconfirmed at a time.
+    Connects at once. Not for several threads. Raises, each method: PublishError.
+
+    transaction: instead of confirms. mandatory: a message that no queue takes is an error. window: messages that
+    may be unconfirmed at a time.
     """
 
     def __init__(

@@ -56,7 +56,10 @@ class Batch(Protocol):
 
 
 class Target(ABC):
-    """See the module. `batch_rows`: how many offsets make a batch unless it is said otherwise."""
+    """Where an export puts its rows, each batch once.
+
+    `batch_rows`: how many offsets make a batch unless it is said otherwise.
+    """
 
     batch_rows = 1_000_000
 

@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Departures:
-    """See the module. Everything is called on the loop, and calls back there. One per storage."""
+    """Renames, empties and removes directories.
+
+    Everything is called on the loop, and calls back there. One per storage.
+    """
 
     def __init__(
         self, filesystem: FileSystem, committer: Committer, chore: Callable[[Callable[[], None]], None]

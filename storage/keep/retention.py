@@ -1,7 +1,7 @@
 """Logs that keep: what leaves because of its age, or because there is too much, and not because it was read.
 
-A log with a `RetentionPolicy` is looked after in the background (`Storage.maintain`, on a timer), never on
-the road of a message. Retention removes whole segments from the head, by settling everything before a *start offset*:
+A log with a `RetentionPolicy` is looked after in the background (`Storage.maintain`, on a timer), never
+in the way of a message. Retention removes whole segments from the head, by settling everything before a *start offset*:
 how that becomes safe and how files go is the same as for any settled segment (removal.py). A crash before the commit
 may leave some of what was to go, which the next check removes; after it nothing returns, and never is more gone.
 
@@ -14,7 +14,7 @@ So a log holds at most its limit and one segment; the active one stays, except b
 appended (LogAppendTime).
 
 A log without a policy (a work queue) gives back whole segments as they are settled. `roll_idle` sees to the last one,
-which the road rolls by size only: an old one is rolled, and one that is drained and worth the trouble.
+which an append rolls by size only: an old one is rolled, and one that is drained and worth the trouble.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SLICE_S = 0.005
 
 
 class Upkeep:
-    """See the module.
+    """The rounds over all logs, and the one cleaning at work.
 
     committer, post: as `Storage` has them. gather: hands a store to the next job. inline: no thread and no slices, for
     simulations. segment_age_ms: see `retention.roll_idle`.

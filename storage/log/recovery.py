@@ -39,7 +39,7 @@ from amqpd.storage.log.damage import find_missing, set_aside_foreign, untold
 from amqpd.storage.log.recovery_rest import Rest, make_whole, rest_of
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
-from amqpd.storage.log.recovery_told import apply_entries, load_segments, read_checkpoints, told_mark
+from amqpd.storage.log.recovery_told import apply_entries, delivered_mark, load_segments, read_checkpoints
 from amqpd.storage.settle.settled_files import FULL
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class DamagedLog(Exception):
 
 
 class Opening:
-    """See the module. Made by `begin`."""
+    """A log that has been read and waits to be made whole, then used. Made by `begin`."""
 
     def __init__(self, store: LocalLog, state: Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
         self.store = store
@@ -109,7 +109,7 @@ class Opening:
                     raise
                 logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
         log.after_recovery(clean=state.clean is not None)
-        seen_end = state.mark + 1
+        seen_end = state.delivered_mark + 1
         if state.clean is None:
             logger.info(
                 "queue '%s' was recovered in %d ms: its log ends at offset %d, %d torn bytes were cut off, "
@@ -124,7 +124,7 @@ class Opening:
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
             seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
         store.torn_bytes = state.torn_bytes
-        store.recovered(told_mark(state), seen_end, state.returned, state.lost)
+        store.recovered(delivered_mark(state), seen_end, state.returned, state.lost)
 
 
 def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> Opening:

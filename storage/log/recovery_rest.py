@@ -77,7 +77,7 @@ def rest_of(state: Recovery) -> Rest:
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     for segment in state.rewrite:
         log.settled_files.forget(segment)
-        data = segment.compacted(boot, state.mark, state.returned)
+        data = segment.compacted(boot, state.delivered_mark, state.returned)
         rest.segments.append(segment)
         rest.settled.append((segment.prefix + ".settled", data))
         rest.unlinks.append(segment.prefix + ".settled.swap")

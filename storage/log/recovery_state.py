@@ -15,8 +15,9 @@ from amqpd.storage.settle.settled_reader import Entry
 class Recovery:
     """One log's. clean: the clean-shutdown mark, None when there is none to be trusted. entries: of `.settled`, by base
     offset of the segment. scanned, rewrite: segments that were read, and whose `.settled` is to be written anew.
-    aborted: (first, last, bytes of bodies) of transactions that are not whole. mark, returned: the delivery mark and
-    the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and these logs.
+    aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
+    mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
+    these logs.
     doubtful: base offsets of segments of whose `.settled` something could not be read.
     """
 
@@ -29,7 +30,7 @@ class Recovery:
         self.last_boot: tuple[int, int] | None = None
         self.scanned: list[Segment] = []
         self.aborted: list[tuple[int, int, int]] = []
-        self.mark = -1
+        self.delivered_mark = -1
         self.returned: dict[int, int] = {}
         self.lost: list[tuple[int, int]] = []
         self.torn_bytes = 0

@@ -127,7 +127,7 @@ def apply_entries(state: Recovery) -> None:
             elif kind == settled.RETURNED:
                 state.returned[a] = b
             elif kind == settled.DELIVERED:
-                state.mark = max(state.mark, a)
+                state.delivered_mark = max(state.delivered_mark, a)
                 if a >= log.end:
                     segment.settled_size = -1
             elif kind == settled.BOOT:
@@ -136,18 +136,18 @@ def apply_entries(state: Recovery) -> None:
         if segment.settled_size < 0:
             state.rewrite.append(segment)
     state.last_boot = boot
-    state.mark = min(state.mark, log.end - 1)
-    if state.clean is not None:
-        state.mark = min(state.mark, state.clean[3])  # the files may tell of more than was delivered: they run ahead
+    state.delivered_mark = min(state.delivered_mark, log.end - 1)
+    if state.clean is not None:  # the files may tell of more than was delivered: they run ahead
+        state.delivered_mark = min(state.delivered_mark, state.clean[3])
     for offset in list(state.returned):
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):
             del state.returned[offset]
 
 
-def told_mark(state: Recovery) -> int:
+def delivered_mark(state: Recovery) -> int:
     """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
-    segment = state.log.marked_in(state.mark)
+    segment = state.log.marked_in(state.delivered_mark)
     if segment is None or segment in state.rewrite:
-        return state.mark
+        return state.delivered_mark
     return max([a for kind, a, _, _ in state.entries[segment.base] if kind == settled.DELIVERED], default=-1)

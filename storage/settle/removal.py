@@ -26,9 +26,11 @@ DELETED = ".deleted"
 
 
 class Removals:
-    """See the module. One per log; `wanted`: there may be something to remove; `postponed`: there will be, once the
-    settlements of the turn have been written. `full`: the disk has no room for those: what is settled as a whole goes
-    without, since that makes room (a crash before it went brings it back).
+    """What of one log can go, and is going.
+
+    `wanted`: there may be something to remove; `postponed`: there will be, once the settlements of the turn have
+    been written. `full`: the disk has no room for those: what is settled as a whole goes without, since that makes
+    room (a crash before it went brings it back).
 
     delay_ms: between the renaming and the removal; 0: no renaming, the files go at once.
     """

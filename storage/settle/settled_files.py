@@ -40,7 +40,10 @@ def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
 
 
 class SettledFiles:
-    """See the module. boot: for the first entry of this life in each file. dirty: where files to sync are put."""
+    """What is to be written to the `.settled` files of one log.
+
+    boot: for the first entry of this life in each file. dirty: where files to sync are put.
+    """
 
     def __init__(self, filesystem: FileSystem, boot: tuple[int, int], reserve: Reserve, dirty: list[OpenFile]) -> None:
         self.reserve = reserve
