@@ -319,12 +319,6 @@ LARGE: dict[str, str] = {
 }
 """What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
 
-NOT_YET: dict[str, str] = {
-    "amqpd.storage.log.recovery": "beginning, cutting and rebuilding indexes become a file each",
-    "amqpd.storage.export.borders": "its scans are being taken apart",
-}
-"""Rooms whose sizes and circles are not held yet, and what is under way there. It shrinks and ends empty."""
-
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
     """Modules that import each other, directly or by way of others: Tarjan's strongly connected components."""
@@ -390,7 +384,7 @@ class TestShape:
         for one in all_imports():
             if one.module in edges and one.module != one.importer:
                 edges[one.importer].add(one.module)
-        assert [circle for circle in circles(edges) if not within(circle[0], *NOT_YET)] == []
+        assert circles(edges) == []
 
     def test_circles_are_seen(self) -> None:
         edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"f"}, "f": {"e"}}
@@ -400,7 +394,6 @@ class TestShape:
         found = {
             name: f"{name} has {what}"
             for module, path in sources().items()
-            if not within(module, *NOT_YET)
             for name, what in too_large(module, path.read_text("utf-8"))
         }
         assert [text for name, text in found.items() if name not in LARGE] == []
