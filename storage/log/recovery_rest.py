@@ -7,12 +7,12 @@ recovery comes to the same; so does a full disk, on which the log is read, and d
 from __future__ import annotations
 
 import logging
-import os
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.segment import Segment
+from amqpd.storage.settle.settled_files import replace_settled
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Rest:
         for path in self.syncs:
             filesystem.fsync_file(path)
         for path, data in self.settled:
-            _replace_settled(filesystem, path, data)
+            replace_settled(filesystem, path, data)
         if self.names:
             filesystem.fsync_dir(self.directory)
         for path in self.unlinks:
@@ -92,18 +92,3 @@ def make_whole(state: Recovery) -> None:
     rest = rest_of(state)
     rest.write(state.filesystem)
     rest.written()
-
-
-def _replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
-    """As `replace_file`, by another name: `.settled.swap` may be the one file that holds what some of this tells."""
-    temporary = path + ".cleaned"
-    fd = filesystem.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-    try:
-        filesystem.write_whole(fd, data)
-        filesystem.fdatasync(fd)
-    except OSError:
-        filesystem.unlink(temporary)
-        raise
-    finally:
-        filesystem.close(fd)
-    filesystem.rename(temporary, path)

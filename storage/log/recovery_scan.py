@@ -136,17 +136,7 @@ def _cut_transaction(state: Recovery, transaction: tuple[int, int, int, int]) ->
     first = next(segment for segment in log.segments if segment.base == base)
     log.segments[:] = [segment for segment in log.segments if segment.base <= base or segment.gone]
     first.sealed = False
-    _forget_settled(first, offset)
-
-
-def _forget_settled(segment: Segment, end: int) -> None:
-    """Takes out of memory what a cut-off tail had settled (gaps and transient messages of the tail)."""
-    ranges = segment.settled.ranges()
-    segment.settled = settled.SettledSet(segment.base)
-    for first, last in ranges:
-        segment.settled.add(first, min(last, end - 1))
-    segment.transient_gone = [each for each in segment.transient_gone if each[1] < end]
-    segment.gaps = [each for each in segment.gaps if each[1] < end]
+    first.forget_settled(offset)
 
 
 def _cut_log(state: Recovery, segment: Segment, size: int) -> None:

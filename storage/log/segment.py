@@ -86,10 +86,10 @@ class Segment:
             file = self.settled_file = OpenFile(self._filesystem, self.prefix + name, APPEND)
         return file
 
-    def compacted(self, boot: tuple[int, int], mark: int, returned: dict[int, int]) -> bytes:
+    def compacted(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
         """What a new `.settled` file starts with: all that is known, each fact once.
 
-        boot: the boot id for a BOOT entry. mark: the delivery mark, -1 for none. returned: offset -> delivery count.
+        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> delivery count.
         """
         parts = [
             encode_entry(settled.HEADER, self.base, settled.VERSION, 0),
@@ -110,8 +110,8 @@ class Segment:
                     parts.append(encode_entry(settled.BITS, start, low, high))
         parts.append(encode_entry(settled.BYTES, max(0, body_bytes), 0, 0))
         parts += [encode_entry(settled.LOST, first, last, 0) for first, last in self.lost]
-        if mark >= 0:
-            parts.append(encode_entry(settled.DELIVERED, mark, 0, 0))
+        if delivered_mark >= 0:
+            parts.append(encode_entry(settled.DELIVERED, delivered_mark, 0, 0))
         for offset, count in returned.items():
             if self.base <= offset < self.end:
                 parts.append(encode_entry(settled.RETURNED, offset, count, 0))
@@ -282,14 +282,23 @@ class Segment:
         self._since_entry = INTERVAL_BYTES + 1
 
     def forget_settled(self, end: int) -> None:
-        """The log has been cut before `end`: what was settled, lost or transient behind it never was."""
+        """The log has been cut before `end`, by recovery or while it is open: what was settled, lost or transient at
+        `end` and beyond never was, since those offsets are used again. A range that `end` lies in keeps what is before.
+        """
         ranges = self.settled.ranges()
         self.settled = SettledSet(self.base)
         for first, last in ranges:
             if first < end:
                 self.settled.add(first, min(last, end - 1))
-        self.transient_gone = [each for each in self.transient_gone if each[1] < end]
-        self.gaps = [each for each in self.gaps if each[1] < end]
+        self.lost = [(first, min(last, end - 1)) for first, last in self.lost if first < end]
+        self.gaps = [(first, min(last, end - 1)) for first, last in self.gaps if first < end]
+        self.transient_gone = [each for each in self.transient_gone if each[1] < end]  # the rest stays settled
+        self.transient = [
+            # Several batches stand as one range, so the bytes of a part are its share.
+            (first, min(last, end - 1), body_bytes * (min(last + 1, end) - first) // (last + 1 - first))
+            for first, last, body_bytes in self.transient
+            if first < end
+        ]
 
     def add_transient(self, first: int, last: int, body_bytes: int) -> None:
         """Offsets that will not count after a restart."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.truncation import LogBusy
 from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.simulation import SimulatedFileSystem
@@ -212,3 +213,66 @@ def test_a_crash_at_any_call_leaves_the_log_whole_or_cut(make_house: Any, seed: 
         new = house.append(b"%dy" % store.next_offset)
         house.turn()
         assert house.offsets() == found + new
+
+
+def test_transient_messages_behind_it_never_were(make_house: Any) -> None:
+    """The files of a sealed segment tell which offsets were transient: what is appended at those anew is not."""
+    house = make_house(segment_size_bytes=4096)
+    store = house.begin()
+    fill(house, 1)
+    for _ in range(3):  # one range of offsets in memory, of which the cut leaves a part
+        house.append(*[b"transient" for _ in range(3)], persistent=False)
+        house.turn()
+    assert store.truncate_to(13) == 13
+    assert store.log.segments[0].transient == [(10, 12, 27)]
+    fill(house, 12)
+    assert len(house.names(".log")) > 1
+    sealed = store.log.segments[0]
+    assert sealed.sealed and sealed.end > 19
+    again = house.again()
+    assert house.offsets() == [*range(10), *range(13, 133)]
+    assert (again.record_count, again.lost) == (130, [])
+
+
+def test_ranges_lost_behind_it_never_were(house: Any) -> None:
+    """Nor do the files call offsets lost that are given out again."""
+    store = house.begin()
+    fill(house, 5)
+    store.log.note_lost(store.log.segments[0], 25, 44)
+    store.recount()
+    house.turn()
+    assert store.truncate_to(30) == 30
+    assert store.log.segments[0].lost == [(25, 29)]
+    fill(house, 2)
+    again = house.again()
+    assert house.offsets() == [*range(25), *range(30, 50)]
+    assert again.lost == [(25, 29)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "end", "left"),
+    [
+        ([(2, 4), (6, 8)], 9, [(2, 4), (6, 8)]),
+        ([(2, 4), (6, 8)], 8, [(2, 4), (6, 7)]),
+        ([(2, 4), (6, 8)], 6, [(2, 4)]),
+        ([(2, 4), (6, 8)], 5, [(2, 4)]),
+        ([(2, 4), (6, 8)], 2, []),
+        ([(2, 4), (6, 8)], 0, []),
+        ([(6, 8)], 6, []),
+    ],
+)
+def test_a_range_that_begins_at_the_end_or_beyond_goes(
+    ranges: list[tuple[int, int]], end: int, left: list[tuple[int, int]]
+) -> None:
+    """Recovery and an open log cut by the same rule."""
+    segment = Segment(SimulatedFileSystem(), "/log", 0)
+    for first, last in ranges:
+        segment.settled.add(first, last)
+    segment.gaps = list(ranges)
+    segment.lost = list(ranges)
+    segment.transient_gone = [(first, last, 10) for first, last in ranges]
+    segment.forget_settled(end)
+    assert segment.settled.ranges() == left
+    assert segment.settled.highest == max([last for _, last in left], default=-1)
+    assert segment.gaps == segment.lost == left
+    assert segment.transient_gone == [(first, last, 10) for first, last in ranges if last < end]
