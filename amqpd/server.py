@@ -1,4 +1,4 @@
-"""The process: builds the rooms, starts the front ends, says it is ready, and stops cleanly.
+"""The process: builds the broker and what is around it, starts the front ends, says it is ready, and stops cleanly.
 
 Start: data directory and metadata (milliseconds, before anything listens), then the front ends in their order (AMQP,
 guests, the admin API), then the ready line.
@@ -31,9 +31,8 @@ from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.settings import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.log.checkpoint import UnknownFormat
-from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.metadata.metadata import Metadata, MetadataError
+from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Server:
         ]
 
     def load(self) -> None:
-        """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; DamagedLog."""
+        """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; LogUnusable."""
         first = self.settings.default
         state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
         self.broker.load(reconcile(self.storage, state))
@@ -250,6 +249,6 @@ def run(
         return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
-    except (OSError, MetadataError, DamagedLog, UnknownFormat) as error:
+    except (OSError, MetadataError, LogUnusable) as error:
         print(f"amqpd: {error}", file=sys.stderr)
     return EXIT_UNAVAILABLE

@@ -24,6 +24,12 @@ from amqpd.storage.safety import Safety
 _NO_RANGES: Final[list[tuple[int, int]]] = []  # never written to
 
 
+class LogUnusable(Exception):
+    """The log cannot be opened, and opening it again would not help: a newer version wrote its files (`UnknownFormat`),
+    or they are damaged and recovery is strict (`DamagedLog`). Nothing in them was changed.
+    """
+
+
 class LogFailed(Exception):
     """The log takes nothing more: a write or a sync failed for a reason that does not pass. What is older can be
     read.
@@ -88,12 +94,13 @@ class Cursor:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueueLog:
-    """See the module. What raises LogFailed or OSError says so; nothing else does.
+    """The log of one queue, as the broker calls it. What raises LogFailed, LogUnusable or OSError says so; nothing else
+    does.
 
     vhost_id, queue_id: "" of a log that is gone with the broker. name: the queue's, for what people read. directory: of
     its files, "" where it has none on this machine. record_count, size_bytes (of bodies): what is in the log and not
-    settled. failed: it takes nothing more. deleted: its queue is, and it is not used any more. lost: ranges of offsets
-    that could not be read any more.
+    settled. next_offset: the log end offset. failed: it takes nothing more. deleted: its queue is, and it is not used
+    any more. lost: ranges of offsets that could not be read any more.
     """
 
     def __init__(self, vhost_id: str, queue_id: str, name: str, directory: str, local: bool) -> None:
@@ -103,7 +110,7 @@ class QueueLog:
         self.directory: str = directory
         # What was appended is safe when `CommitCycle.on_commit` names its generation; else when `when_safe` says so.
         self.local: bool = local
-        self.next_offset: i64 = 0  # the log end offset
+        self.next_offset: i64 = 0
         self.record_count: i64 = 0
         self.size_bytes: i64 = 0
         self.failed: bool = False
@@ -116,7 +123,7 @@ class QueueLog:
 
     def recover(self) -> None:
         """Makes it ready, waiting for the disk where it has to: its counts are true, and it may be used. Once; every
-        other method does it by itself when needed. Raises: OSError; UnknownFormat; DamagedLog (strict only).
+        other method does it by itself when needed. Raises: OSError; LogUnusable.
         """
         raise NotImplementedError
 

@@ -1,10 +1,11 @@
 """The background work of the logs: retention, compaction, segments that are old or drained, files whose delay is over.
 
 `maintain` is called by the owner from a timer, on the loop, and begins a round over all logs; after each SLICE_S it
-lets the loop have its turn. Retention costs a step per segment. What a roll writes is written there and then, as on the
-road; files are removed by the committer's thread. A cleaning (cleaner.py, swap.py) has a thread of its own, one at a
-time, the dirtiest log first; when it is done, the loop puts the new segments in place and the committer's thread gives
-them their names. Meanwhile nothing of that log is removed; a queue that is deleted waits for the cleaner to let go.
+lets the loop have its turn. Retention costs a step per segment. What a roll writes is written there and then, as when
+a message is appended; files are removed by the committer's thread. A cleaning (cleaner.py, swap.py) has a thread of
+its own, one at a time, the dirtiest log first; when it is done, the loop puts the new segments in place and the
+committer's thread gives them their names. Meanwhile nothing of that log is removed; a queue that is deleted waits for
+the cleaner to let go.
 
 A stop of the broker does not wait for a cleaning to end, only for the thread to notice: what it has finished is put in
 place at the next start.
@@ -21,12 +22,10 @@ from amqpd.storage.filesystem import Clock, FileSystem, OpenFile
 from amqpd.storage.keep import cleaner, retention, swap
 from amqpd.storage.keep.cleaner import Cancelled, Cleaning
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.checkpoint import UnknownFormat
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord
-from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.queue_log import LogFailed
+from amqpd.storage.queue_log import LogFailed, LogUnusable
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class Upkeep:
                 elif retention.roll_idle(store, now_ms, self._segment_age_ms):
                     store.write()
                     self._wake(store)
-            except (OSError, LogFailed, UnknownFormat, DamagedLog) as error:
+            except (OSError, LogFailed, LogUnusable) as error:
                 logger.warning("retention of queue %s: %s", store.name, error)
         if log.removals.waiting:
             self._due += log.removals.due(now_ms)
@@ -174,8 +173,8 @@ class Upkeep:
                     cleaning.log.settle(view.base, view.end - 1, 0)
                 continue
             try:
-                mark, returned = cleaning.log.delivered_mark, store.returned
-                work, held = swap.place(cleaning.log, group, segment, now_ms, mark, returned)
+                delivered_mark, returned = cleaning.log.delivered_mark, store.returned
+                work, held = swap.place(cleaning.log, group, segment, now_ms, delivered_mark, returned)
             except OSError as error:
                 logger.error("cleaned segments of queue %s wait for the next start: %s", store.name, error)
                 self._keep_closed(cleaning.log)

@@ -3,7 +3,7 @@
     leader-epoch-checkpoint       `epoch start-offset` per line: one line per start of the broker that wrote to the log
     recovery-point-checkpoint     every segment that starts before this offset is known to be on the medium, whole
     log-start-offset-checkpoint   nothing before this offset is wanted any more
-    clean-shutdown                next offset, base offset and size of the active segment, as a clean stop left them;
+    clean-shutdown                log end offset, base offset and size of the active segment, as a clean stop left them;
                                   removed
                                   before anything else is written
     format                        in the data directory: its format as a whole, with a checksum
@@ -22,6 +22,7 @@ import struct
 from google_crc32c import value
 
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.queue_log import LogUnusable
 
 LEADER_EPOCH = "leader-epoch-checkpoint"
 RECOVERY_POINT = "recovery-point-checkpoint"
@@ -34,7 +35,7 @@ FORMAT_VERSION = 1  # of a data directory as a whole; raised when an older amqpd
 VERSION = 0
 
 
-class UnknownFormat(Exception):
+class UnknownFormat(LogUnusable):
     """A file was written by a newer version; nothing was touched."""
 
 
@@ -89,7 +90,7 @@ def encode_clean(next_offset: int, base: int, size: int, delivered: int) -> byte
 
 
 def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int, int] | None:
-    """(next offset, base of the active segment, its size, highest offset that was delivered); None where there is no
+    """(log end offset, base of the active segment, its size, highest offset that was delivered); None where there is no
     good mark. The last is far above all offsets in a mark of before it was told there. Raises: UnknownFormat.
     """
     try:

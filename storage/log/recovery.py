@@ -40,12 +40,13 @@ from amqpd.storage.log.recovery_rest import Rest, make_whole, rest_of
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.recovery_told import apply_entries, delivered_mark, load_segments, read_checkpoints
+from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.settle.settled_files import FULL
 
 logger = logging.getLogger(__name__)
 
 
-class DamagedLog(Exception):
+class DamagedLog(LogUnusable):
     """Strict recovery found bad bytes in the middle of a log."""
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from amqpd.broker.delivery import Source
-from amqpd.storage.log.checkpoint import UnknownFormat
-from amqpd.storage.log.recovery import DamagedLog
-from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.queue_log import LogUnusable, QueueLog
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Opening:
             return True
         try:
             return self._store.open_soon(self.end)
-        except (OSError, UnknownFormat, DamagedLog):
+        except (OSError, LogUnusable):
             return True  # `can_open` meets it too, and tells
 
     def end(self) -> None:
@@ -60,7 +58,7 @@ class Opening:
         queue = self._queue
         try:
             self._store.recover()
-        except (OSError, UnknownFormat, DamagedLog) as error:
+        except (OSError, LogUnusable) as error:
             about = {"vhost": queue.vhost_name, "queue": queue.name}
             log.error("queue '%s' cannot be opened: %s", queue.name, error, extra=about)
             return False
