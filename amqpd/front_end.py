@@ -3,7 +3,7 @@
 AMQP is one (`connection/front_end.py`), the admin API another (`management/front_end.py`); the server starts and stops
 a list of them and knows no more. A guest, some other protocol, is one more class: it listens
 (`listening.bound_sockets`), makes a `broker.session.Session` for each user it serves, publishes, consumes and declares
-through the rooms below, and if it wants to hear of deleted vhosts and the like adds a `broker.clients.Clients` to
+through the packages below, and if it wants to hear of deleted vhosts and the like adds a `broker.clients.Clients` to
 `broker.clients`. It is handed to the server as a `Guest`: `amqpd.__main__.main(guests=[...])` in a program of its own,
 `amqpd.testing.embedded(guests=[...])` in a test. `tests/samples/lines.py` is one to copy: lines of text over TCP.
 """

@@ -1,4 +1,4 @@
-"""What this room has to complain about, in its own words.
+"""What this package has to complain about, in its own words.
 
 `amqpd.errors.translate` maps these to reply codes; nothing here knows a number. The texts go to the client as they are.
 """

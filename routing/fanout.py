@@ -1,7 +1,7 @@
 """The fanout exchange: a message goes to everything that is bound. Source: AMQP 0-9-1, 3.1.3.2.
 
 Also the sample for exchange types of your own: copy this file, change `match`, name the class in your package's entry
-points, group `amqpd.exchange_types`. README.md of this room says the rest.
+points, group `amqpd.exchange_types`. README.md of this package says the rest.
 """
 
 from __future__ import annotations

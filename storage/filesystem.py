@@ -1,6 +1,6 @@
 """The one seam between the store and the operating system: files, and time.
 
-Everything in this room that touches a disk goes through a `FileSystem`, everything that asks for the time through a
+Everything in this package that touches a disk goes through a `FileSystem`, everything that asks for the time through a
 `Clock`. The ones here are the real ones; a test puts in one that records, forgets what was not synced, or fails at the
 n-th call, and a seed then replays a failure.
 

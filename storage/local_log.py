@@ -69,7 +69,7 @@ class LogKeeper:
 
 @final
 class LocalLog(TurnLog):
-    """See the module. Made by `Storage` only. Loop thread only.
+    """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only.
 
     torn_bytes: cut off at recovery. appender: what else may be put at its end.
     """
@@ -117,16 +117,16 @@ class LocalLog(TurnLog):
         self._keeper.retire_queue(self, done)
 
     def recovered(
-        self, told_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
+        self, delivered_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
     ) -> None:
         """What recovery found, besides the log itself.
 
-        told_mark: the delivery mark as it stands where it has to. seen_end: offsets below may have been delivered; when
-        that is more (after a power cut), the mark follows with the first write.
+        delivered_mark: as the files tell it. seen_end: offsets below may have been delivered; when that is more (after
+        a power cut), the files tell so with the first write.
         """
         log = self.log
         self._tick_end = log.end
-        if seen_end - 1 > told_mark:  # goes with the first entry of this life, whose boot id would deny it
+        if seen_end - 1 > delivered_mark:  # goes with the first entry of this life, whose boot id would deny it
             log.mark_delivered(seen_end - 1, 0)
         log.delivered_mark = seen_end - 1
         self._settlements = None
@@ -207,14 +207,14 @@ class LocalLog(TurnLog):
             return self.next_offset
         self.write_late()
         self._cursors.release()
-        mark = -1
+        delivered_mark = -1
         try:
             cut = find_cut(log, offset)
             settlements = self._settlements
             if settlements is not None:
                 settlements.cut(cut.end)
-                mark = settlements.delivered_mark
-            cut_off(log, cut, mark, self.returned)
+                delivered_mark = settlements.delivered_mark
+            cut_off(log, cut, delivered_mark, self.returned)
         except OSError as error:
             log.trouble(error)
             self.failed = log.failed = True
@@ -348,7 +348,7 @@ class LocalLog(TurnLog):
         log = self.log
         settlements = self._settlements
         due = not paced
-        if settlements is not None and settlements.tell_mark():
+        if settlements is not None and settlements.tell_delivered_mark():
             due = True
         if due or log.settled_files.pending:
             self.write_late()

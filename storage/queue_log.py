@@ -25,8 +25,8 @@ _NO_RANGES: Final[list[tuple[int, int]]] = []  # never written to
 
 
 class LogUnusable(Exception):
-    """The log cannot be opened, and opening it again would not help: a newer version wrote its files (`UnknownFormat`),
-    or they are damaged and recovery is strict (`DamagedLog`). Nothing in them was changed.
+    """The log cannot be opened, and trying again would not help: a newer version wrote its files (`UnknownFormat`), or
+    they are damaged and recovery is strict (`DamagedLog`).
     """
 
 

@@ -281,7 +281,7 @@ class Source(Destination):
         """
         raise NotImplementedError
 
-    def leaves_letters(self) -> bool:
+    def makes_dead_letters(self) -> bool:
         """Whether what ends here goes to a dead-letter exchange."""
         raise NotImplementedError
 

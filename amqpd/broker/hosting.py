@@ -70,5 +70,5 @@ class BrokerHost(QueueHost):
         assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
         self._dead_letters.add_range(queue, first, last, reason)
 
-    def letters_behind(self) -> bool:
+    def dead_letters_behind(self) -> bool:
         return self._dead_letters.is_behind()

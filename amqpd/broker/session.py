@@ -1,6 +1,6 @@
 """A session: somebody with rights in a vhost, for whom a front end publishes, consumes and declares.
 
-A front end (AMQP, the admin API, whatever comes) makes one for each user that it serves, and hands it to the rooms
+A front end (AMQP, the admin API, whatever comes) makes one for each user that it serves, and hands it to the packages
 below: they know sessions, and no front end.
 """
 

@@ -4,7 +4,7 @@ Each of its parts is an object of its own: what it publishes (broker/publishing/
 of that (`Confirms`), its open transaction (`Transaction`), and what it delivers (`Deliveries`). The rest of each AMQP
 class lives in the `on_*` module named after it; those are handed a channel and a command.
 
-The road of a publish: `publish` has the publisher find the message's route, counts it, offers it to the queues and
+A publish: `publish` has the publisher find the message's route, counts it, offers it to the queues and
 notes it for its confirm. It makes no task, decodes no table and formats no string.
 
 While a command waits for the disk (a declaration), the channel is `busy`: its owner keeps its later commands in

@@ -130,7 +130,7 @@ def _prepare(prepared: Prepared, message: Message) -> None:
 
 @final
 class Commit:
-    """See the module. `start` begins it; the rest calls itself."""
+    """One large tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
 
     def __init__(
         self,

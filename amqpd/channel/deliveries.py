@@ -1,7 +1,7 @@
 """What a channel delivers: its consumers, their credit, and what is unacked.
 
 Owned here: the tag of the next delivery, the list of unacked entries by tag, and the window that all consumers of the
-channel share. The road of a delivery is `ChannelConsumer.deliver`, which writes it into the output; the way home is
+channel share. A delivery goes through `ChannelConsumer.deliver`, which writes it into the output; the way home is
 `ack`. Neither makes a task, decodes a table or formats a string.
 """
 

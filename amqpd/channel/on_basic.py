@@ -195,7 +195,7 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
 
 
 def ack(channel: Channel, command: BasicAck) -> None:
-    """The slow road's ack: while another channel's content is on its way."""
+    """The slow path's ack: while another channel's content is on its way."""
     channel.ack(_tag(command.delivery_tag), command.multiple)
     channel.session.turn.want()
 

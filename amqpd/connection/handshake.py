@@ -99,7 +99,7 @@ def server_properties(broker: Broker) -> dict[str, object]:
 
 
 class Handshake(Control):
-    """One per connection, for all of its life. Everything here is off the fast road."""
+    """One per connection, for all of its life. Everything here is off the message path."""
 
     def __init__(self, broker: Broker, connections: Connections, wire: Wire) -> None:
         super().__init__()

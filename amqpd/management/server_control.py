@@ -1,6 +1,6 @@
 """What the admin API sees and may do of the server it is part of; `amqpd.server` fills it.
 
-The server composes the rooms and so knows this one; the other way round goes through what is handed over here.
+The server composes the packages and so knows this one; the other way round goes through what is handed over here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Long work in slices: whoever walks over a hundred thousand things lets the loop have its turn every SLICE_S.
 
-At the bottom of this room: lists, bodies, rates and the handlers all rest by it.
+At the bottom of this package: lists, bodies, rates and the handlers all rest by it.
 """
 
 from __future__ import annotations

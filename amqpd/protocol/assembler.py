@@ -353,7 +353,7 @@ class Assembler(Contents):
         """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
 
         0: it may be plain, and `_need` bytes from `start` on tell more; never more than may be waited for: behind a
-        part of a body other channels' frames may come. -1: another shape, or a fault, for the slow road. Else
+        part of a body other channels' frames may come. -1: another shape, or a fault, for the slow path. Else
         `_header_size` and `_body_size` are set.
         """
         have = end - start

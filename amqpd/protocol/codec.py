@@ -265,7 +265,7 @@ def validate_table(data: bytes, start: i64, end: i64) -> None:
 
 
 def survey_table(data: bytes, start: i64, end: i64) -> i64:
-    """validate_table, and on the way what the road wants to know of the names at the top: SENDER_SELECTED or 0."""
+    """validate_table, and on the way what a publish has to know of the names at the top: SENDER_SELECTED or 0."""
     if start < 0 or end > len(data) or end - start < 4:
         raise CodecError("table length is cut off")
     if start + 4 + read_u32(data, start) != end:

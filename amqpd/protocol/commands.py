@@ -7,7 +7,7 @@ field: they are passed over when read and sent as zero. Both directions of every
 a server may send: whether a method is legal where it stands is for the connection and the channel to say.
 
 Every field has a default, so that a test or a reply names what matters: `QueueDeclare(queue="jobs", durable=True)`.
-This is the slow road: publish, deliver and ack have faster ways of their own, which agree with this one. Whoever
+This is the slow path: publish, deliver and ack have faster ways of their own, which agree with this one. Whoever
 speaks methods of several classes finds them all by this module's name.
 
 Source: AMQP 0-9-1 (amqp0-9-1.xml) and RabbitMQ's extensions to it.

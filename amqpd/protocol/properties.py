@@ -1,4 +1,4 @@
-"""The properties of a message, as bytes: what the road must know of them, and how to change a few without the rest.
+"""The properties of a message, as bytes: what the broker must know of them, and how to change a few without the rest.
 
 Format: flags u16, then the fields whose flag is set, in the order of the flags from bit 15 down (short strings, but
 headers a table, delivery mode and priority u8, timestamp u64 seconds). This is what stands in a content header frame
@@ -58,7 +58,7 @@ _DIRECT_REPLY_FIELD_SIZE: Final = 22  # of the text above, with its length
 
 @final
 class PropertyInfo:
-    """What the road must know of a message, or of many: it says nothing of where in their bytes anything ends.
+    """What the broker must know of a message, or of many: it says nothing of where in their bytes anything ends.
 
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
     priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is
@@ -103,9 +103,9 @@ class Properties(NamedTuple):
 
 
 def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
-    """Check that [start, end) is one whole set of properties, and note what the road must know.
+    """Check that [start, end) is one whole set of properties, and note what the broker must know.
 
-    before: of a message that may be like this one; it is returned again where nothing that the road must know differs,
+    before: of a message that may be like this one; it is returned again where nothing of that differs,
     whatever ids and other values do. Texts are not looked into: an expiration may be no number, a delivery mode may be
     99. Cost: some 40 ns compiled, 5 ns more per header, and one object where `before` does not fit. Raises: CodecError
     for illegal flags, a field cut off, bytes left over, a bad table.

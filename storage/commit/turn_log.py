@@ -38,7 +38,7 @@ class StoreContext:
 
 
 class TurnLog(QueueLog):
-    """See the module. Subclassed by `LocalLog` alone.
+    """A log of this data directory, as turns and the group commit write and sync it. Subclassed by `LocalLog` alone.
 
     ready: recovery is done, so that its counts are true. gathered: it waits for the next job. needs_commit: something
     that somebody waits for was appended since it was gathered last. write_failed: or could not be written.

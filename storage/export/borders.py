@@ -45,7 +45,7 @@ COMPILED: Final[bool] = not __file__.endswith(".py")
 
 @final
 class Borders:
-    """What scans of one piece have found so far; see the module for the buffers.
+    """What scans of one piece have found so far, as the buffers that the module describes.
 
     rows: records found. offsets: their offsets, i64 little endian. timestamps: the broker's time of each in us, i64
     little endian. position: where the next scan goes on. expected: no batch from there on may start below it. at_end:

@@ -35,7 +35,7 @@ _STRING: Final[i64] = 0x53
 
 @final
 class PropertyColumns:
-    """What `scan_properties` writes; see the module. seen: the flags that any row has."""
+    """What `scan_properties` writes; its buffers as above. seen: the flags that any row has."""
 
     def __init__(self) -> None:
         self.seen: i64 = 0

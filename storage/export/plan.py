@@ -287,7 +287,7 @@ class Snapshot:
     def parts(
         self, first: int, stop: int, *, split_bytes: int = SPLIT_BYTES, include_settled: bool = False
     ) -> list[Part]:
-        """What tasks read for first <= offset < stop. Segments and stretches that are all settled make no part.
+        """What tasks read for first <= offset < stop. Segments and ranges that are all settled make no part.
 
         split_bytes: a part is about that large, never smaller than one batch.
         """

@@ -134,7 +134,8 @@ class View:
 
 @dataclass
 class Cleaning:
-    """One cleaning of one log. groups: the segments that go into one, in order. history: see the module.
+    """One cleaning of one log. groups: the segments that go into one, in order. history: the lines of
+    `cleaner-offset-checkpoint`.
 
     done: (the views of a group, the segment that replaces them, None where nothing is left of them) in order.
     """

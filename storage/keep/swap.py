@@ -199,13 +199,13 @@ def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
 
 
 def place(
-    log: Log, group: list[View], segment: Segment, now_ms: int, mark: int, returned: dict[int, int]
+    log: Log, group: list[View], segment: Segment, now_ms: int, delivered_mark: int, returned: dict[int, int]
 ) -> tuple[Callable[[], None], list[OpenFile]]:
     """On the loop: `segment` stands for the group's. Returns what the committer's thread is to do then, and files to
     hand to `placed` after that. Raises: OSError.
 
-    What has been settled or lost since the cleaning began is settled in the new one too. mark, returned: of the queue;
-    the files that told them go.
+    What has been settled or lost since the cleaning began is settled in the new one too.
+    delivered_mark, returned: of the queue; the files that told them go.
     """
     filesystem = log.filesystem
     segment.log_suffix = ".log.swap"
@@ -220,9 +220,9 @@ def place(
             if filesystem.exists(each.prefix + suffix):
                 filesystem.rename(each.prefix + suffix, each.prefix + suffix + ".deleted")
     log.removals.later([each.prefix + suffix for each in old for suffix in _SUFFIXES[:3]], now_ms)
-    changed = mark >= 0
-    if mark >= 0:
-        log.mark_delivered(mark, 0)
+    changed = delivered_mark >= 0
+    if delivered_mark >= 0:
+        log.mark_delivered(delivered_mark, 0)
     for offset, count in returned.items():
         if segment.base <= offset < segment.end:
             changed = True
@@ -268,7 +268,10 @@ def placed(segment: Segment, held: list[OpenFile]) -> None:
 
 
 def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bool:
-    """At recovery: see the module. True when something was done, and `names` is not true any more. Raises: OSError."""
+    """At recovery: completes the cleanings that a crash interrupted, or drops what they made.
+
+    True when something was done, and `names` is not true any more. Raises: OSError.
+    """
     swaps = sorted(name for name in names if name.endswith(".log.swap") and name[:20].isdigit() and len(name) == 29)
     if swaps:  # their names may be in memory only; without them the old ones' removal would be a loss
         filesystem.fsync_dir(directory)
@@ -322,7 +325,7 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
 
 
 def _end(filesystem: FileSystem, directory: str, name: str, names: list[str]) -> int:
-    """Where the new segment ends; -1 where this is not one that a cleaning has left: see the module.
+    """Where the new segment ends; -1 where this is not one that a cleaning has left (as the module says).
 
     Cost: reads the file.
     """

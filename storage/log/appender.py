@@ -38,7 +38,7 @@ _NO_PARTS: Final[list[bytes]] = []
 
 @final
 class Appender:
-    """See the module. One per log, whose `next_offset` and counts it moves on."""
+    """Puts messages at the end of one log. One per log, whose `next_offset` and counts it moves on."""
 
     def __init__(self, owner: TurnLog, log: Log) -> None:
         self._owner: TurnLog = owner

@@ -66,7 +66,7 @@ class Cursors:
 
 @final
 class LocalCursor(Cursor):
-    """See the module."""
+    """One reader's place in a local log: the batch it stands in, and the bytes around that."""
 
     def __init__(self, owner: TurnLog, log: Log, cursors: Cursors) -> None:
         self._owner: TurnLog = owner

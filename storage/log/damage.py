@@ -72,10 +72,10 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
     After segments were checked and `.settled` entries applied. entries: of `.settled`, by base offset.
     """
     found: list[tuple[Segment | None, int, int]] = []
-    synced_end = log.watermark.offset
+    high_watermark = log.watermark.offset
     segments = log.segments
     for number, segment in enumerate(segments):
-        limit = synced_end
+        limit = high_watermark
         if number + 1 < len(segments):
             limit = min(limit, segments[number + 1].base)
         entries_of = entries.get(segment.base, [])
@@ -89,12 +89,12 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
                 segment.settled.add(segment.end, end - 1)
                 segment.end = end
                 found += [(segment, first, last) for first, last in holes]
-    if not clean and log.end < synced_end:
+    if not clean and log.end < high_watermark:
         last = segments[-1] if segments else None
-        found.append((last, log.end, synced_end - 1))
-        log.end = synced_end
+        found.append((last, log.end, high_watermark - 1))
+        log.end = high_watermark
         if last is not None:
-            last.end = synced_end
+            last.end = high_watermark
     for place, first, last_offset in found:
         logger.error("%s: offsets %d to %d were synced and are not there", log.directory, first, last_offset)
         if place is not None:

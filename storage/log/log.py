@@ -32,7 +32,7 @@ INDEX_ENTRIES_MIN = 16  # so many new ones are written together, fewer when the 
 
 
 class Log:
-    """See the module. Made empty; recovery.py fills `segments`, `end`, `epochs` of one that is on the disk.
+    """One directory of segments. Made empty; recovery.py fills `segments`, `end`, `epochs` of one on the disk.
 
     directory_chain: the directories to make on the way to `directory`, outermost first, it being the last.
     description: gives the text of its queue.json, should it be written. boot: the machine's boot id as two signed
@@ -246,7 +246,7 @@ class Log:
         """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one
         is told. It runs ahead in its own segment only, whose file may go, or beyond the end of the log.
         """
-        segment = self.marked_in(offset)
+        segment = self.delivered_mark_segment(offset)
         if segment is None:
             return
         mark = offset + ahead
@@ -255,7 +255,7 @@ class Log:
         self.delivered_mark = max(self.delivered_mark, mark)
         self.note(segment, settled.DELIVERED, mark, 0, 0)
 
-    def marked_in(self, offset: int) -> Segment | None:
+    def delivered_mark_segment(self, offset: int) -> Segment | None:
         """Whose `.settled` tells that `offset` was delivered: its own segment's, or, when it is in none or in one that
         is gone or about to go, the last one's.
         """

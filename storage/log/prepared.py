@@ -29,7 +29,7 @@ class PreparedBatch:
 
 @final
 class Prepared:
-    """See the module. `count`: records so far."""
+    """The encoded records of one transaction, in batches that wait for their base offsets. `count`: records so far."""
 
     def __init__(self) -> None:
         self.batches: list[PreparedBatch] = []

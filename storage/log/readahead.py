@@ -1,14 +1,14 @@
 """Brings logs back into the page cache, on a thread of its own, before they are read.
 
 What is in the page cache is read by the loop itself: that costs less than having it read by somebody else. A read from
-the disk would hold every queue for milliseconds. So whoever goes through a cold log asks for the stretch that comes
+the disk would hold every queue for milliseconds. So whoever goes through a cold log asks for the range that comes
 next (`LogReader.at_hand`); the thread has the kernel read it and tells the loop, and the queue is pumped again then.
-While one stretch is delivered the next one is fetched: the disk always has something to do, and reads in order.
+While one range is delivered the next one is fetched: the disk always has something to do, and reads in order.
 
-Nothing is held in this process, and nothing is copied here: a stretch is sent to /dev/null. Should memory be so short
+Nothing is held in this process, and nothing is copied here: a range is sent to /dev/null. Should memory be so short
 that it is gone again before it was read, the loop waits for the disk, as it would have without all this.
 
-One thread for all logs: stretches are fetched one after the other, as they were asked for.
+One thread for all logs: ranges are fetched one after the other, as they were asked for.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ from amqpd.storage.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-STRETCH_SIZE: Final = 4 << 20
+RANGE_SIZE: Final = 4 << 20
 
 
-class Stretch:
+class FileRange:
     """The bytes of a log from `position` to `end`. arrived: called on the loop when they are in the page cache, or the
     disk has failed; None when nobody wants to know any more.
     """
 
-    def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[Stretch], None]) -> None:
+    def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[FileRange], None]) -> None:
         self.file = file
         self.position = position
         self.end = end
-        self.arrived: Callable[[Stretch], None] | None = arrived
+        self.arrived: Callable[[FileRange], None] | None = arrived
 
 
 class ReadAhead:
-    """See the module. post: calls a function on the loop, from any thread."""
+    """The thread that brings ranges of logs into the page cache.
+
+    post: calls a function on the loop, from any thread.
+    """
 
     def __init__(self, filesystem: FileSystem, post: Callable[..., object]) -> None:
-        self.count = 0  # of stretches fetched
+        self.count = 0  # of ranges fetched
         self.worker = Worker("amqpd-readahead")
         self._filesystem = filesystem
         self._post = post
 
-    def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[Stretch], None]) -> Stretch:
-        """Begins to fetch a stretch. Loop thread. Raises nothing. Cost: some 10 us."""
-        stretch = Stretch(file, position, end, arrived)
+    def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[FileRange], None]) -> FileRange:
+        """Begins to fetch a range of a file. Loop thread. Raises nothing. Cost: some 10 us."""
+        asked = FileRange(file, position, end, arrived)
         file.pins += 1
-        self.worker.call(partial(self._fetch, stretch))
-        return stretch
+        self.worker.call(partial(self._fetch, asked))
+        return asked
 
-    def _fetch(self, stretch: Stretch) -> None:
-        if stretch.arrived is not None:
+    def _fetch(self, asked: FileRange) -> None:
+        if asked.arrived is not None:
             try:
-                self._filesystem.fetch(stretch.file.fd, stretch.end - stretch.position, stretch.position)
+                self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
             except OSError as error:  # the loop meets it too, and raises what comes of it
-                logger.warning("reading ahead in %s: %s", stretch.file.path, error)
-        self._post(self._arrived, stretch)
+                logger.warning("reading ahead in %s: %s", asked.file.path, error)
+        self._post(self._arrived, asked)
 
-    def _arrived(self, stretch: Stretch) -> None:
-        stretch.file.unpin()
+    def _arrived(self, asked: FileRange) -> None:
+        asked.file.unpin()
         self.count += 1
-        if stretch.arrived is not None:
-            stretch.arrived(stretch)
+        if asked.arrived is not None:
+            asked.arrived(asked)

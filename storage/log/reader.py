@@ -9,7 +9,7 @@ Bytes come in chunks of 256 KiB, the last of which is kept until `release`; read
 no look-up.
 
 Who must not wait for the disk asks `at_hand` before each `cursor`: what is not in the page cache is fetched by another
-thread (readahead.py), in stretches, and while one is read the next one is fetched.
+thread (readahead.py), in ranges of 4 MiB, and while one is read the next one is fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mypy_extensions import i64
 from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.readahead import STRETCH_SIZE, ReadAhead, Stretch
+from amqpd.storage.log.readahead import RANGE_SIZE, FileRange, ReadAhead
 from amqpd.storage.log.record import RecordDecoder
 from amqpd.storage.log.segment import Segment
 
@@ -43,10 +43,10 @@ class LogReader:
     def __init__(self, log: Log, ahead: ReadAhead | None = None) -> None:
         self._log = log
         self._ahead = ahead
-        self._stretch: Stretch | None = None  # asked for
-        self._fetched: OpenFile | None = None  # of the stretch before it, which ends there
+        self._asked: FileRange | None = None  # asked for
+        self._fetched: OpenFile | None = None  # of the range before it, which ends there
         self._fetched_end: i64 = 0
-        self._waiting: Callable[[], None] | None = None  # to call when the stretch has arrived
+        self._waiting: Callable[[], None] | None = None  # to call when the range has arrived
         self.lost: list[tuple[int, int]] = []
         self.lost_live = 0  # how many live offsets these held
         self._segment: Segment | None = None
@@ -64,7 +64,7 @@ class LogReader:
         self._segment = None
         self._next_offset = -1
         self._fetched = None
-        self._drop_stretch()
+        self._drop_asked()
 
     def at_hand(self, offset: i64, arrived: Callable[[], None]) -> bool:
         """Whether `cursor(offset)` finds its batch without the disk. If not, it is being fetched: `arrived` is called
@@ -97,27 +97,27 @@ class LogReader:
         if end > segment.size:
             end = segment.size
         file = segment.open_log()
-        stretch = self._stretch
+        asked = self._asked
         if file is self._fetched and end <= self._fetched_end:
-            if stretch is None and self._fetched_end - position <= STRETCH_SIZE:
+            if asked is None and self._fetched_end - position <= RANGE_SIZE:
                 self._ask_behind(ahead, segment)
             return True
-        if stretch is not None:
-            if stretch.file is file and stretch.position <= position and end <= stretch.end:
+        if asked is not None:
+            if asked.file is file and asked.position <= position and end <= asked.end:
                 self._waiting = arrived
                 return False
-            self._drop_stretch()
+            self._drop_asked()
         if self._log.filesystem.resident(file.fd, end - position, position):
             return True
         # A chunk first, so that whoever waits has something soon, and who wants one message reads no more. Reading on
-        # begins the stretches.
-        self._stretch = ahead.ask(file, position, end, self._arrived)
+        # begins the ranges of RANGE_SIZE.
+        self._asked = ahead.ask(file, position, end, self._arrived)
         self._waiting = arrived
         return False
 
     def _ask_behind(self, ahead: ReadAhead, segment: Segment) -> None:
-        """The stretch behind the one that is being read."""
-        # A batch may begin in this stretch and end in the next, and is then read as one: a chunk stands in both.
+        """The range behind the one that is being read."""
+        # A batch may begin in this range and end in the next, and is then read as one: a chunk stands in both.
         position: i64 = self._fetched_end - CHUNK_SIZE
         if self._fetched_end >= segment.size:
             behind = self._behind(segment)
@@ -126,25 +126,25 @@ class LogReader:
             segment = behind
             position = 0
         if segment.size - position > CHUNK_SIZE or segment.sealed:
-            end: i64 = position + STRETCH_SIZE
-            self._stretch = ahead.ask(segment.open_log(), position, min(end, segment.size), self._arrived)
+            end: i64 = position + RANGE_SIZE
+            self._asked = ahead.ask(segment.open_log(), position, min(end, segment.size), self._arrived)
 
-    def _arrived(self, stretch: Stretch) -> None:
-        if stretch is not self._stretch:
+    def _arrived(self, asked: FileRange) -> None:
+        if asked is not self._asked:
             return
-        self._stretch = None
-        self._fetched = stretch.file
-        self._fetched_end = stretch.end
+        self._asked = None
+        self._fetched = asked.file
+        self._fetched_end = asked.end
         waiting = self._waiting
         if waiting is not None:
             self._waiting = None
             waiting()
 
-    def _drop_stretch(self) -> None:
-        stretch = self._stretch
-        if stretch is not None:
-            stretch.arrived = None
-        self._stretch = None
+    def _drop_asked(self) -> None:
+        asked = self._asked
+        if asked is not None:
+            asked.arrived = None
+        self._asked = None
         self._waiting = None
 
     def cursor(self, offset: i64) -> BatchCursor | None:

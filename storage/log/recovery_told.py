@@ -147,7 +147,7 @@ def apply_entries(state: Recovery) -> None:
 
 def delivered_mark(state: Recovery) -> int:
     """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
-    segment = state.log.marked_in(state.delivered_mark)
+    segment = state.log.delivered_mark_segment(state.delivered_mark)
     if segment is None or segment in state.rewrite:
         return state.delivered_mark
     return max([a for kind, a, _, _ in state.entries[segment.base] if kind == settled.DELIVERED], default=-1)

@@ -37,13 +37,13 @@ class Scan:
     next_base: where the next segment starts, -1 for none. lost: offset ranges behind which good batches follow.
     transient: (first, last, bytes of bodies) of messages that do not count after a restart. aborted: likewise, pieces
     of transactions that are not whole, also in segments before this one. gaps: offsets that never were a message.
-    synced_end: of the log. before: the scan of the segment before, whose last transaction may go on here.
+    high_watermark: of the log. before: the scan of the segment before, whose last transaction may go on here.
     open_transaction: (first offset, position, body bytes before, base of the segment) of a transaction that has no
     commit marker.
     """
 
     def __init__(
-        self, filesystem: FileSystem, segment: Segment, next_base: int, synced_end: int, before: Scan | None
+        self, filesystem: FileSystem, segment: Segment, next_base: int, high_watermark: int, before: Scan | None
     ) -> None:
         self.lost: list[tuple[int, int]] = []
         self.gaps: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ class Scan:
             self._intact = before._intact
             self._transaction_end = before._transaction_end
             self._transaction_parts = before._transaction_parts
-        self._synced_end = synced_end
+        self._high_watermark = high_watermark
         self._filesystem = filesystem
         self._segment = segment
         self._next_base: i64 = next_base
@@ -167,7 +167,7 @@ class Scan:
 
         (What was confirmed and has been damaged since loses the damaged batch alone, as anything else.)
         """
-        if self.open_transaction is not None and not self._intact and self.open_transaction[0] >= self._synced_end:
+        if self.open_transaction is not None and not self._intact and self.open_transaction[0] >= self._high_watermark:
             self.aborted += self._transaction_parts
         self.open_transaction = None
         self._transaction_parts = []

@@ -110,8 +110,8 @@ def _body_bytes(segment: Segment, data: bytes, header: BatchHeader) -> tuple[int
     return total, settled
 
 
-def cut_off(log: Log, cut: Cut, mark: int, returned: dict[int, int]) -> None:
-    """Cuts it, and begins a new epoch. mark, returned: what holds of delivered and given back messages then.
+def cut_off(log: Log, cut: Cut, delivered_mark: int, returned: dict[int, int]) -> None:
+    """Cuts it, and begins a new epoch. delivered_mark, returned: what holds of delivered and given back messages then.
 
     Waits for the disk. Raises: OSError; the log then takes nothing more, and the next start makes it whole.
     """
@@ -137,9 +137,9 @@ def cut_off(log: Log, cut: Cut, mark: int, returned: dict[int, int]) -> None:
     log.sealed = [each for each in log.sealed if each not in later]
     log.found = None
     log.end = cut.end
-    log.delivered_mark = mark
+    log.delivered_mark = delivered_mark
     _cut_segment(log, cut)
-    log.settled_files.write_anew(segment, mark, returned)
+    log.settled_files.write_anew(segment, delivered_mark, returned)
     filesystem.fsync_dir(log.directory)
     log.begin_epoch()
     filesystem.fsync_file(f"{log.directory}/{checkpoint.LEADER_EPOCH}")

@@ -18,8 +18,10 @@ SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may wait
 
 @final
 class Unsynced:
-    """See the module. files: `.log` files that were written to. settled: `.settled` files. closed: some were closed
-    before they were synced (`Log.shed`). directories: with new names. paths: of small files, closed already.
+    """What of one log was written and waits for the next job to sync it.
+
+    files: `.log` files that were written to. settled: `.settled` files. closed: some were closed before they were
+    synced (`Log.shed`). directories: with new names. paths: of small files, closed already.
     checkpoints: (path, text), written when all of that is safe.
     """
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @final
 class HighWatermark:
-    """See the module. offset: the high watermark."""
+    """The high watermark of one log, and the mapped file that tells it. offset: the high watermark."""
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self.offset: i64 = 0

@@ -1,7 +1,7 @@
 """What the broker keeps besides messages: the rows, the changes to them, and the tables they live in.
 
 This module is the one definition of the schema. A row is a NamedTuple whose fields are its columns; `TABLES` adds
-each column's kind, the key, and whose deletion takes the row along. Two roads read it: `metadata_sqlite` (standard
+each column's kind, the key, and whose deletion takes the row along. Two ways read it: `metadata_sqlite` (standard
 library, at start) and `metadata_core` (SQLAlchemy, every write, and every database that is not our own SQLite file).
 
 Values in the database are plain: text, integers (booleans are 0 and 1) and bytes. Three kinds are converted here:

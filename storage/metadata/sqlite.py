@@ -72,7 +72,7 @@ def statements() -> Iterator[str]:
 
 
 def index_name(table: Table, columns: Sequence[str]) -> str:
-    """Name of an index; the same on both roads."""
+    """Name of an index; the same on both ways."""
     return f"ix_{table.name}_{'_'.join(columns)}"
 
 

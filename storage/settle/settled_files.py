@@ -115,18 +115,18 @@ class SettledFiles:
         if segment.settled_size >= segment.rewrite_from and not segment.swapping:
             self._grown.append(segment)
 
-    def rewrite(self, mark: i64, returned: dict[int, int]) -> None:
+    def rewrite(self, delivered_mark: i64, returned: dict[int, int]) -> None:
         """Writes `.settled` files that have grown large anew, each fact once. Raises nothing.
 
         The new file is called `.settled.swap`, takes all further entries, and gets its name when it has been synced;
-        until then a start of the broker unites the two. mark, returned: of the queue, see `Segment.compacted`.
+        until then a start of the broker unites the two. delivered_mark, returned: see `Segment.compacted`.
         """
         grown, self._grown = self._grown, []
         for segment in grown:
             if segment.swapping or segment.gone or segment.removing:
                 continue
             path = f"{segment.prefix}.settled.swap"
-            data = segment.compacted(self._boot, mark, returned)
+            data = segment.compacted(self._boot, delivered_mark, returned)
             try:
                 self._filesystem.unlink(path)
                 file = OpenFile(self._filesystem, path, APPEND)
@@ -150,11 +150,11 @@ class SettledFiles:
             self._swapping.append(segment)
             self._renames.append((path, f"{segment.prefix}.settled"))
 
-    def write_anew(self, segment: Segment, mark: i64, returned: dict[int, int]) -> None:
+    def write_anew(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> None:
         """The segment's file tells what holds now and nothing else, and that is synced; its name is the caller's to
         sync. Its descriptors are closed, nothing of it is pending. Raises: OSError.
         """
-        data = segment.compacted(self._boot, mark, returned)
+        data = segment.compacted(self._boot, delivered_mark, returned)
         replace_settled(self._filesystem, segment.prefix + ".settled", data)
         self._filesystem.unlink(segment.prefix + ".settled.swap")
         self._renames = [each for each in self._renames if each[1] != segment.prefix + ".settled"]

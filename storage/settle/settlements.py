@@ -27,8 +27,9 @@ _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 
 @final
 class Settlements:
-    """See the module. returned: offset -> delivery count of what was given back and is live.
+    """What was settled, delivered and given back in one log.
 
+    returned: offset -> delivery count of what was given back and is live.
     due: what was settled goes with this turn. delivered_mark: the highest offset that was delivered, or may have been.
     """
 
@@ -48,7 +49,7 @@ class Settlements:
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
         # how fast deliveries go, for `ahead`
-        self._tick_mark: i64 = delivered_mark
+        self._tick_delivered_mark: i64 = delivered_mark
         self._pace: i64 = 0  # deliveries in a tick, the most of late
         self._steady: i64 = 0  # ticks on end that had some
 
@@ -164,7 +165,7 @@ class Settlements:
 
     # -- the end of a turn, and ticks
 
-    def tell_mark(self) -> bool:
+    def tell_delivered_mark(self) -> bool:
         """Notes the delivery mark in the log if deliveries have passed what that tells. True: what waits for
         `.settled` may not wait for the next tick.
         """
@@ -177,8 +178,8 @@ class Settlements:
     def tick(self) -> bool:
         """50 ms are over: the mark goes ahead if it has to. Whether the queue is busy."""
         mark = self.delivered_mark
-        delivered: i64 = mark - self._tick_mark
-        self._tick_mark = mark
+        delivered: i64 = mark - self._tick_delivered_mark
+        self._tick_delivered_mark = mark
         pace: i64 = self._pace * 3 // 4
         self._pace = delivered if delivered > pace else pace
         self._steady = self._steady + 1 if delivered > 0 else 0
@@ -212,8 +213,8 @@ class Settlements:
         """The log now ends before `end`: nothing was delivered or given back there. No run is open."""
         if self.delivered_mark >= end:
             self.delivered_mark = end - 1
-        if self._tick_mark >= end:
-            self._tick_mark = end - 1
+        if self._tick_delivered_mark >= end:
+            self._tick_delivered_mark = end - 1
         if self._seen_end > end:
             self._seen_end = end
         self._returns = [offset for offset in self._returns if offset < end]

@@ -71,7 +71,7 @@ def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes
 
 
 def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 100, arguments: bytes = b"") -> None:
-    """See the module. arguments: of every queue, an encoded field table."""
+    """Declares the queues and appends the messages, evenly. arguments: of every queue, an encoded field table."""
     loop = Posted()
     storage = Storage(data_dir, post=loop.post)
     stores = declare(data_dir, storage, queue_count, arguments, loop)

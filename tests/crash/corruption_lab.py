@@ -91,7 +91,7 @@ class Finding(NamedTuple):
 
 
 def examine(specimen: Specimen, image: Image, *, go_on: bool = True) -> Finding:
-    """See the module. Raises: AssertionError."""
+    """Opens the damaged copy, reads, appends, kills, opens again, and says what was found. Raises: AssertionError."""
     finding = _open(specimen, Disk(image), b"")
     if go_on:
         disk = Disk(image)

@@ -53,7 +53,7 @@ def _needs(*programs: str) -> str:
 
 
 class LoopDisk:
-    """See the module. path: where it is mounted."""
+    """An ext4 on a loop device, in a file, that can be cut from power. path: where it is mounted."""
 
     def __init__(self, directory: Path, size_bytes: int = 96 << 20) -> None:
         self._image = directory / "disk.img"

@@ -87,7 +87,7 @@ def properties_of(queue: str, message: int, priority: int = 0) -> bytes:
 
 
 class History:
-    """See the module. The clients write here; `events` is what the judge takes and empties, epoch by epoch."""
+    """What every client asked and heard. Clients write here; the judge takes and empties `events`, epoch by epoch."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

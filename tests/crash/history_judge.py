@@ -95,7 +95,10 @@ class Consumer:
 
 
 class Judge:
-    """See the module. Histories of epochs go to `take`, then `account`; `violations` says what was broken."""
+    """What became of every copy, judged event by event.
+
+    Histories of epochs go to `take`, then `account`; `violations` says what was broken.
+    """
 
     def __init__(self) -> None:
         self.violations: list[str] = []

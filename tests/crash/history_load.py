@@ -62,7 +62,7 @@ async def prepare(port: int) -> None:
 
 
 class Crowd:
-    """See the module. draining: nobody publishes, and everything is acked."""
+    """All clients of one life of the broker. draining: nobody publishes, and everything is acked."""
 
     def __init__(self, port: int, history: History, seed: int, *, draining: bool = False) -> None:
         self.port = port

@@ -68,7 +68,7 @@ def publish_prefix(exchange: str, key: str, channel: int = 1, *, mandatory: bool
 
 
 class Link(asyncio.Protocol):
-    """See the module. Made by `connect`."""
+    """One connection with its channel 1. Made by `connect`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

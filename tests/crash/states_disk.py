@@ -37,7 +37,7 @@ Image = dict[str, bytes | None]
 
 
 class File:
-    """See the module."""
+    """The versions of one file: the first is on the medium, no sync has covered the others."""
 
     __slots__ = ("_forms", "_forms_of", "versions")
 
@@ -102,7 +102,7 @@ Change = tuple[str, str, str, File | None]  # kind, path, target, what is there
 
 
 class Disk(FileSystem):
-    """See the module. image: what is on the medium; everything in it is safe."""
+    """A file system that knows what of it is safe. image: what is on the medium; everything in it is safe."""
 
     def __init__(self, image: Image | None = None) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ class Message:
 
 
 class Ledger:
-    """rows: what the metadata may be found to hold, see the module. queues: id -> messages in the order of appending.
+    """rows: what the metadata may be found to hold. queues: id -> messages in the order of appending.
 
     policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
     version: rises with whatever may change a verdict. ahead: id -> the last offset that a kill may call redelivered

@@ -38,7 +38,7 @@ QUEUES: Final = "/data/vhosts/v/queues"
 class Life:
     """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted.
 
-    paced: see the module; else what was settled is written with its turn.
+    paced: what is settled reaches the files up to 50 ms later; else what was settled is written with its turn.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Life:
         self.write()
 
     def maintain(self) -> None:
-        """A round of retention and compaction: see the module. The end of a turn comes before it, as in the broker."""
+        """A round of retention and compaction, held against the rule. A turn ends before it, as in the broker."""
         self.turn()
         self._touch()
         candidates: list[Message] = []

@@ -128,7 +128,7 @@ def test_what_is_settled_is_left_out_and_had_with_include_settled(lake: Any) -> 
     assert lake.offsets(includeSettled="true") == list(range(10))
 
 
-def test_a_stretch_that_is_all_settled_makes_no_part(make_lake: Callable[..., Any]) -> None:
+def test_a_range_that_is_all_settled_makes_no_part(make_lake: Callable[..., Any]) -> None:
     lake = make_lake(20_000)
     for _ in range(10):
         lake.append(*(b"." * 1000 for _ in range(10)))

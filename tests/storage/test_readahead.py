@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.log.readahead import STRETCH_SIZE
+from amqpd.storage.log.readahead import RANGE_SIZE
 from amqpd.storage.log.reader import CHUNK_SIZE
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.storage import Storage
@@ -155,8 +155,8 @@ def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
     assert not reading.storage._ahead.worker.began
 
 
-def test_the_next_stretch_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
-    """A chunk first, so that it comes soon; then a stretch ahead, no more, however long the reader takes."""
+def test_the_next_range_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
+    """A chunk first, so that it comes soon; then a range ahead, no more, however long the reader takes."""
     reading.fill(30_000)
     fetch = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived)
     assert (fetch.records, fetch.next_offset, fetch.waiting) == ([], 0, True)
@@ -165,7 +165,7 @@ def test_the_next_stretch_is_fetched_while_this_one_is_delivered(reading: Readin
     records = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records
     assert len(records) > 100
     reading.until(lambda: reading.storage._ahead.count == 2)  # nobody waits for it yet
-    assert reading.filesystem.fetched_bytes == CHUNK_SIZE + STRETCH_SIZE
+    assert reading.filesystem.fetched_bytes == CHUNK_SIZE + RANGE_SIZE
     for _ in range(4):
         records = reading.store.cursor.read_at_hand(records[-1].offset + 1, READ_SIZE, reading.arrived).records
         assert len(records) > 100
@@ -182,7 +182,7 @@ def test_settled_parts_are_passed_over(reading: Reading) -> None:
     assert reading.filesystem.waits == []
 
 
-@pytest.mark.parametrize("size", [300_000, STRETCH_SIZE - 100, STRETCH_SIZE + 1, 3 * STRETCH_SIZE])
+@pytest.mark.parametrize("size", [300_000, RANGE_SIZE - 100, RANGE_SIZE + 1, 3 * RANGE_SIZE])
 def test_large_batches(reading: Reading, size: int) -> None:
     reading.fill(7, size)
     records = reading.read_all()

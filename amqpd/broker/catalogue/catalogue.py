@@ -1,6 +1,6 @@
 """What the vhosts of one broker share: names on their way, deletions, storage, and what is counted of queues.
 
-Handed to each vhost, so that a declaration or a deletion needs nothing that lies above this room.
+Handed to each vhost, so that a declaration or a deletion needs nothing that lies above this package.
 """
 
 from __future__ import annotations

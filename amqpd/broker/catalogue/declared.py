@@ -14,8 +14,8 @@ failure changes nothing.
 told so (`OnItsWay`), waits, and gives his command once more from the start. While a removal fails he gets its error:
 the name would come back with a restart. Publishers do not wait: to them a held name is not there.
 
-Only this room submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and vhosts.py
-check what is asked for, submit its rows here and answer through the `done` that they were handed.
+Only this package submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and
+vhosts.py check what is asked for, submit its rows here and answer through the `done` that they were handed.
 
 Everything is called on the loop. Metadata commits keep the order of submission, and so do their callbacks.
 """

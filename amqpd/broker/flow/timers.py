@@ -38,7 +38,7 @@ class Timer:
 
 @final
 class Timers:
-    """See the module.
+    """The wheel of everything that is due later.
 
     call_later: (seconds, function), of the event loop. clock: of the storage, so that a test brings its own.
     """

@@ -173,7 +173,7 @@ class Turn:
         self.want()
 
     def when_synced(self, done: Callable[[list[QueueLog]], None]) -> None:
-        """Calls `done` when everything appended so far is synced. Off the road: one object per call."""
+        """Calls `done` when everything appended so far is synced. Off the message path: one object per call."""
         self.confirm_later(SyncWaiter(done))
 
     def hold(self, connection: Paced) -> None:

@@ -1,6 +1,6 @@
 """What a message's properties must be, where that has to be judged by their text.
 
-The road comes here only with what a scan cannot decide (`Publisher._look_into`): who sends it, a time to live that is
+A publish comes here only with what a scan cannot decide (`Publisher._look_into`): who sends it, a time to live that is
 no plain number, routing keys in CC and BCC.
 """
 

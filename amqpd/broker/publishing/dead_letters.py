@@ -64,7 +64,7 @@ class Dying(Origin):
             super().safe(first, last, size)
 
     def waits(self, count: i64) -> None:
-        self.queue.stretch_count += count
+        self.queue.dead_letters_logged_count += count
 
     def about(self) -> dict[str, object]:
         return {"vhost": self.queue.vhost_name, "queue": self.queue.name}

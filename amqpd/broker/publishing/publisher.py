@@ -186,8 +186,8 @@ class Publisher:
     # -- properties --------------------------------------------------------------------------------------------------
 
     def _look_into(self, content: bytes, start: i64, end: i64) -> PropertyInfo:
-        """What the road must know of the properties, which end at `end`: found in one pass, most often in the object of
-        those before. Raises: FrameError (501), PreconditionFailed (406).
+        """What the broker must know of the properties, which end at `end`: found in one pass, most often in the object
+        of those before. Raises: FrameError (501), PreconditionFailed (406).
         """
         before = self._last_info
         try:

@@ -221,8 +221,8 @@ class _Safe(Confirmer):
 def when_safe(turn: Turn, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
     """Calls `done` once what these logs have taken so far is safe; with False when one of them has failed.
 
-    Called in the turn of the appends. Without logs it waits for whatever this turn settles, in any log. Off the road:
-    it costs an object.
+    Called in the turn of the appends. Without logs it waits for whatever this turn settles, in any log. Off the fast
+    path: it costs an object.
     """
     question = _Safe(logs, done)
     question.ask()

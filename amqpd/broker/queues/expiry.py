@@ -103,7 +103,7 @@ class Expiry(Timer):
         queue = self.queue
         timers = self._timers
         now_ms = timers.now_ms()
-        letters = queue.leaves_letters()
+        dead_letters = queue.makes_dead_letters()
         least: i64 = 0
         if self.behind:
             least = DROP_COUNT_MIN + 2 * (queue.published_count - self._published_count)
@@ -116,7 +116,7 @@ class Expiry(Timer):
             looked_at = dropped
             while dropped - looked_at < SLICE_COUNT:
                 old: i64 = 0
-                if letters and self._host.letters_behind():
+                if dead_letters and self._host.dead_letters_behind():
                     due_ms = self._head_due()
                     done = True
                     break

@@ -135,7 +135,7 @@ class FifoOrder(ReadyOrder):
         store.mark_delivered(offset)  # as does all before it
 
     def at_hand(self, queue: Source) -> bool:
-        """Reads the log's next stretch into the window, where that is empty."""
+        """Reads the log's next messages into the window, where that is empty."""
         store = self.backing.store
         if self.hot or store is None or self.returned:
             return True
@@ -147,7 +147,7 @@ class FifoOrder(ReadyOrder):
         return not self.reading
 
     def _refill(self, queue: Source) -> bool:
-        """Reads the log's next stretch into the window, waiting for the disk."""
+        """Reads the log's next messages into the window, waiting for the disk."""
         store = self.backing.store
         if store is None:
             return False
@@ -179,7 +179,7 @@ class FifoOrder(ReadyOrder):
         """Cost: some 0.1 us a message in memory, 0.3 where it is to be dead-lettered; half of that in the log."""
         if self.returned:
             return 0
-        letters = queue.leaves_letters()
+        dead_letters = queue.makes_dead_letters()
         hot = self.hot
         timers = host.timers
         count: i64 = 0
@@ -192,7 +192,7 @@ class FifoOrder(ReadyOrder):
             size = entry.body_size
             self.hot_bytes -= size
             queue.ready_bytes -= size
-            if letters:
+            if dead_letters:
                 host.dead_letter(queue, entry, message, "expired")
             else:
                 self.backing.settle(entry)
@@ -204,8 +204,10 @@ class FifoOrder(ReadyOrder):
             cold: i64 = 0
             size_bytes: i64 = 0
             first: i64 = self.cold_offset
-            self.cold_offset, cold, size_bytes = store.pass_older(first, logged_max_ms, count_max - count, not letters)
-            if letters and cold > 0:
+            self.cold_offset, cold, size_bytes = store.pass_older(
+                first, logged_max_ms, count_max - count, not dead_letters
+            )
+            if dead_letters and cold > 0:
                 host.dead_letter_range(queue, first, self.cold_offset - 1, "expired")
             queue.ready_count -= cold
             queue.ready_bytes -= size_bytes

@@ -58,6 +58,6 @@ class QueueHost:
         """The same for all that the queue's log alone holds between these offsets, ends included."""
         raise NotImplementedError
 
-    def letters_behind(self) -> bool:
+    def dead_letters_behind(self) -> bool:
         """Whether what is over has to wait for dead letters."""
         raise NotImplementedError

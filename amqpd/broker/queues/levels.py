@@ -9,9 +9,9 @@ level has
     hot        entries in memory, ascending
     cold       noted in the index, all of them behind `hot`
 
-After a restart the index is made by reading the log once, from the queue's first use on: a stretch per turn, by the
-worker thread where it is not in memory. Until that is done nothing is delivered, what comes in is noted behind it, and
-who cannot wait (basic.get, a length limit) has the rest read at once.
+After a restart the index is made by reading the log once, from the queue's first use on: a range of offsets per turn,
+by the worker thread where it is not in memory. Until that is done nothing is delivered, what comes in is noted behind
+it, and who cannot wait (basic.get, a length limit) has the rest read at once.
 
 A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
 what would be delivered next (rabbit: the same).
@@ -191,7 +191,7 @@ class LevelOrder(ReadyOrder):
             pass
 
     def _note(self, queue: Source, records: list[Record]) -> bool:
-        """Takes the next stretch of the log into the index; whether that was the last."""
+        """Takes the next range of the log into the index; whether that was the last."""
         for record in records:
             if record.offset >= self._scan_end:
                 break  # came after the start, and was noted then
@@ -284,7 +284,7 @@ class LevelOrder(ReadyOrder):
         return None
 
     def _fill(self, queue: Source, level: Level) -> None:
-        """Reads the level's next stretch into memory."""
+        """Reads the level's next messages into memory."""
         store = self.backing.store
         index = self._cold[level.number >> _INDEX_LEVELS_BITS]
         count: i64 = 0

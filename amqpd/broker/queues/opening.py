@@ -22,7 +22,10 @@ SLICE_S: Final = 0.005
 
 
 class Opener:
-    """See the module. One per broker. soon: calls a function in the next turn of the loop."""
+    """Opens queues' logs, a slice of them a turn. One per broker.
+
+    soon: calls a function in the next turn of the loop.
+    """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
         self._soon = soon

@@ -22,7 +22,7 @@ RETRY_S_MAX: Final = 30.0
 
 
 class PumpRetries:
-    """See the module. call_later: the event loop's."""
+    """Tries the queues whose pump has raised again, each after its time. call_later: the event loop's."""
 
     def __init__(self, call_later: Callable[..., object]) -> None:
         self.call_later = call_later

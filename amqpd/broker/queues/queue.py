@@ -79,7 +79,7 @@ class Queue(Source):
         if store is not None:
             self.opening = Opening(self, store)
         # Dead letters of its own that wait to be published and that only the log has.
-        self.stretch_count: i64 = 0
+        self.dead_letters_logged_count: i64 = 0
         # Made when a basic.get has to wait for the disk.
         self.getters: Getters | None = None
         # Watches the head from the first message on that has a time to live.
@@ -220,7 +220,7 @@ class Queue(Source):
             self.watch(message)
         backing = self.backing
         if self.ready_count == 0:
-            if backing.spilled and self.stretch_count == 0:
+            if backing.spilled and self.dead_letters_logged_count == 0:
                 backing.unspill()
             consumer = self.round_robin.pick()
             if consumer is not None:
@@ -412,12 +412,12 @@ class Queue(Source):
         self.discard(entry, "rejected")
 
     def discard(self, entry: Entry, reason: str) -> None:
-        if self.leaves_letters():
+        if self.makes_dead_letters():
             self.host.dead_letter(self, entry, entry.message, reason)
         else:
             self.backing.settle(entry)
 
-    def leaves_letters(self) -> bool:
+    def makes_dead_letters(self) -> bool:
         return self.rules.dead_letter_exchange is not None and not self.deleted
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:

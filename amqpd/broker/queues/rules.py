@@ -25,7 +25,7 @@ class Admission:
     it keeps nothing of them."""
 
     def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
-        """False: the queue does not take it, and its publisher is nacked. On the road: 0.1 us at most."""
+        """False: the queue does not take it, and its publisher is nacked. On the message path: 0.1 us at most."""
         raise NotImplementedError
 
 
@@ -96,7 +96,7 @@ class RejectPublish(Admission):
         size_bytes = queue.ready_bytes + message.body_size
         if not is_over(self.length_max, self.length_bytes_max, queue.ready_count + 1, size_bytes):
             return True
-        if self.dlx and queue.leaves_letters():
+        if self.dlx and queue.makes_dead_letters():
             host.dead_letter(queue, None, message, "maxlen")
         return False
 
