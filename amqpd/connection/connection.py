@@ -276,6 +276,9 @@ class Connection(CommandSink):
             item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
             self.backlog.wait_with(channel, waits.destinations, item)
             return
+        except AmqpError as error:
+            error.method = BASIC_PUBLISH
+            raise
         if self.backlog.wants_look:
             self._look_behind()
 
@@ -357,7 +360,10 @@ class Connection(CommandSink):
         channel = self.channels.get(number)
         if channel is None or channel.busy or channel.closing:
             return None  # what a busy channel waits for may be the exchange itself
-        return channel.refusal(method)
+        error = channel.refusal(method)
+        if error is not None:
+            error.method = BASIC_PUBLISH
+        return error
 
 
 def _not_open(method: i64) -> AmqpError:
