@@ -30,6 +30,7 @@ from amqpd.broker.destination import NotOpenYet, Versioned
 from amqpd.broker.message import Envelope, Message, make_message, message_in_parts
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.checks import Headers, judge, needs_judging, sender_selected
+from amqpd.broker.publishing.offering import TAKEN, offer
 from amqpd.broker.publishing.route import KnownExchange, Route
 from amqpd.broker.session import Session
 from amqpd.errors import (
@@ -148,14 +149,9 @@ class Publisher:
 
     def offer(self, route: Route, message: Message) -> bool:
         """Gives the message to all queues of its route. False: one of them refused it; the others have it."""
-        accepted = True
-        destinations = route.destinations
-        for destination in destinations:
-            if not destination.offer(message):
-                accepted = False
-        if not destinations:
+        if not route.destinations:
             self.session.vhost.unroutable_count += 1
-        return accepted
+        return offer(route.destinations, message, None) == TAKEN
 
     def refusal(self, method: bytes) -> AmqpError | None:
         """What `accept` would raise for that method at once: 403, 404, 540; None where it would take it.

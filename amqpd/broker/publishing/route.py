@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.destination import Destination, NotOpenYet, Versioned
+from amqpd.broker.destination import Destination, Versioned
 from amqpd.broker.message import FRAME_END_BYTE, Envelope, Message
+from amqpd.broker.publishing.offering import prepare
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
@@ -44,19 +45,13 @@ class Route:
         self.durable = False
         # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False
-        waits: list[Destination] = []
+        prepare(destinations)
         for destination in destinations:
-            try:
-                destination.prepare()
-            except NotOpenYet as error:
-                waits += error.destinations
             if destination.durable:
                 self.durable = True
                 log = destination.log()
                 if log is not None and not log.local:
                     self.remote = True
-        if waits:
-            raise NotOpenYet(waits)
 
     def logs(self, message: Message) -> list[QueueLog]:
         """Those that the message, once offered, has to be safe in. Cost: all destinations."""
