@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.queue_kinds import make_queue
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor, Fetch, LogFailed, QueueLog
@@ -211,7 +211,7 @@ def test_messages_go_in_and_out(room: Any, log: MemoryLog) -> None:
 def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
     bodies = [b"%d" % number for number in range(2000)]
     queue = over(room, log)
-    queue.hot_count_max = 10
+    queue.order.count_max = 10
     for body in bodies:
         room.publish("elsewhere", body, turn=False)
     room.turns()
@@ -221,17 +221,17 @@ def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
 
 def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
     queue = over(room, log)
-    queue.hot_count_max = 10
+    queue.order.count_max = 10
     for number in range(100):
         room.publish("elsewhere", b"%d" % number, turn=False)
     room.turns()
-    while queue.hot:
+    while queue.order.hot:
         room.get(queue)
     log.slow = True
     assert queue.get(True) is None
     assert queue.waits()
     called: list[bool] = []
-    queue.getters.append(lambda: called.append(True))
+    queue.when_ready(lambda: called.append(True))
     cursor = log.cursor
     assert isinstance(cursor, MemoryCursor)
     cursor.answer()
