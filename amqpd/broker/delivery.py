@@ -74,6 +74,7 @@ class Consumer:
         raise NotImplementedError
 
 
+@final
 class RoundRobin:
     """A queue's consumers, and whose turn it is.
 
@@ -84,8 +85,9 @@ class RoundRobin:
 
     def __init__(self) -> None:
         self.consumers: list[Consumer] = []
-        # Those that are ready, highest priority first; parked ones are in no group.
-        self.groups: list[deque[Consumer]] = []
+        # Those that are ready: one alone, or several in groups, highest priority first. Parked ones are in none.
+        self._alone: Consumer | None = None
+        self._groups: list[deque[Consumer]] = []
         # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
 
@@ -117,9 +119,20 @@ class RoundRobin:
         self._enter(consumer)
         return True
 
+    def has_ready(self) -> bool:
+        """Whether there is one that is not parked."""
+        return self._alone is not None or len(self._groups) > 0
+
     def pick(self) -> Consumer | None:
         """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
-        groups = self.groups
+        alone = self._alone
+        if alone is not None:
+            if alone.can_take() and (not self.single_active or alone is self.consumers[0]):
+                return alone
+            alone.parked = True
+            self._alone = None
+            return None
+        groups = self._groups
         while groups:
             group = groups[0]
             consumer = group[0]
@@ -134,8 +147,18 @@ class RoundRobin:
         return None
 
     def _enter(self, consumer: Consumer) -> None:
+        if not self._groups:
+            alone = self._alone
+            if alone is None:
+                self._alone = consumer
+                return
+            self._alone = None
+            self._join(alone)
+        self._join(consumer)
+
+    def _join(self, consumer: Consumer) -> None:
         index = 0
-        for group in self.groups:
+        for group in self._groups:
             if group[0].priority == consumer.priority:
                 group.append(consumer)
                 return
@@ -144,17 +167,20 @@ class RoundRobin:
             index += 1
         group = deque()
         group.append(consumer)
-        self.groups.insert(index, group)
+        self._groups.insert(index, group)
 
     def _leave(self, consumer: Consumer) -> None:
         if consumer.parked:
             consumer.parked = False
             return
-        for group in self.groups:
+        if consumer is self._alone:
+            self._alone = None
+            return
+        for group in self._groups:
             if group[0].priority == consumer.priority:
                 group.remove(consumer)
                 if not group:
-                    self.groups.remove(group)
+                    self._groups.remove(group)
                 return
 
 

@@ -71,11 +71,10 @@ class Channel(ChannelState):
         if transaction is not None:
             transaction.keep(route, message)
             return
-        destinations = route.destinations
-        count: i64 = len(destinations)
-        if count == 1:
-            accepted = destinations[0].offer(message)  # as `Publisher.offer`, and a call less
-        elif count > WIDE_COUNT:
+        only = route.only
+        if only is not None:
+            accepted = only.offer(message)  # as `Publisher.offer`, and a call less
+        elif len(route.destinations) > WIDE_COUNT:
             self.owner.begin_waiting(self)
             Spread(self.session, route, message, self.confirms is not None, self._spread_ended).step()
             return

@@ -42,6 +42,8 @@ class Route:
         self.needs_headers = needs_headers
         # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
+        # Where it goes, where that is one place: most publishes have one, and ask nothing else.
+        self.only: Destination | None = destinations[0] if len(destinations) == 1 else None
         self.durable = False
         # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False

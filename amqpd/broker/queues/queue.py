@@ -303,7 +303,7 @@ class Queue(Source):
             self.getters.call()
         count: i64 = 0
         while self.ready_count > 0:
-            if self.backing.store is not None and self.round_robin.groups and not self.order.at_hand(self):
+            if self.backing.store is not None and self.round_robin.has_ready() and not self.order.at_hand(self):
                 return
             consumer = self.round_robin.pick()
             if consumer is None:
