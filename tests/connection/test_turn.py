@@ -9,20 +9,22 @@ import pytest
 
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Confirmer, SyncWaiter, Turn
+from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.filesystem import Clock
 
 
-class Disk:
-    """The storage as a turn sees it."""
+class Disk(CommitCycle):
+    """The storage as a turn sees it, and its commit cycle."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, log: list[str]) -> None:  # nothing below it: it writes to no file
         self.log = log
         self.generation = 1
         self.unsynced_bytes = 0
         self.commit_waiting = False
         self.many_dirty = False
         self.context = StoreContext(Clock(), None)
+        self.commits = self
 
     def postpone(self, call: Any) -> bool:
         postponed, self.many_dirty = self.many_dirty, False
