@@ -194,7 +194,7 @@ async def purge_queue(call: Call) -> Reply:
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
-    return reply({"message_count": await purge(call, queue)})
+    return reply({"message_count": purge(call, queue)})
 
 
 async def delete_queue(call: Call) -> Reply:

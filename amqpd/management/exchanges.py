@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.catalogue import exchanges
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
 from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
 from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.opening import opened
 from amqpd.broker.session import Session
 from amqpd.management.call import (
     CREATED,
@@ -112,13 +110,7 @@ async def publish(call: Call) -> Reply:
     session = Session(call.broker, vhost, call.caller.user, "admin API")
     session.operator = call.caller.operator
     publisher = Publisher(session)
-    while True:
-        try:
-            message = publisher.compose(exchange.name, key, properties, body)
-            break
-        except NotOpenYet as waits:
-            for destination in waits.destinations:
-                await opened(destination)
+    message = publisher.compose(exchange.name, key, properties, body)
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
     await _offer(call, publisher, message)

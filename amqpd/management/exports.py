@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.permissions import Kind
-from amqpd.broker.queues.opening import opened
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.storage.settle.hold import NAME
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 async def get_exports(call: Call) -> Reply:
     """The exporters, how far each has come, and what is kept."""
-    store = await _store(call, "read")
+    store = _store(call, "read")
     hold = call.broker.storage.find_hold(store)
     if hold is None:
         return reply({"id": store.queue_id, "exports": [], "kept_bytes": 0})
@@ -30,7 +29,7 @@ async def get_exports(call: Call) -> Reply:
 
 async def put_export(call: Call) -> Reply:
     """Settled segments stay from now on until the exporter has committed past them."""
-    store = await _store(call, "configure")
+    store = _store(call, "configure")
     name = call.text("name")
     if NAME.fullmatch(name) is None:
         raise BadRequest("name: expected letters, digits, dots, dashes and underscores, 64 at most")
@@ -44,7 +43,7 @@ async def put_export(call: Call) -> Reply:
 
 async def commit_export(call: Call) -> Reply:
     """All below `offset` is exported. `id`: the queue's, so that a namesake declared later is not meant."""
-    store = await _store(call, "read")
+    store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
         raise NotThere("the queue was deleted and declared anew")
     name, offset = call.text("name"), _number(call.fields().get("offset"), "offset")
@@ -57,7 +56,7 @@ async def commit_export(call: Call) -> Reply:
 
 async def delete_export(call: Call) -> Reply:
     """Nothing is kept for that exporter any more."""
-    store = await _store(call, "configure")
+    store = _store(call, "configure")
     name = call.params["name"]
     hold = call.broker.storage.find_hold(store)
     if hold is not None and hold.declared == name:
@@ -68,15 +67,14 @@ async def delete_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def _store(call: Call, kind: Kind) -> QueueLog:
+def _store(call: Call, kind: Kind) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
     if not queue.durable or queue.store is None:
         raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
-    await opened(queue)
-    queue.store.recover()
+    queue.prepare()
     return queue.store
 
 

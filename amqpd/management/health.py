@@ -6,7 +6,7 @@ which answers 200 in both cases.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from amqpd.broker.catalogue import queues
 from amqpd.broker.catalogue.declaration import QueueDeclaration
@@ -15,9 +15,6 @@ from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
 from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
-
-if TYPE_CHECKING:
-    pass
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
 

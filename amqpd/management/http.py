@@ -28,6 +28,8 @@ from aiohttp import web
 from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.catalogue.declared import OnItsWay
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.queues.opening import opening_over
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import ROUTES
@@ -171,9 +173,11 @@ class AdminServer:
                     reply = await route.handler(call)
                     self._tell(request, route, caller)
                     return reply
+                # Nothing is changed yet: the request is answered from the start ...
                 except OnItsWay as name:
-                    # Nothing is changed yet: the request is answered from the start once that name is there, or gone.
-                    await name.over()
+                    await name.over()  # ... once that name is there, or gone
+                except NotOpenYet as waits:
+                    await opening_over(waits.destinations)  # ... or once the queues' logs are open, or cannot be
         finally:
             if route.definitions:
                 await release(body)

@@ -133,22 +133,20 @@ async def delete_queue(call: Call) -> Reply:
 
 async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
-    await opened(queue)
     queue.prepare()
-    vhost = call.broker.vhosts[queue.vhost_name]
+    vhost = call.vhost()
     declarations.check_deletable(vhost, queue, if_unused, if_empty)
     call.broker.turn.want()
     return await finished(partial(declarations.delete, vhost, queue))
 
 
 async def purge_queue(call: Call) -> Reply:
-    await purge(call, _to_change(call, "read", call.params["queue"]))
+    purge(call, _to_change(call, "read", call.params["queue"]))
     return NO_CONTENT
 
 
-async def purge(call: Call, queue: Queue) -> int:
+def purge(call: Call, queue: Queue) -> int:
     """Removes what is ready. Returns how many went."""
-    await opened(queue)
     queue.prepare()
     count = queue.purge()
     call.broker.turn.want()
@@ -185,7 +183,6 @@ async def get_messages(call: Call) -> Reply:
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)
     queue = _to_change(call, "read", call.params["queue"])
-    await opened(queue)
     queue.prepare()
     queue.used()
     # No await between taking and giving back: a request that is broken off must not keep messages.

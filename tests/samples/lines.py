@@ -24,7 +24,7 @@ from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
 from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.opening import opened
+from amqpd.broker.queues.opening import opening_over
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.session import Session
 from amqpd.errors import AmqpError, FrameError, NotAllowed, PreconditionFailed, ResourceError
@@ -92,7 +92,7 @@ class Client:
                     await self.obey(words)
                     break
                 except NotOpenYet as waits:  # the line is given again once its queues' logs are open
-                    await asyncio.gather(*map(opened, waits.destinations))
+                    await opening_over(waits.destinations)
                 except OnItsWay as name:
                     await name.over()
             self.broker.turn.want()

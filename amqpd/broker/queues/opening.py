@@ -82,13 +82,18 @@ async def opened(destination: Destination) -> bool:
         try:
             destination.prepare()
         except NotOpenYet as waits:
-            there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            when_open(waits.destinations, partial(_answer, there))
-            await there
+            await opening_over(waits.destinations)
         except ResourceError:
             return False
         else:
             return True
+
+
+async def opening_over(destinations: Sequence[Destination]) -> None:
+    """`when_open` for a task. Which of them could not be opened is told by the next `prepare`."""
+    there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    when_open(destinations, partial(_answer, there))
+    await there
 
 
 def _answer(there: asyncio.Future[None]) -> None:

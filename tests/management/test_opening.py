@@ -1,0 +1,84 @@
+"""Requests that need a queue's log before it is open: they are answered when it is, or say that it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.broker.queues.make_queue import make_queue
+from amqpd.server import Server
+from amqpd.storage.queue_log import QueueLog
+from amqpd.testing import BrokerProcess, embedded
+
+PUBLISH = "/api/exchanges/%2F/amq.default/publish"
+PERSISTENT = {"routing_key": "q", "payload": "x", "properties": {"delivery_mode": 2}}
+REQUESTS = [
+    ("PUT", "/api/queues/%2F/q", {"durable": True}, 204),
+    ("POST", PUBLISH, PERSISTENT, 200),
+    ("POST", "/api/queues/%2F/q/get", {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}, 200),
+    ("DELETE", "/api/queues/%2F/q/contents", None, 204),
+    ("GET", "/api/amqpd/exports/%2F/q", None, 200),
+    ("DELETE", "/api/queues/%2F/q", None, 204),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
+def test_the_first_request_after_a_torn_write(
+    tmp_path: Path, api: Any, method: str, path: str, body: Any, status: int
+) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        fresh = type(api)(broker)
+        fresh.done("PUT", "/api/queues/%2F/q", {"durable": True})
+        fresh.done("POST", PUBLISH, PERSISTENT)
+        broker.kill()
+        (log,) = (tmp_path / "data").rglob("00000000000000000000.log")
+        with log.open("ab") as file:
+            file.write(b"torn" * 5)  # what recovery cuts off, in its thread
+        broker.start()
+        assert type(api)(broker)(method, path, body).status == status
+
+
+class UnreadableLog(QueueLog):
+    """Its disk takes a turn of the loop, and says EIO then."""
+
+    def __init__(self) -> None:
+        super().__init__("v1", "unreadable", "q", "", False)
+        self.tries = 0
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        self.tries += 1
+        assert self.tries < 10, "tried again and again, without an answer"
+        asyncio.get_running_loop().call_soon(done)
+        return False
+
+    def recover(self) -> None:
+        raise OSError(5, "Input/output error")
+
+
+async def status_of(server: Server, method: str, path: str, body: object) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port("http"))
+    content = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{method} {path} HTTP/1.0\r\nAuthorization: Basic {base64.b64encode(b'guest:guest').decode()}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    writer.write(head.encode() + content)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(maxsplit=2)[1])
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [each[:3] for each in REQUESTS])
+async def test_a_log_that_cannot_be_opened(tmp_path: Path, method: str, path: str, body: object) -> None:
+    async with embedded(tmp_path) as server:
+        vhost, log = server.broker.vhosts["/"], UnreadableLog()
+        vhost.add_queue(make_queue(vhost.queue_host, "q", True, False, None, {}, log))
+        assert await status_of(server, method, path, body) == 503
+        assert log.tries == 1
+        vhost.take_queue(vhost.queues["q"])
