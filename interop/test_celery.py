@@ -23,6 +23,9 @@ from celery.exceptions import TaskRevokedError
 pytestmark = pytest.mark.timeout(180)
 Eventually = Callable[..., Any]
 HERE = Path(__file__).parent
+# A pool process that ends waits until its parent has read its last results, 30 s at most (billiard's
+# GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT); a parent that is told to stop while they are on the way never reads them.
+STOP_S = 45.0
 
 
 class Worker:
@@ -61,7 +64,7 @@ class Worker:
         """A warm shutdown; the exit code."""
         self.process.terminate()
         try:
-            return self.process.wait(15)
+            return self.process.wait(STOP_S)
         finally:
             self.kill()
 
@@ -296,7 +299,7 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     eventually(started.exists, 10)
     worker.process.terminate()
     release.touch()
-    assert worker.process.wait(15) == 0
+    assert worker.process.wait(STOP_S) == 0
     assert result.get(timeout=30) == "released"
     alone(queue)
     assert [r.get(timeout=30) for r in later] == [0, 2, 4]
