@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.broker import consuming
 from amqpd.broker.delivery import Entry, Source
-from amqpd.broker.queues.arguments import erlang_type, is_integer
+from amqpd.broker.queues.argument_checks import erlang_type, is_integer
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.naming import queue_name

@@ -8,7 +8,8 @@ import pytest
 from amqpd.broker.delivery import Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues import arguments
-from amqpd.broker.queues.arguments import ROWS, Row, compare, compared_names, rules_of, validate
+from amqpd.broker.queues.argument_checks import Row, is_natural, non_negative
+from amqpd.broker.queues.arguments import ROWS, compare, compared_names, rules_of, validate
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.rules import Admission
 from amqpd.errors import PreconditionFailed
@@ -31,12 +32,17 @@ class BodySizeMax(Admission):
 def row(monkeypatch: pytest.MonkeyPatch) -> Row:
     made = Row(
         NAME,
-        arguments._non_negative,
+        non_negative,
         True,
         "limits",
         "how many bytes a body may have",
         admission=BodySizeMax,
         kinds=arguments.CLASSIC,
+        policy="body-size-max",
+        accepts=is_natural,
+        called="body size",
+        operator=True,
+        merge="lowest",
     )
     monkeypatch.setitem(ROWS, NAME, made)
     return made
@@ -77,6 +83,15 @@ def test_it_is_obeyed_beside_others_and_while_the_queue_runs(room) -> None:
     queue.obey(rules_of({}))
     assert room.publish("q", b"abcd")
     assert len(room.bodies(queue)) == 3
+
+
+def test_a_policy_sets_it(room) -> None:
+    queue = room.queue("q", **{NAME: 4})
+    queue.obey(rules_of(queue.arguments, {"body-size-max": 3}))
+    assert not room.publish("q", b"abcd"), "the lower number holds"
+    queue.obey(rules_of(queue.arguments, {"body-size-max": 5}))
+    assert room.publish("q", b"abcd")
+    assert not room.publish("q", b"abcde")
 
 
 def test_it_is_documented(row: Row) -> None:

@@ -6,6 +6,7 @@ queue.
 
 from __future__ import annotations
 
+from amqpd.broker.catalogue import exchange_arguments
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhost import Names, locked
@@ -54,7 +55,7 @@ def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -
     _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
     _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
     _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
-    queue_arguments.compare(thing, vhost, ["alternate-exchange"], asked.arguments, exchange.arguments)
+    queue_arguments.compare(thing, vhost, exchange_arguments.compared_names(), asked.arguments, exchange.arguments)
 
 
 def _check_flag(thing: str, vhost: str, name: str, given: bool, current: bool) -> None:

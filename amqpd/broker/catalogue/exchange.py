@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from amqpd.broker.catalogue.exchange_arguments import alternate_of
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.destination import Versioned
 from amqpd.broker.queues.queue import Queue
@@ -73,8 +74,7 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = arguments
-        alternate = arguments.get("alternate-exchange")
-        self.alternate = alternate if isinstance(alternate, str) else ""
+        self.alternate = alternate_of(arguments)
         self.bindings: dict[BindingKey, Binding] = {}
         # Exchanges that lead here; a dict for its order and for counting.
         self.upstream: dict[Exchange, int] = {}

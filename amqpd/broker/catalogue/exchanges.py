@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from amqpd.broker.catalogue import exchange_arguments
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
 from amqpd.broker.catalogue.equivalence import check_exchange
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.leaving import drop_exchange
 from amqpd.broker.catalogue.vhost import Names, VHost
-from amqpd.broker.queues.arguments import erlang_type
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.errors import UnknownExchangeType
@@ -60,12 +60,7 @@ def check(vhost: str, asked: ExchangeDeclaration) -> None:
     _type(asked.kind)
     if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
-    alternate = asked.arguments.get("alternate-exchange", "")
-    if not isinstance(alternate, str):
-        raise PreconditionFailed(
-            f"invalid type '{erlang_type(alternate)}' for arg 'alternate-exchange' "
-            f"in exchange '{asked.name}' in vhost '{vhost}'"
-        )
+    exchange_arguments.validate(asked.name, vhost, asked.arguments)
 
 
 def _type(kind: str) -> Callable[[], ExchangeType]:

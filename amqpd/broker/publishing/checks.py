@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from amqpd.broker.message import TTL_MS_MAX, Message
-from amqpd.broker.queues.arguments import erlang_type
+from amqpd.broker.queues.argument_checks import erlang_type
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import decode_table
 from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo

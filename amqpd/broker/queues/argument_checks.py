@@ -1,0 +1,236 @@
+"""What a row of the table of arguments says, and the checks that rows name: what values an argument takes.
+
+`arguments.py` has the rows of queues, `catalogue/exchange_arguments.py` those of exchanges. A check raises
+PreconditionFailed (406) with RabbitMQ's text.
+
+Where a policy may set the same thing the row says by which key, what is valid there (in a policy a value is JSON), what
+RabbitMQ's text calls it, and how the two become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from amqpd.broker.queues.kinds import KINDS, kind_of
+from amqpd.broker.queues.rules import OVERFLOWS, Admission
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.codec import Timestamp
+from amqpd.storage.settle.hold import NAME as EXPORT_NAME
+
+IGNORED: Final = "arguments"
+
+Merge: TypeAlias = Literal["argument", "lowest"]
+
+
+class Context(NamedTuple):
+    """What the text of an error names. name: the queue's, or the exchange's."""
+
+    name: str
+    vhost: str
+    arguments: Mapping[str, object]
+
+
+def never(_value: object) -> bool:
+    """What a policy may say of what it cannot set."""
+    return False
+
+
+class Row(NamedTuple):
+    """One argument.
+
+    compared: two declarations must agree on it. obeyed_by: the module below amqpd/broker that gives it its
+    meaning; `arguments` itself where that is to be accepted and ignored. field: of `Rules`, that it becomes; "" for
+    none. most: the highest number it takes. kinds: of queue, that take it; None: all. admission: makes the rule of its
+    value, where it becomes one that looks at what comes in.
+
+    policy: the key by which a policy sets it; "" for none. accepts: whether a policy may give it this JSON value;
+    called: what RabbitMQ's text calls it where it may not (`"x" is not a valid message TTL`). operator: operator
+    policies may have the key too. merge: what holds where argument and policy both say something: the `argument`, or
+    the `lowest` number.
+    """
+
+    name: str
+    check: Check
+    compared: bool
+    obeyed_by: str
+    meaning: str
+    field: str = ""
+    most: int | None = None
+    kinds: frozenset[str] | None = None
+    admission: Callable[[Any], Admission] | None = None
+    policy: str = ""
+    accepts: Callable[[object], bool] = never
+    called: str = ""
+    operator: bool = False
+    merge: Merge = "argument"
+
+
+Check: TypeAlias = Callable[[Row, object, Context], None]
+
+
+STRATEGIES: Final = ("at-most-once", "at-least-once")
+MODES: Final = ("default", "lazy")
+
+
+def erlang_type(value: object) -> str:
+    """RabbitMQ's name for the type of a field value, as its texts use it."""
+    if isinstance(value, bool):
+        return "bool"
+    if value is None:
+        return "void"
+    if isinstance(value, Timestamp):
+        return "timestamp"
+    if isinstance(value, int):
+        return "signedint" if -(2**31) <= value < 2**31 else "long"
+    if isinstance(value, str | bytes):
+        return "longstr"
+    if isinstance(value, float):
+        return "double"
+    if isinstance(value, Decimal):
+        return "decimal"
+    if isinstance(value, bytearray):
+        return "binary"
+    return "array" if isinstance(value, list) else "table"
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool | Timestamp)
+
+
+def invalid(row: Row, context: Context, why: str) -> PreconditionFailed:
+    return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}': {why}")
+
+
+def integer(row: Row, value: object, context: Context) -> int:
+    if not isinstance(value, int) or isinstance(value, bool | Timestamp):
+        raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
+    return value
+
+
+def non_negative(row: Row, value: object, context: Context) -> None:
+    number = integer(row, value, context)
+    if number < 0:
+        raise invalid(row, context, f"{{value_negative,{number}}}")
+
+
+def milliseconds(row: Row, value: object, context: Context) -> None:
+    number = integer(row, value, context)
+    if number < 0:
+        raise invalid(row, context, f"{{value_negative,{number}}}")
+    if row.most is not None and number > row.most:
+        raise invalid(row, context, f"{{value_too_large,{number}}}")
+
+
+def positive_milliseconds(row: Row, value: object, context: Context) -> None:
+    milliseconds(row, value, context)
+    if value == 0:
+        raise invalid(row, context, "{value_zero,0}")
+
+
+def priority(row: Row, value: object, context: Context) -> None:
+    number = integer(row, value, context)
+    if number < 0:
+        raise invalid(row, context, f"{{value_negative,{number}}}")
+    if row.most is not None and number > row.most:
+        raise invalid(row, context, f"{{max_value_exceeded,{number}}}")
+
+
+def text(row: Row, value: object, context: Context) -> str:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    return value
+
+
+def overflow(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in OVERFLOWS:
+        raise invalid(row, context, "invalid_overflow")
+
+
+def exchange_name(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, str):
+        raise PreconditionFailed(
+            f"invalid type '{erlang_type(value)}' for arg '{row.name}' in queue '{context.name}' "
+            f"in vhost '{context.vhost}'"
+        )
+
+
+def dead_letter_key(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    if "x-dead-letter-exchange" not in context.arguments:
+        raise invalid(row, context, "routing_key_but_no_dlx_defined")
+
+
+def boolean(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, bool):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+
+
+def export_name(row: Row, value: object, context: Context) -> None:
+    if EXPORT_NAME.fullmatch(text(row, value, context)) is None:
+        raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
+
+
+def export_bytes(row: Row, value: object, context: Context) -> None:
+    non_negative(row, value, context)
+    if "x-export" not in context.arguments:
+        raise invalid(row, context, "max_bytes_but_no_export_defined")
+
+
+def queue_type(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    if value not in KINDS:
+        raise invalid(row, context, f"\"unsupported queue type '{value}'\"")
+
+
+def queue_mode(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    if value not in MODES:
+        raise invalid(row, context, f"\"unsupported queue mode '{value}'\"")
+
+
+def check_kind(row: Row, context: Context) -> None:
+    kind = kind_of(context.arguments)
+    if row.kinds is not None and kind.name not in row.kinds:
+        raise PreconditionFailed(
+            f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}' "
+            f"of queue type {kind.module}"
+        )
+
+
+def strategy(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in STRATEGIES:
+        raise invalid(row, context, "invalid_dlx_strategy")
+
+
+def queue_version(row: Row, value: object, context: Context) -> None:
+    non_negative(row, value, context)
+    if value not in (1, 2):
+        raise invalid(row, context, f"\"unsupported queue version '{value}'\"")
+
+
+def anything(_row: Row, _value: object, _context: Context) -> None:
+    """Accepted as it is."""
+
+
+# -- in a policy: JSON ------------------------------------------------------------------------------------------------
+
+
+def is_natural(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_positive(value: object) -> bool:
+    return is_natural(value) and value != 0
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def is_one_of(*values: object) -> Callable[[object], bool]:
+    return lambda value: not isinstance(value, bool | float) and value in values
