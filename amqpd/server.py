@@ -179,6 +179,7 @@ class Server:
         await asyncio.sleep(0)
         self.broker.republisher.stop()
         self.broker.auth.close()
+        self.broker.catalogue.stored_offsets.flush()
         self.broker.catalogue.deletions.tidy()
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues

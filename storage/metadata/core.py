@@ -19,6 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from amqpd.storage.metadata.schema import (
     HEADER_TABLE,
     NAME_LENGTH,
+    SCHEMA_VERSION,
     TABLE_OF,
     TABLES,
     BindingRow,
@@ -30,6 +31,8 @@ from amqpd.storage.metadata.schema import (
     Put,
     Row,
     Table,
+    parent_key,
+    tables_after,
 )
 from amqpd.storage.metadata.sqlite import PRAGMAS, index_name, private_file
 
@@ -41,6 +44,7 @@ _TYPES: Final[dict[Kind, sa.types.TypeEngine[Any]]] = {
     Kind.INT: sa.Integer(),
     Kind.WORDS: sa.Text(),
     Kind.KEY: sa.LargeBinary(),
+    Kind.LONG: sa.BigInteger(),
 }
 
 
@@ -62,7 +66,7 @@ def core_schema() -> sa.MetaData:
                 for name, kind in table.columns
             ),
             *(
-                sa.ForeignKeyConstraint([column], [f"{parent}.name"], ondelete="CASCADE")
+                sa.ForeignKeyConstraint([column], [f"{parent}.{parent_key(parent)}"], ondelete="CASCADE")
                 for column, parent in table.parents
             ),
             *(sa.Index(index_name(table, columns), *columns) for columns in table.indexes),
@@ -114,6 +118,19 @@ class CoreStore:
             table = self._schema.tables[HEADER_TABLE]
             connection.execute(table.insert(), [{"name": name, "value": value} for name, value in header.items()])
             self._apply(connection, [Put(row) for row in rows])
+
+    def upgrade(self, version: int) -> None:
+        """What a database of that schema version lacks, in one transaction where the database can do that.
+
+        Where it cannot, a crash between leaves tables that are there already, which the next start passes over.
+        """
+        with self._engine.begin() as connection:
+            missing = [self._schema.tables[table.name] for table in tables_after(version)]
+            self._schema.create_all(connection, tables=missing)
+            header = self._schema.tables[HEADER_TABLE]
+            connection.execute(
+                header.update().where(header.c.name == "schema_version").values(value=str(SCHEMA_VERSION))
+            )
 
     def write(self, changes: Iterable[Change]) -> None:
         """All of `changes`, in order, in one transaction; durable when this returns."""

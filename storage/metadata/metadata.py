@@ -44,6 +44,7 @@ from amqpd.storage.metadata.schema import (
     Put,
     QueueRow,
     Row,
+    StoredOffsetRow,
     TopicPermissionRow,
     UserRow,
     VhostRow,
@@ -74,6 +75,7 @@ __all__ = [
     "Put",
     "QueueRow",
     "Row",
+    "StoredOffsetRow",
     "TopicPermissionRow",
     "UserRow",
     "VhostRow",
@@ -136,6 +138,8 @@ class MetadataState(NamedTuple):
     policies: list[PolicyRow]
     parameters: list[ParameterRow]
     global_parameters: list[GlobalParameterRow]
+    stored_offsets: list[StoredOffsetRow]
+    """Of queues that are not being deleted: the others' go with them."""
 
 
 class _Start(Protocol):
@@ -144,6 +148,7 @@ class _Start(Protocol):
     def header(self) -> dict[str, str] | None: ...
     def rows(self) -> dict[type[Row], list[Row]]: ...
     def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None: ...
+    def upgrade(self, version: int) -> None: ...
 
 
 class _Submission(NamedTuple):
@@ -262,6 +267,10 @@ class Metadata:
             FileSystem().fsync_dir(str(self._data_dir))
         else:
             instance = self._check(header, ours)
+            version = int(header["schema_version"])
+            if version < SCHEMA_VERSION:
+                logger.info("metadata (%s): schema version %d becomes %d", self._where(), version, SCHEMA_VERSION)
+                start.upgrade(version)
         return _state(instance, fresh, start.rows())
 
     def _check(self, header: dict[str, str], ours: str | None) -> str:
@@ -275,7 +284,7 @@ class Metadata:
                 f"the metadata ({self._where()}) has schema version {version}, this amqpd knows {SCHEMA_VERSION}; "
                 "start the newer amqpd that wrote it"
             )
-        if int(version) < SCHEMA_VERSION:
+        if int(version) < 1:
             raise MetadataError(f"the metadata ({self._where()}) has the unknown schema version {version}")
         if ours is None:
             raise InstanceMismatch(
@@ -378,6 +387,7 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
             return [row for row in found if getattr(row, "vhost", None) not in leaving]
         return found
 
+    live = {row.id for row in of(QueueRow) if row.state != "deleting"}
     return MetadataState(
         instance_id=instance,
         fresh=fresh,
@@ -393,6 +403,7 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
         policies=of(PolicyRow),
         parameters=of(ParameterRow),
         global_parameters=of(GlobalParameterRow),
+        stored_offsets=[row for row in of(StoredOffsetRow) if row.queue_id in live],
     )
 
 

@@ -22,8 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-SCHEMA_VERSION: Final = 1
-"""Rises with every change of a table. A database with a larger number is refused untouched."""
+SCHEMA_VERSION: Final = 2
+"""Rises with every change of a table. A database with a larger number is refused untouched, one with a smaller number
+is given at its start what it lacks: the tables whose `since` is larger.
+
+1: until the first streams. 2: `stored_offsets`.
+"""
 
 NAME_LENGTH: Final = 255
 """Longest name, in bytes of UTF-8 (AMQP short string), and so in characters of a VARCHAR."""
@@ -141,6 +145,18 @@ class GlobalParameterRow(NamedTuple):
     value: str
 
 
+class StoredOffsetRow(NamedTuple):
+    """How far a named consumer of a stream has come: `offset` is the next it reads. Goes with the queue's row.
+
+    time_ms: when it was written, milliseconds since 1970.
+    """
+
+    queue_id: str
+    name: str
+    offset: int
+    time_ms: int
+
+
 Row: TypeAlias = (
     VhostRow
     | UserRow
@@ -152,6 +168,7 @@ Row: TypeAlias = (
     | PolicyRow
     | ParameterRow
     | GlobalParameterRow
+    | StoredOffsetRow
 )
 
 
@@ -188,6 +205,7 @@ class Kind(IntEnum):
     INT = 4
     WORDS = 5  # tuple[str, ...] as a JSON array
     KEY = 6  # str with surrogateescape, as bytes
+    LONG = 7  # 64 bits, signed
 
 
 class Table(NamedTuple):
@@ -198,8 +216,10 @@ class Table(NamedTuple):
     columns: tuple[tuple[str, Kind], ...]
     key: tuple[str, ...]
     parents: tuple[tuple[str, str], ...] = ()
-    """(column, table): the row goes when the row of that name in that table goes."""
+    """(column, table): the row goes when the row with that key in that table goes."""
     indexes: tuple[tuple[str, ...], ...] = ()
+    since: int = 1
+    """The first schema version that has this table."""
 
     @property
     def has_digest(self) -> bool:
@@ -291,6 +311,7 @@ _READERS: Final[dict[Kind, Callable[[object], object]]] = {
     Kind.INT: _read_int,
     Kind.WORDS: _read_words,
     Kind.KEY: _read_key,
+    Kind.LONG: _read_int,
 }
 
 
@@ -415,6 +436,24 @@ TABLES: Final[tuple[Table, ...]] = (
         (("vhost", "vhosts"),),
     ),
     Table("global_parameters", GlobalParameterRow, (("name", _N), ("value", _T)), ("name",)),
+    Table(
+        "stored_offsets",
+        StoredOffsetRow,
+        (("queue_id", _N), ("name", _N), ("offset", Kind.LONG), ("time_ms", Kind.LONG)),
+        ("queue_id", "name"),
+        (("queue_id", "queues"),),
+        since=2,
+    ),
 )
 
 TABLE_OF: Final[dict[type[Row], Table]] = {table.row: table for table in TABLES}
+
+
+def parent_key(parent: str) -> str:
+    """The column of that table which its children name."""
+    return next(table.key[0] for table in TABLES if table.name == parent)
+
+
+def tables_after(version: int) -> list[Table]:
+    """Those that a database of that schema version lacks."""
+    return [table for table in TABLES if table.since > version]

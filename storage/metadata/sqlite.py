@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Final
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.metadata.schema import HEADER_TABLE, TABLE_OF, TABLES, Kind, Row, Table
+from amqpd.storage.metadata.schema import (
+    HEADER_TABLE,
+    SCHEMA_VERSION,
+    TABLE_OF,
+    TABLES,
+    Kind,
+    Row,
+    Table,
+    parent_key,
+    tables_after,
+)
 
 PRAGMAS: Final = (
     "PRAGMA locking_mode=EXCLUSIVE",  # first: the WAL's index then is in this process's memory
@@ -48,6 +58,7 @@ _TYPES: Final = {
     Kind.INT: "INTEGER",
     Kind.WORDS: "TEXT",
     Kind.KEY: "BLOB",
+    Kind.LONG: "BIGINT",
 }
 
 
@@ -61,11 +72,16 @@ def private_file(path: Path) -> None:
 def statements() -> Iterator[str]:
     """The schema as SQLite's CREATE statements."""
     yield f'CREATE TABLE "{HEADER_TABLE}" ("name" VARCHAR(255) NOT NULL, "value" TEXT NOT NULL, PRIMARY KEY ("name"))'
-    for table in TABLES:
+    yield from table_statements(TABLES)
+
+
+def table_statements(tables: Sequence[Table]) -> Iterator[str]:
+    """These tables and their indexes as CREATE statements."""
+    for table in tables:
         parts = [f'"{name}" {_TYPES[kind]} NOT NULL' for name, kind in table.columns]
         parts.append(f"PRIMARY KEY ({_list(table.key)})")
         for column, parent in table.parents:
-            parts.append(f'FOREIGN KEY("{column}") REFERENCES "{parent}" ("name") ON DELETE CASCADE')
+            parts.append(f'FOREIGN KEY("{column}") REFERENCES "{parent}" ("{parent_key(parent)}") ON DELETE CASCADE')
         yield f'CREATE TABLE "{table.name}" ({", ".join(parts)})'
         for columns in table.indexes:
             yield f'CREATE INDEX "{index_name(table, columns)}" ON "{table.name}" ({_list(columns)})'
@@ -120,6 +136,20 @@ class SqliteStart:
                 values = list(table.encode(row).values())
                 marks = ", ".join("?" * len(values))
                 connection.execute(f'INSERT INTO "{table.name}" VALUES ({marks})', values)  # noqa: S608
+            connection.execute("COMMIT")
+
+    def upgrade(self, version: int) -> None:
+        """What a database of that schema version lacks, in one transaction: a crash leaves the old one or the new."""
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
+            for pragma in PRAGMAS:
+                connection.execute(pragma)
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in table_statements(tables_after(version)):
+                connection.execute(statement)
+            connection.execute(
+                f'UPDATE "{HEADER_TABLE}" SET "value" = ? WHERE "name" = ?',  # noqa: S608
+                (str(SCHEMA_VERSION), "schema_version"),
+            )
             connection.execute("COMMIT")
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from amqpd.storage.metadata.metadata import (
     PolicyRow,
     QueueRow,
     Row,
+    StoredOffsetRow,
     TopicPermissionRow,
     UserRow,
     VhostRow,
@@ -44,6 +45,7 @@ EVERY_ROW: tuple[Row, ...] = (
     PolicyRow("/", "p", "^q", "all", "{}", -1),
     ParameterRow("shop", "shovel", "s", "{}"),
     GlobalParameterRow("cluster_name", '"rabbit"'),
+    StoredOffsetRow("2" * 32, ODD, (1 << 63) - 1, 1_700_000_000_000),
 )
 
 

@@ -26,6 +26,7 @@ from amqpd.storage.metadata.metadata import (
     Put,
     QueueRow,
     Row,
+    StoredOffsetRow,
     TopicPermissionRow,
     UserRow,
     VhostRow,
@@ -34,6 +35,13 @@ from amqpd.storage.metadata.metadata import (
 )
 from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.metadata.sqlite import SqliteStart
+
+OUTSIDE = [
+    row
+    for row in EVERY_ROW
+    if row is not VHOST and getattr(row, "vhost", "shop") == "shop" and not isinstance(row, StoredOffsetRow)
+]
+"""What does not go with the vhost `/`: all of it but that vhost, and what lies in it or in a queue of it."""
 
 
 @pytest.fixture(params=["own file", "url"])
@@ -157,8 +165,7 @@ def test_a_vhost_takes_everything_in_it_along(tmp_path: Path, url: str) -> None:
     with opened(tmp_path, url, EVERY_ROW) as (metadata, _):
         assert write(metadata, Delete(VHOST)) is None
     with opened(tmp_path, url) as (_, state):
-        kept = [row for row in EVERY_ROW if row is not VHOST and getattr(row, "vhost", "shop") == "shop"]
-        assert all_rows(state) == named(kept)
+        assert all_rows(state) == named(OUTSIDE)
 
 
 def test_a_user_takes_the_permissions_along(tmp_path: Path, url: str) -> None:
@@ -167,6 +174,19 @@ def test_a_user_takes_the_permissions_along(tmp_path: Path, url: str) -> None:
     with opened(tmp_path, url) as (_, state):
         gone = UserRow | PermissionRow | TopicPermissionRow
         assert all_rows(state) == named([row for row in EVERY_ROW if not isinstance(row, gone)])
+
+
+def test_a_queue_takes_its_stored_offsets_along(tmp_path: Path, url: str) -> None:
+    leaving, staying = QueueRow("/", "a", "a" * 32), QueueRow("/", "b", "b" * 32)
+    theirs = [StoredOffsetRow(queue.id, "reader", 7, 1) for queue in (leaving, staying)]
+    with opened(tmp_path, url, (VHOST, leaving, staying, *theirs)) as (metadata, _):
+        assert write(metadata, Put(leaving._replace(state="deleting"))) is None
+    with opened(tmp_path, url) as (metadata, state):
+        assert state.stored_offsets == theirs[1:], "not even while it is being deleted"
+        assert write(metadata, Delete(leaving)) is None
+        assert isinstance(write(metadata, Put(theirs[0])), WriteFailed), "there is no such queue"
+    with opened(tmp_path, url) as (_, state):
+        assert state.stored_offsets == theirs[1:]
 
 
 def test_delete_bindings(tmp_path: Path) -> None:
@@ -203,8 +223,7 @@ def test_a_vhost_that_is_being_deleted_takes_everything_out_of_the_lists(tmp_pat
     with opened(tmp_path, "", EVERY_ROW) as (metadata, _):
         assert write(metadata, Put(QueueRow("/", "q", random_id(), state="deleting")), Put(leaving)) is None
     with opened(tmp_path) as (_, state):
-        kept = [row for row in EVERY_ROW if row is not VHOST and getattr(row, "vhost", "shop") == "shop"]
-        assert all_rows(state) == named([*kept, leaving])
+        assert all_rows(state) == named([*OUTSIDE, leaving])
         assert state.deleting_vhosts == [leaving]
 
 

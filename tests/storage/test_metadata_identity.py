@@ -7,16 +7,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from metadata_rows import EVERY_ROW, OTHER, VHOST, opened, write
+from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, named, opened, write
 
+from amqpd.storage.metadata import sqlite
 from amqpd.storage.metadata.metadata import (
     InstanceMismatch,
     MetadataError,
     NewerSchema,
     Put,
+    StoredOffsetRow,
     random_id,
 )
 from amqpd.storage.metadata.schema import SCHEMA_VERSION
+from amqpd.storage.metadata.sqlite import SqliteStart
 
 
 def set_header(path: Path, name: str, value: str) -> None:
@@ -46,6 +49,54 @@ def test_an_unknown_schema_is_refused(tmp_path: Path, version: str) -> None:
         pass
     set_header(tmp_path / "metadata.sqlite", "schema_version", version)
     assert "schema version" in refused(tmp_path, MetadataError)
+
+
+def as_version_1(path: Path) -> None:
+    """What schema version 1 had: no stored offsets."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE stored_offsets")
+    set_header(path, "schema_version", "1")
+
+
+@pytest.mark.parametrize("road", ["own file", "url"])
+def test_an_older_schema_becomes_the_one_of_today(tmp_path: Path, road: str) -> None:
+    fresh, path = tmp_path / "fresh", tmp_path / "metadata.sqlite"
+    url = "" if road == "own file" else f"sqlite:///{path}"
+    with opened(fresh):
+        pass
+    with opened(tmp_path, url, EVERY_ROW):
+        pass
+    as_version_1(path)
+    offset = next(row for row in EVERY_ROW if isinstance(row, StoredOffsetRow))
+    with opened(tmp_path, url) as (metadata, state):
+        assert not state.fresh
+        assert all_rows(state) == named([row for row in EVERY_ROW if row is not offset])
+        assert write(metadata, Put(offset)) is None
+    with opened(tmp_path, url) as (_, state):
+        assert state.stored_offsets == [offset]
+    with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(fresh / "metadata.sqlite")) as made:
+        schema = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+        tables = [{name: " ".join(sql.split()) for name, sql in each.execute(schema)} for each in (new, made)]
+        if not url:
+            assert tables[0] == tables[1]
+        assert tables[0].keys() == tables[1].keys()
+
+
+def test_an_upgrade_that_was_cut_short_is_made_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, "", EVERY_ROW):
+        pass
+    as_version_1(tmp_path / "metadata.sqlite")
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite, "HEADER_TABLE", "nowhere")  # its last statement fails
+        with pytest.raises(sqlite3.OperationalError):
+            SqliteStart(tmp_path / "metadata.sqlite").upgrade(1)
+    with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert "stored_offsets" not in names
+    with opened(tmp_path) as (_, state):
+        assert state.stored_offsets == []
 
 
 def test_another_instance_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from amqpd.broker.catalogue.declared import Declared
 from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.catalogue.stored_offsets import StoredOffsets
 from amqpd.broker.counters import Ended
+from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import Metadata
 from amqpd.storage.storage import Storage
 
@@ -27,6 +29,7 @@ class Catalogue:
         self.storage = storage
         self.declared = Declared(metadata.submit, call_soon, call_later)
         self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
+        self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())
         self.queue_declared_count = 0
         self.queue_created_count = 0
         self.queue_deleted_count = 0

@@ -41,6 +41,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
         consumer.cancel()
     queue.forget()
     if queue.id:
+        vhost.catalogue.stored_offsets.forget(queue.id)
         arguments = encode_table(queue.arguments)
         row = QueueRow(vhost.name, queue.name, queue.id, True, queue.auto_delete, False, arguments, "deleting")
         changes += [DeleteBindings(vhost.name, queue.name, "queue"), Put(row)]

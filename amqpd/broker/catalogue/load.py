@@ -37,6 +37,7 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
             deletions.forget([Delete(binding_row)])
         else:
             vhosts[binding_row.vhost].add_binding(binding)
+    vhosts.catalogue.stored_offsets.load(state.stored_offsets)
     for queue_row in state.deleting_queues:
         deletions.finish(vhosts[queue_row.vhost].id, queue_row)
 

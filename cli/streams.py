@@ -1,0 +1,105 @@
+"""What named consumers of streams have stored: shown, set and deleted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.cli.client import Answer, quoted
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
+from amqpd.cli.listings import Listing, plain, value, wanted
+
+OFFSETS: Final = Listing(
+    "/api/queues/{vhost}/{queue}/offsets",
+    ("name", "offset", "lag"),
+    plain("name", "offset", "lag", "time"),
+)
+
+
+def _path(context: Context, *names: str) -> str:
+    path = OFFSETS.path.format(vhost=quoted(context.vhost), queue=quoted(context.operands[0]))
+    return "/".join((path, *map(quoted, names)))
+
+
+def list_stream_offsets(context: Context) -> None:
+    columns = wanted(OFFSETS, context.operands[1:])
+    context.say(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
+    answer = context.client.send("GET", _path(context))
+    if not answer.ok:
+        raise _failure(answer)
+    context.show(columns, [[value(item, OFFSETS, name) for name in columns] for item in answer.data])
+
+
+def set_stream_offset(context: Context) -> None:
+    queue, name, text = context.operands
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise UsageError(f"The offset should be a whole number that is at least 0, not '{text}'")
+    context.say(f"Setting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
+    answer = context.client.send("PUT", _path(context, name), {"offset": int(text)})
+    if not answer.ok:
+        raise _failure(answer)
+    context.done()
+
+
+def delete_stream_offset(context: Context) -> None:
+    queue, name = context.operands
+    context.say(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
+    answer = context.client.send("DELETE", _path(context, name))
+    if not answer.ok:
+        raise _failure(answer)
+    context.done()
+
+
+def _failure(answer: Answer) -> Failure:
+    """Of a queue or a name that is missing: 69. Of a queue that is no stream, an offset out of bounds: 64."""
+    if answer.status == 404:
+        return Failure(UNAVAILABLE, answer.reason)
+    if answer.status == 400:
+        return Failure(USAGE, answer.reason)
+    return answer.failure()
+
+
+_QUEUE: Final = ("<queue>", "a stream")
+_NAME: Final = ("<consumer name>", "what its consumers give as x-stream-consumer-name")
+
+COMMANDS: Final = (
+    Command(
+        "list_stream_offsets",
+        "Queues",
+        "Lists how far the named consumers of a stream have come",
+        list_stream_offsets,
+        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
+        1,
+        None,
+        (_QUEUE,),
+        ("no-table-headers",),
+        OFFSETS.names(),
+        len(OFFSETS.default),
+        (
+            ("list_stream_offsets -p shop orders", "each name, the offset it reads next, how many lie behind that"),
+            ("list_stream_offsets -p shop orders name time", "when each was stored, in ms since 1970"),
+        ),
+    ),
+    Command(
+        "set_stream_offset",
+        "Queues",
+        "Sets the offset that a named consumer of a stream reads next",
+        set_stream_offset,
+        "[--vhost <vhost>] <queue> <consumer name> <offset>",
+        3,
+        3,
+        (_QUEUE, _NAME, ("<offset>", "of the next message it gets; 0 is the first there ever was")),
+        examples=(("set_stream_offset -p shop orders billing 0", "its next consumer reads everything again"),),
+    ),
+    Command(
+        "delete_stream_offset",
+        "Queues",
+        "Deletes the offset that is stored for a named consumer of a stream",
+        delete_stream_offset,
+        "[--vhost <vhost>] <queue> <consumer name>",
+        2,
+        2,
+        (_QUEUE, _NAME),
+        examples=(("delete_stream_offset -p shop orders billing", "as if it had never consumed"),),
+    ),
+)
