@@ -11,7 +11,8 @@ Invariant: an entry is settled, rejected or requeued exactly once, with the sour
 from __future__ import annotations
 
 from collections import deque
-from typing import final
+from collections.abc import Mapping
+from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -46,16 +47,34 @@ class Entry:
         return self.offset < other.offset
 
 
+@final
+class ConsumerArguments:
+    """What a consumer asks for beside its flags, as one immutable value (queues/consumer_arguments.py makes it).
+
+    values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
+    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys.
+    """
+
+    def __init__(self, values: Mapping[str, object], table: bytes) -> None:
+        self.table: Final[bytes] = table
+        priority = values.get("priority")
+        self.priority: Final[int] = priority if isinstance(priority, int) else 0
+
+
+NO_ARGUMENTS: Final = ConsumerArguments({}, b"")
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
     """Who takes messages from a queue: each front end has its own kind (a channel's is `ChannelConsumer`)."""
 
-    def __init__(self, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int) -> None:
+    def __init__(self, queue: Source, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments) -> None:
         self.queue = queue
         self.tag = tag
         self.no_ack = no_ack
         self.exclusive = exclusive
-        self.priority = priority
+        self.arguments = arguments
+        self.priority = arguments.priority
         self.parked = False
         self.cancelled = False
         # Deliveries that wait for an answer.

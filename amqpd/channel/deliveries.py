@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.delivery import Consumer, Entry, Source, within
+from amqpd.broker.delivery import Consumer, ConsumerArguments, Entry, Source, within
 from amqpd.broker.message import Message
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.unacked import Unacked
@@ -40,12 +40,10 @@ class ChannelConsumer(Consumer):
         tag: str,
         no_ack: bool,
         exclusive: bool,
-        priority: int,
-        arguments: bytes,
+        arguments: ConsumerArguments,
     ) -> None:
-        super().__init__(queue, tag, no_ack, exclusive, priority)
+        super().__init__(queue, tag, no_ack, exclusive, arguments)
         self.deliveries = deliveries
-        self.arguments = arguments
         # Deliveries that may wait for an answer; 0: no limit. Set by the basic.qos before it.
         self.prefetch_count: i64 = 0
         tag_bytes = shortstr(tag)
@@ -236,10 +234,10 @@ class Deliveries:
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def make_consumer(
-        self, queue: Source, tag: str, no_ack: bool, exclusive: bool, priority: int, arguments: bytes
+        self, queue: Source, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments
     ) -> ChannelConsumer:
         """A consumer with the prefetch that the last basic.qos set; the caller adds it to the queue."""
-        consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, priority, arguments)
+        consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, arguments)
         consumer.prefetch_count = self.prefetch_count
         return consumer
 

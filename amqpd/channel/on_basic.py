@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker import consuming
-from amqpd.broker.delivery import Entry, Source
-from amqpd.broker.queues.argument_checks import erlang_type, is_integer
+from amqpd.broker.delivery import NO_ARGUMENTS, Entry, Source
+from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.naming import queue_name
@@ -76,23 +76,15 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     name = queue_name(channel, command.queue)
     queue = consuming.queue_for(session, name)
     tag = _new_tag(channel, command.consumer_tag)
-    priority = 0
-    if "x-priority" in command.arguments:
-        value = command.arguments["x-priority"]
-        if not isinstance(value, int) or not is_integer(value):
-            raise PreconditionFailed(
-                f"invalid arg 'x-priority' for queue '{name}' in vhost '{vhost.name}': "
-                f'"expected integer, got {erlang_type(value)}"'
-            )
-        priority = value
+    arguments = consumer_arguments(
+        name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
+    )
     if channel.deliveries.window_size > 0 and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
     consuming.check_free(queue, command.exclusive)
-    consumer = channel.deliveries.make_consumer(
-        queue, tag, command.no_ack, command.exclusive, priority, encode_table(command.arguments)
-    )
+    consumer = channel.deliveries.make_consumer(queue, tag, command.no_ack, command.exclusive, arguments)
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
@@ -117,7 +109,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
     nowhere = Source(REPLY_TO, session.vhost.name)
-    reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, 0, b""))
+    reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, NO_ARGUMENTS))
     channel.reply_consumer = reply
     channel.publisher.reply_key = reply.key.encode()
     session.broker.reply_consumers[reply.key] = reply

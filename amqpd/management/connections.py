@@ -116,6 +116,7 @@ def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[s
 def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is in no list
+    table = consumer.arguments.table
     first = not queue.round_robin.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
     item: dict[str, Any] = {
         "queue": {"name": queue.name, "vhost": queue.vhost_name},
@@ -125,14 +126,12 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         "active": first,
         "activity_status": "up" if not queue.round_robin.single_active else "single_active" if first else "waiting",
         "prefetch_count": 0,
-        "arguments": {},
+        "arguments": plain(decode_table(table, 0)[0]) if table else {},
     }
     if isinstance(consumer, ChannelConsumer):
         channel = consumer.deliveries
         session = channel.session
         item["prefetch_count"] = consumer.prefetch_count
-        if consumer.arguments:
-            item["arguments"] = plain(decode_table(consumer.arguments, 0)[0])
         host, port = session.peer
         item["channel_details"] = {
             "pid": pid(call, session, channel.number),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amqpd._build import is_compiled
-from amqpd.broker.delivery import Consumer
+from amqpd.broker.delivery import NO_ARGUMENTS, Consumer
 from amqpd.broker.message import TTL_MS_MAX, expiration_ms
 from amqpd.broker.publishing.dead_letters import BEHIND_BYTES, HELD_MAX
 from amqpd.broker.queues.expiry import SLICE_COUNT, SLICE_MS
@@ -30,7 +30,7 @@ class Hungry(Consumer):
     """Takes whatever it is given."""
 
     def __init__(self, queue) -> None:
-        super().__init__(queue, "hungry", False, False, 0)
+        super().__init__(queue, "hungry", False, False, NO_ARGUMENTS)
 
     def can_take(self) -> bool:
         return True

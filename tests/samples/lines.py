@@ -19,7 +19,7 @@ from amqpd.broker import consuming
 from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.clients import Clients
-from amqpd.broker.delivery import Consumer, Entry, Source, within
+from amqpd.broker.delivery import NO_ARGUMENTS, Consumer, Entry, Source, within
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
 from amqpd.broker.publishing.publisher import Publisher
@@ -39,7 +39,7 @@ class LineConsumer(Consumer):
     """A SUB. A client that does not read gets no more than its credit: what it has not read it cannot have acked."""
 
     def __init__(self, client: Client, queue: Queue, credit: int) -> None:
-        super().__init__(queue, f"lines-{client.session.serial}-{queue.name}", False, False, 0)
+        super().__init__(queue, f"lines-{client.session.serial}-{queue.name}", False, False, NO_ARGUMENTS)
         self.client, self.source, self.credit = client, queue, credit
 
     def can_take(self) -> bool:

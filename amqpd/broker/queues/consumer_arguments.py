@@ -1,0 +1,94 @@
+"""Every `x-*` argument of basic.consume: one row each, from which validation and what a consumer is handed follow.
+
+A row names the argument, which kinds of queue take it, what reads its value (and refuses a bad one), the field of
+`ConsumerArguments` that it becomes, and the file that obeys it. So a new argument is its row, its field, and what obeys
+it. `consumer_arguments` makes one immutable value of them, which the consumer has for life.
+
+Arguments without a row are kept, shown, and mean nothing, as in RabbitMQ.
+
+Errors: PreconditionFailed (406) with RabbitMQ's texts. rabbit: whether the kind of queue takes it is asked before what
+its value is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from amqpd.broker.delivery import ConsumerArguments
+from amqpd.broker.queues.argument_checks import erlang_type, is_integer
+from amqpd.broker.queues.kinds import KINDS
+from amqpd.errors import PreconditionFailed
+
+
+class ConsumerContext(NamedTuple):
+    """Of which queue it is consumed, and all that is asked for."""
+
+    queue: str
+    vhost: str
+    kind: str
+    arguments: Mapping[str, object]
+
+
+class ConsumerRow(NamedTuple):
+    """One argument.
+
+    read: the value that the field gets; raises PreconditionFailed. obeyed_by: the module below amqpd/broker that gives
+    it its meaning. field: of `ConsumerArguments`. kinds: of queue, that take it; None: all.
+    """
+
+    name: str
+    read: Callable[[ConsumerRow, Any, ConsumerContext], object]
+    obeyed_by: str
+    meaning: str
+    field: str
+    kinds: frozenset[str] | None = None
+
+
+def invalid(row: ConsumerRow, context: ConsumerContext, why: str) -> PreconditionFailed:
+    """The refusal of a bad value."""
+    return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.queue}' in vhost '{context.vhost}': {why}")
+
+
+def _integer(row: ConsumerRow, value: object, context: ConsumerContext) -> object:
+    if not is_integer(value):
+        raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
+    return value
+
+
+WORK_QUEUES: Final = frozenset({"classic", "quorum"})
+
+CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
+    row.name: row
+    for row in (
+        ConsumerRow(
+            "x-priority",
+            _integer,
+            "delivery",
+            "those of the highest number that can take are served first; default 0",
+            "priority",
+            WORK_QUEUES,
+        ),
+    )
+}
+
+
+def consumer_arguments(
+    queue: str, vhost: str, kind: str, arguments: Mapping[str, object], table: bytes
+) -> ConsumerArguments:
+    """What these arguments ask of the queue, which is of this kind. table: the same, encoded.
+
+    Raises: PreconditionFailed.
+    """
+    context = ConsumerContext(queue, vhost, kind, arguments)
+    values: dict[str, object] = {}
+    for name, value in arguments.items():
+        row = CONSUMER_ROWS.get(name)
+        if row is None:
+            continue
+        if row.kinds is not None and kind not in row.kinds:
+            raise PreconditionFailed(
+                f"invalid arg '{name}' for queue '{queue}' in vhost '{vhost}' of queue type {KINDS[kind].module}"
+            )
+        values[row.field] = row.read(row, value, context)
+    return ConsumerArguments(values, table)

@@ -1,0 +1,85 @@
+"""The table of basic.consume's x-arguments: every row is documented, obeyed by a file that exists, and refused where
+the kind of queue has no use for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.broker.delivery import NO_ARGUMENTS
+from amqpd.broker.queues.consumer_arguments import (
+    CONSUMER_ROWS,
+    ConsumerContext,
+    ConsumerRow,
+    consumer_arguments,
+)
+from amqpd.broker.queues.kinds import KINDS
+from amqpd.errors import PreconditionFailed
+
+SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
+
+
+class TestDocumentation:
+    def test_the_readme_has_every_row(self) -> None:
+        """After a change of CONSUMER_ROWS: put this text between the two marks of amqpd/broker/README.md."""
+        table = ["| argument | of | meaning | obeyed by |", "|---|---|---|---|"]
+        table += [
+            f"| `{row.name}` | {', '.join(sorted(row.kinds)) if row.kinds else 'all'} | {row.meaning} "
+            f"| `{row.obeyed_by}.py` |"
+            for row in CONSUMER_ROWS.values()
+        ]
+        text = (SOURCES / "README.md").read_text("utf-8")
+        marked = text.partition("<!-- consumer arguments -->\n")[2]
+        documented = marked.partition("<!-- end of consumer arguments -->")[0]
+        assert documented.splitlines() == table
+
+    @pytest.mark.parametrize("row", CONSUMER_ROWS.values(), ids=lambda row: row.name)
+    def test_the_file_that_obeys_it_speaks_of_it(self, row: ConsumerRow) -> None:
+        (file,) = SOURCES.rglob(f"{row.obeyed_by}.py")
+        assert row.name in file.read_text("utf-8")
+        assert row.kinds is None or row.kinds <= set(KINDS)
+
+    def test_every_field_is_one_rows(self) -> None:
+        fields = [row.field for row in CONSUMER_ROWS.values()]
+        assert len(fields) == len(set(fields))
+        assert set(fields) == {name for name in dir(NO_ARGUMENTS) if name[0] != "_"} - {"table"}
+
+
+class TestPriority:
+    @pytest.mark.parametrize("kind", ["classic", "quorum"])
+    @pytest.mark.parametrize("value", [0, -1, 2**31, 2**63 - 1])
+    def test_any_integer(self, kind: str, value: int) -> None:
+        assert consumer_arguments("q", "/", kind, {"x-priority": value}, b"").priority == value
+
+    @pytest.mark.parametrize(
+        ("value", "shown"), [("1", "longstr"), ({}, "table"), ([1], "array"), (None, "void"), (True, "bool")]
+    )
+    def test_nothing_else(self, value: Any, shown: str) -> None:
+        text = f"invalid arg 'x-priority' for queue 'q' in vhost 'v': \"expected integer, got {shown}\""
+        with pytest.raises(PreconditionFailed) as caught:
+            consumer_arguments("q", "v", "classic", {"x-priority": value}, b"")
+        assert str(caught.value).endswith(text)
+
+
+def test_what_nobody_knows_means_nothing() -> None:
+    made = consumer_arguments("q", "/", "classic", {"x-whatever": [1], "purpose": "reports"}, b"as it came")
+    assert made.table == b"as it came"
+    assert made.priority == 0
+
+
+def test_a_new_argument_is_a_row_and_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kind of queue that takes it; elsewhere it is refused, whatever its value."""
+    seen: list[object] = []
+
+    def read(row: ConsumerRow, value: Any, context: ConsumerContext) -> None:
+        seen.append((row.name, value, context.kind))
+
+    row = ConsumerRow("x-new", read, "delivery", "", "new", frozenset({"quorum"}))
+    monkeypatch.setitem(CONSUMER_ROWS, "x-new", row)
+    consumer_arguments("q", "/", "quorum", {"x-new": 3}, b"")
+    assert seen == [("x-new", 3, "quorum")]
+    with pytest.raises(PreconditionFailed, match="'x-new' for queue 'q' .* of queue type rabbit_classic_queue"):
+        consumer_arguments("q", "/", "classic", {"x-new": 3}, b"")
+    assert len(seen) == 1
