@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amqpd.broker.session import Session
 
 # Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
-# (flow.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
+# (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
 OUT_BYTES_MAX: Final = 1792 * 1024
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
 

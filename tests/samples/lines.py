@@ -71,11 +71,9 @@ class Client:
         self.consumers = set[LineConsumer]()
 
     async def login(self) -> None:
-        match (await self.reader.readline()).decode().split():
-            case ["LOGIN", user, password, vhost]:
-                pass
-            case _:
-                raise FrameError("LOGIN user password vhost")
+        word, user, password, vhost = (await self.reader.readline()).decode().split()
+        if word != "LOGIN":
+            raise FrameError("LOGIN user password vhost")
         host, port = self.writer.get_extra_info("peername")[:2]
         found = await self.broker.auth.authenticate(user, unquote_to_bytes(password), host == "127.0.0.1", host)
         place = self.broker.vhosts.get(unquote(vhost))
@@ -83,7 +81,6 @@ class Client:
             raise NotAllowed(f"no vhost '{vhost}' for '{user}'")
         self.session = Session(self.broker, place, found, f"lines {host}:{port}", (host, port))
         self.publisher = Publisher(self.session)
-        self.say("OK")
 
     async def work(self) -> None:
         while words := (await self.reader.readline()).decode().split():
@@ -179,13 +176,19 @@ class Lines(FrontEnd, Clients):
             self.servers.pop().close()
         for client in list(self.clients):
             client.close("ERR 320 the broker stops")
+        for _ in range(300):  # 3 s at most: what they hold goes back before the logs are closed
+            if self.clients:
+                await asyncio.sleep(0.01)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self.broker, reader, writer)
         try:
             async with asyncio.timeout(10):
                 await client.login()
+            if not self.listeners:  # stopped meanwhile
+                raise NotAllowed("the broker stops")
             self.clients.add(client)
+            client.say("OK")
             await client.work()
         except AmqpError as error:
             client.close(f"ERR {error.code} {error.text}")

@@ -173,3 +173,17 @@ def test_it_is_150_lines() -> None:
         if node.end_lineno
     )
     assert sum(1 for line in text.splitlines() if line.strip()) - left_out <= 150
+
+
+async def test_a_stop_leaves_nobody_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with broker(tmp_path, "q") as server, connected(server) as client:
+        assert await client.ask("PUB - q kept") == "CONFIRM"
+        assert await client.ask("SUB q 1") == "OK"
+        assert await client.hear() == "MSG 1 q kept"
+        late = Client(*await asyncio.open_connection("127.0.0.1", server.port("lines")))
+        queue = server.broker.vhosts["/"].queues["q"]
+        await server.stop_app()
+        assert (queue.ready_count, queue.unacked_count, queue.consumers) == (1, 0, [])
+        assert (await late.ask("LOGIN guest guest %2F")).startswith("ERR")
+        late.writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

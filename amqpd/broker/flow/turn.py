@@ -27,7 +27,7 @@ from amqpd.storage.storage import Storage
 TURN_BYTES_MAX: Final = 1_000_000
 # How many of them have their share of it in one turn; the others wait for theirs, first come, first served.
 PACED_COUNT_MAX: Final = 4
-# While dead letters wait, so many turns pass before those that send without a bound are read on: letters fill memory or
+# While dead letters wait, so many turns pass before those that send without a bound are read on: they fill memory or
 # the log they came from, and go in slices beside everything else.
 OVERDUE_TURNS: Final = 16
 # A read as large as this comes from a client that sends faster than it is read.
