@@ -20,7 +20,7 @@ from amqpd.auth.passwords import InvalidHash
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.catalogue import bindings, exchanges, queues, vhosts
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
-from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.declared import OnItsWay, finished
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.transaction import Transaction
 from amqpd.broker.catalogue.vhost import Names, VHost
@@ -201,7 +201,7 @@ class Declarations:
         if vhost.find_queue(asked.name) is None:
             queues.declare(vhost, asked)
         else:
-            queues.check(vhost, asked)
+            queues.check(vhost.vhost.name, asked)
 
     def binding(self, item: Item) -> None:
         vhost = self._of(item)
@@ -235,7 +235,7 @@ async def post_definitions(call: Call) -> Reply:
     work = Import(call, await read(call.fields(), vhost))
     try:
         await work.check()
-    except ApiError:
+    except (ApiError, OnItsWay):
         await work.drop()
         raise
     await work.make()

@@ -53,6 +53,18 @@ def test_of_one_vhost(api, v):
     assert api("POST", f"/api/definitions/{v}", {"users": []}).json["reason"] == "users: unknown"
 
 
+def test_a_queue_older_than_its_vhosts_default_type_comes_back_as_it_is(api, v):
+    """What is there stays as it is, so it is not asked whether it could be of the type that new ones get."""
+    api.done("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
+    api.done("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
+    exported = api.get(f"/api/definitions/{v}")
+    assert api("POST", f"/api/definitions/{v}", exported).status == 204
+    assert api.get(f"/api/definitions/{v}") == exported
+    wrong = {"queues": [{"name": "levels", "arguments": {"x-max-priority": -1}}]}
+    refused = api("POST", f"/api/definitions/{v}", wrong)
+    assert refused.json["reason"].startswith("queues[0]: invalid arg 'x-max-priority'")
+
+
 GOOD = {"name": "new", "vhost": "/"}
 
 

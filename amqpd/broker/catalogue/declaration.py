@@ -18,6 +18,15 @@ class QueueDeclaration(NamedTuple):
     arguments: dict[str, object]
     owner: object = None
 
+    def with_default_type(self, kind: str) -> QueueDeclaration:
+        """The same in a vhost whose default queue type this is.
+
+        rabbit: it is as if it had been asked for, where the queue may be of it and names none.
+        """
+        if kind == "classic" or not self.durable or self.auto_delete:
+            return self
+        return self._replace(arguments={"x-queue-type": kind, **self.arguments})
+
 
 class ExchangeDeclaration(NamedTuple):
     """exchange.declare. kind: its type."""
@@ -36,12 +45,12 @@ class NewQueue:
     id: empty for what is not durable. made: the queue, once it is.
     """
 
-    def __init__(self, asked: QueueDeclaration, arguments: dict[str, object]) -> None:
+    def __init__(self, asked: QueueDeclaration) -> None:
         self.name = asked.name
         self.durable = asked.durable
         self.auto_delete = asked.auto_delete
         self.exclusive_owner = asked.owner if asked.exclusive else None
-        self.arguments = arguments
-        self.kind = str(arguments.get("x-queue-type", "classic"))
+        self.arguments = asked.arguments
+        self.kind = str(asked.arguments.get("x-queue-type", "classic"))
         self.id = random_id() if asked.durable else ""
         self.made: Queue | None = None

@@ -26,11 +26,9 @@ def check_queue(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) 
     _check_flag(thing, vhost.name, "durable", asked.durable, queue.durable)
     _check_flag(thing, vhost.name, "auto_delete", asked.auto_delete, queue.auto_delete)
     default = names.default_queue_type
+    if queue.kind == default:  # rabbit: a queue made before the vhost had it stays as it is
+        asked = asked.with_default_type(default)
     arguments = asked.arguments
-    may_have_it = default != "classic" and asked.durable and not asked.auto_delete
-    if may_have_it and "x-queue-type" not in arguments and queue.kind == default:
-        # rabbit: the vhost's default is as if it had been asked for; a queue made before it was set stays as it is
-        arguments = {**arguments, "x-queue-type": default}
     given = dict(arguments)
     current = dict(queue.arguments)
     if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):

@@ -47,8 +47,10 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
         return False
     if asked.name.startswith("amq.") and not asked.name.startswith("amq.gen-"):
         raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
-    new = NewQueue(asked, check(names, asked))
+    asked = asked.with_default_type(names.default_queue_type)
     vhost = names.vhost
+    check(vhost.name, asked)
+    new = NewQueue(asked)
     put: Put | None = None
     undo: Delete | None = None
     if new.durable:
@@ -58,13 +60,9 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
     return True
 
 
-def check(names: Names, asked: QueueDeclaration) -> dict[str, object]:
-    """The arguments that a new queue gets for those asked for. Raises: PreconditionFailed when there can be none."""
-    vhost, arguments = names.vhost.name, asked.arguments
-    default = names.default_queue_type
-    if default != "classic" and asked.durable and not asked.auto_delete:
-        # rabbit: the vhost's default is as if it had been asked for
-        arguments = {"x-queue-type": default, **arguments}
+def check(vhost: str, asked: QueueDeclaration) -> None:
+    """Raises: PreconditionFailed when there can be no such queue, whatever the vhost's default type."""
+    arguments = asked.arguments
     if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of queue '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
     queue_arguments.validate(asked.name, vhost, arguments)
@@ -79,7 +77,6 @@ def check(names: Names, asked: QueueDeclaration) -> dict[str, object]:
                 raise PreconditionFailed(f"invalid property '{flag}' for queue '{asked.name}' in vhost '{vhost}'")
     if "x-export" in arguments and not asked.durable:
         raise PreconditionFailed(f"invalid arg 'x-export' for queue '{asked.name}' in vhost '{vhost}': not durable")
-    return arguments
 
 
 def _make(vhost: VHost, new: NewQueue) -> None:
