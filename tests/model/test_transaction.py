@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pamqp.commands as spec
@@ -231,3 +233,20 @@ def test_what_is_not_durable_needs_no_commit(room: Room) -> None:
     assert not room.metadata.waiting
     list(transaction.make_all())
     assert len(room.vhost.all_bindings()) == 1
+
+
+def test_what_a_transaction_has_seen_goes_without_the_collector(room: Room) -> None:
+    """A document of 100,000 bindings, twice: as a dry run, and for good."""
+    gc.collect()
+    gc.disable()
+    try:
+        for dry in (True, False):
+            transaction = room.transaction(dry=dry)
+            vhosts.declare(transaction, "new")
+            seen = [weakref.ref(declare_all(transaction)), weakref.ref(declare_all(transaction, "new"))]
+            if not dry:
+                transaction.abandon()
+            del transaction
+            assert [each() for each in seen] == [None, None]
+    finally:
+        gc.enable()

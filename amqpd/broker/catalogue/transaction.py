@@ -23,29 +23,71 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.storage.metadata.metadata import Change, Put, Row, VhostRow
 
 
-class Draft(Names):
-    """A vhost with what the transaction has declared in it."""
+class _Step(NamedTuple):
+    coming: Coming
+    done: Done
 
-    def __init__(self, transaction: Transaction, vhost: VHost, default_queue_type: str) -> None:
-        self.vhost = vhost
+
+class _Collected:
+    """What the calls of one transaction have submitted so far, in their order: a row may need one before it.
+
+    dry: nothing is kept, and no name held. ends: what bindings lead to, which may go until all is committed.
+    """
+
+    def __init__(self, declared: Declared, dry: bool) -> None:
+        self.changes: list[Change] = []
+        self.undo: list[Change] = []
+        self.steps: list[_Step] = []
+        self.ends: dict[object, None] = {}
+        self.held: list[Name] = []
+        self._declared = declared
+        self._dry = dry
+
+    def add(self, coming: Coming, done: Done) -> None:
+        """Raises: OnItsWay when its name is held by others."""
+        if self._dry:
+            return
+        self._declared.hold(coming.name)
+        self.held.append(coming.name)
+        self.changes += coming.changes
+        self.undo += coming.undo
+        self.steps.append(_Step(coming, done))
+        self.ends.update(dict.fromkeys(coming.ends))
+
+    def clear(self) -> None:
+        """It is for others to see to, or nothing will be of it."""
+        self.changes, self.undo, self.steps, self.ends, self.held = [], [], [], {}, []
+
+
+class Draft(Names):
+    """A vhost with what the transaction has declared in it. It does not know the transaction, which knows it: all that
+    a large one has seen goes with its last step, and not with a round of the collector.
+    """
+
+    def __init__(self, collected: _Collected, vhost: VHost, default_queue_type: str) -> None:
         self.default_queue_type = default_queue_type
-        self._transaction = transaction
+        self._vhost = vhost
+        self._collected = collected
         self._queues: dict[str, NewQueue] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._bindings: set[BindingKey] = set()
 
+    @property
+    def vhost(self) -> VHost:
+        return self._vhost
+
     def find_queue(self, name: str) -> Queue | NewQueue | None:
-        return self._queues.get(name) or self.vhost.find_queue(name)
+        return self._queues.get(name) or self._vhost.find_queue(name)
 
     def find_exchange(self, name: str) -> Exchange | None:
-        return self._exchanges.get(name) or self.vhost.find_exchange(name)
+        return self._exchanges.get(name) or self._vhost.find_exchange(name)
 
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
-        return key in self._bindings or self.vhost.has_binding(source, key)
+        return key in self._bindings or self._vhost.has_binding(source, key)
 
     def make(self, coming: Coming, done: Done) -> None:
         """Collects it. done: called when it is made, after the commit; not at all when there is none."""
-        self._transaction.collect(coming, done)
+        self._collected.add(coming, done)
         brings = coming.brings
         if isinstance(brings, NewQueue):
             self._queues[brings.name] = brings
@@ -53,11 +95,6 @@ class Draft(Names):
             self._exchanges[brings.name] = brings
         elif isinstance(brings, BindingKey):
             self._bindings.add(brings)
-
-
-class _Step(NamedTuple):
-    coming: Coming
-    done: Done
 
 
 class Transaction(VhostNames):
@@ -68,13 +105,7 @@ class Transaction(VhostNames):
         self._declared: Declared = vhosts.catalogue.declared
         self._dry = dry
         self._drafts: dict[str, Draft] = {}
-        # In the order of the calls: a row may need one before it.
-        self._changes: list[Change] = []
-        self._undo: list[Change] = []
-        self._steps: list[_Step] = []
-        # What bindings lead to; what was there before may go until all is committed.
-        self._ends: dict[object, None] = {}
-        self._held: list[Name] = []
+        self._collected = _Collected(self._declared, dry)
 
     # -- what the calls see ------------------------------------------------------------------------------------------
 
@@ -85,7 +116,7 @@ class Transaction(VhostNames):
             vhost = self._vhosts.get(name)
             if vhost is None:
                 return None
-            draft = self._drafts[name] = Draft(self, vhost, vhost.default_queue_type)
+            draft = self._drafts[name] = Draft(self._collected, vhost, vhost.default_queue_type)
         return draft
 
     def find_vhost(self, name: str) -> VHost | None:
@@ -99,10 +130,10 @@ class Transaction(VhostNames):
         self._vhosts.add(vhost)
 
     def make(self, coming: Coming, done: Done) -> None:
-        self.collect(coming, done)
+        self._collected.add(coming, done)
         brings = coming.brings
         if isinstance(brings, VHost):
-            self._drafts[brings.name] = Draft(self, brings, brings.default_queue_type)
+            self._drafts[brings.name] = Draft(self._collected, brings, brings.default_queue_type)
         elif isinstance(brings, VhostRow):
             draft = self.draft(brings.name)
             assert draft is not None  # it is changed, so it is there
@@ -110,18 +141,7 @@ class Transaction(VhostNames):
 
     def put(self, row: Row) -> None:
         """A row of somebody else's (users, permissions), who makes it in memory himself after the commit."""
-        self._changes.append(Put(row))
-
-    def collect(self, coming: Coming, done: Done) -> None:
-        """Raises: OnItsWay when its name is held by others."""
-        if self._dry:
-            return
-        self._declared.hold(coming.name)
-        self._held.append(coming.name)
-        self._changes += coming.changes
-        self._undo += coming.undo
-        self._steps.append(_Step(coming, done))
-        self._ends.update(dict.fromkeys(coming.ends))
+        self._collected.changes.append(Put(row))
 
     # -- all or nothing ----------------------------------------------------------------------------------------------
 
@@ -132,7 +152,7 @@ class Transaction(VhostNames):
         for draft in self._drafts.values():
             if draft.vhost.deleted:
                 return draft.vhost
-        for end in self._ends:
+        for end in self._collected.ends:
             if isinstance(end, Queue | Exchange) and end.deleted:
                 return end
         return None
@@ -140,28 +160,28 @@ class Transaction(VhostNames):
     def commit(self, done: Done) -> None:
         """done(None) once all is durable: `make_all` comes next. done(error) when nothing of it will be."""
         assert not self._dry
-        if self._changes:
-            self._declared.commit(self._changes, [], partial(self._committed, done))
+        if self._collected.changes:
+            self._declared.commit(self._collected.changes, [], partial(self._committed, done))
         else:
             done(None)
 
     def _committed(self, done: Done, error: BaseException | None) -> None:
         if error is not None:
-            held, undo = self._held, self._undo
+            held, undo = self._collected.held, self._collected.undo
             self.abandon()
             self._declared.take_back(undo[::-1], held)
         done(error)
 
     def abandon(self) -> None:
         """Nothing of it will be; its names are free."""
-        held, self._held = self._held, []
-        self._changes, self._undo, self._steps = [], [], []
+        held = self._collected.held
+        self._collected.clear()
         self._declared.free(held)
 
     def make_all(self) -> Iterator[None]:
         """Makes it in memory, a step at a time: it is committed, so the caller must come to the end."""
-        self._held, self._changes, self._undo = [], [], []
-        steps, self._steps = self._steps, []
+        steps = self._collected.steps
+        self._collected.clear()
         for coming, done in steps:
             self._declared.free([coming.name])
             with suppress(OnItsWay):  # who has deleted its vhost or its end since the commit has removed the row too

@@ -41,13 +41,14 @@ _GONE: Final = object()
 
 
 class Names:
-    """What declarations look at, and where they submit what they make: a vhost, or a transaction's draft of it.
+    """What declarations look at, and where they submit what they make: a vhost, or a transaction's draft of it."""
 
-    vhost: in whose tables it is made in the end.
-    """
-
-    vhost: VHost
     default_queue_type: str
+
+    @property
+    def vhost(self) -> VHost:
+        """In whose tables it is made in the end."""
+        raise NotImplementedError
 
     def find_queue(self, name: str) -> Queue | NewQueue | None:
         """None when there is none, nor one on its way. Raises: OnItsWay."""
@@ -71,7 +72,6 @@ class VHost(Names):
     def __init__(
         self, catalogue: Catalogue, row: VhostRow, queue_host: QueueHost, reply_consumers: dict[str, Destination]
     ) -> None:
-        self.vhost = self
         self.catalogue = catalogue
         self.queue_host = queue_host
         self.name = row.name
@@ -97,6 +97,10 @@ class VHost(Names):
             internal = exchange_name == "amq.rabbitmq.trace"
             matcher = exchange_type(kind)()
             self.exchanges[exchange_name] = Exchange(exchange_name, kind, matcher, True, False, internal, {})
+
+    @property
+    def vhost(self) -> VHost:
+        return self
 
     def row(self) -> VhostRow:
         """What the metadata keep of it."""
