@@ -1,8 +1,8 @@
 """The broker: vhosts, users, metadata, and the end of each turn.
 
-It has no socket and no HTTP of its own, and knows no channel: `amqpd.server` builds it, channels and the admin API call
-down into it, and what all clients have to hear goes through `clients`. What is declared and deleted goes through
-`declared`, which answers on the loop when it is durable.
+It has no socket and no HTTP of its own, and knows no channel: `amqpd.server` builds it, front ends call down into it,
+and what all who are connected have to hear goes through `clients`. What is declared and deleted goes through
+`catalogue/`, which answers on the loop when it is durable.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from amqpd.settings import Settings
 
 log = logging.getLogger(__name__)
+
 
 class Broker:
     """One per process."""
@@ -168,4 +169,3 @@ class Broker:
     def wall_time(self) -> float:
         """Seconds since 1970, for people's eyes only."""
         return time.time()
-

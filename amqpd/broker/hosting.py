@@ -59,8 +59,8 @@ class BrokerHost(QueueHost):
         self._storage.hold(log).declare(name, bytes_max)
 
     def expire(self, queue: Source) -> None:
-        if isinstance(queue, Queue):
-            self._expire(queue)
+        assert isinstance(queue, Queue)  # no other source has a lease
+        self._expire(queue)
 
     def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
         assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
