@@ -20,6 +20,7 @@ from amqpd.auth.backends import User
 from amqpd.broker.catalogue import queues as declarations
 from amqpd.broker.catalogue.bindings import bind
 from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declared import Name, OnItsWay
 from amqpd.management import (
     bindings,
     definitions,
@@ -115,6 +116,19 @@ async def test_long_answers_are_made_in_slices(server, monkeypatch):
         if turns < FEW:
             held.append(name)
     assert not held
+
+
+@pytest.mark.parametrize("at", ["the dry run", "the calls"])
+async def test_a_document_that_waits_for_a_name_is_let_go_of_in_slices(server, monkeypatch, at):
+    """It is read once more when the name is there."""
+    released = []
+    monkeypatch.setattr(definitions_import, "release", lambda items: released.append(items) or asyncio.sleep(0))
+    if at == "the calls":
+        monkeypatch.setattr(definitions_import.Import, "check", lambda self: asyncio.sleep(0))
+    server.broker.catalogue.declared.hold(Name("/", "queue", "q"))
+    with pytest.raises(OnItsWay):
+        await definitions_import.post_definitions(call(server, {}, {"queues": [{"name": "q", "vhost": "/"}]}))
+    assert [item["name"] for items in released for item in items] == ["q"]
 
 
 @pytest.mark.on_demand
