@@ -401,7 +401,12 @@ async def embedded(
     options: dict[str, object] = {"amqp.host": "127.0.0.1", "amqp.port": 0, "http.port": 0, **(settings or {})}
     arguments = [f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items()]
     server = Server(load(["--data-dir", str(data_dir), *arguments], {}).settings, asyncio.get_running_loop(), guests)
-    server.load()
+    try:
+        server.load()
+    except BaseException:
+        server.metadata.close()
+        server.storage.close(clean=False)  # which frees the directory
+        raise
     try:
         await server.listen()
         yield server

@@ -15,6 +15,7 @@ from amqpd.front_end import FrontEnd
 from amqpd.listening import Listener, bound_sockets
 from amqpd.server import Server
 from amqpd.settings import Settings
+from amqpd.storage.metadata.metadata import MetadataError
 from amqpd.testing import embedded, parse_ready_line
 
 
@@ -127,3 +128,13 @@ async def test_one_that_fails_to_stop_costs_no_clean_stop(tmp_path: Path, caplog
         pass
     assert server.stopped.is_set()
     assert "a front end did not stop" in caplog.text
+
+
+async def test_a_start_that_fails_leaves_the_data_directory_free(tmp_path: Path) -> None:
+    async with embedded(tmp_path):
+        pass
+    with pytest.raises(MetadataError):
+        async with embedded(tmp_path, settings={"metadata.url": "nosuch://127.0.0.1/x"}):
+            pass
+    async with embedded(tmp_path) as server:
+        assert server.port("amqp")
