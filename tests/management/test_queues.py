@@ -215,6 +215,7 @@ class TestMessages:
             {"routing_key": "k", "payload": "", "properties": {"user_id": "somebody"}},
             {"routing_key": "k", "payload": "", "properties": {"colour": "red"}},
             {"routing_key": "k", "payload": "", "properties": {"headers": {"CC": 1}}},
+            {"routing_key": "k", "payload": "", "properties": {"reply_to": "amq.rabbitmq.reply-to"}},
         ],
     )
     def test_publish_wants_sense(self, api, v, body):
