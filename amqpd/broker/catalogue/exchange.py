@@ -84,8 +84,6 @@ class Exchange:
         # The answer of `router.needs_headers`, and the version that it holds for.
         self.headers_wanted = False
         self.headers_version = -1
-        self.published_in_count = 0
-        self.published_out_count = 0
 
     @property
     def unavailable(self) -> str:
