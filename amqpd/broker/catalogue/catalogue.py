@@ -27,6 +27,7 @@ class Catalogue:
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self.storage = storage
+        self.call_soon = call_soon
         self.declared = Declared(metadata.submit, call_soon, call_later)
         self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
         self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())

@@ -109,12 +109,16 @@ class Exchange:
         self.matcher.unbind(binding.routing_key, binding.arguments, binding.destination)
         destination = binding.destination
         if isinstance(destination, Exchange):
-            left = destination.upstream[self] - 1
-            if left:
-                destination.upstream[self] = left
-            else:
-                del destination.upstream[self]
+            destination.drop_upstream(self)
         self.touch()
+
+    def drop_upstream(self, source: Exchange) -> None:
+        """One thing less by which that exchange leads here."""
+        left = self.upstream.get(source, 0) - 1
+        if left > 0:
+            self.upstream[source] = left
+        else:
+            self.upstream.pop(source, None)
 
     def touch(self) -> None:
         """Routes that pass here are made anew. Cost: the exchanges that lead here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from amqpd.broker.catalogue.exchange import Binding, Exchange
+from amqpd.broker.catalogue.policy_table import policy_of
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
@@ -13,7 +14,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import decode_table
 from amqpd.routing.exchange import ExchangeType
 from amqpd.routing.registry import exchange_type
-from amqpd.storage.metadata.metadata import BindingRow, Delete, ExchangeRow, MetadataState, QueueRow
+from amqpd.storage.metadata.metadata import BindingRow, Delete, ExchangeRow, MetadataState, PolicyRow, QueueRow
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,15 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
         deletions.finish_vhost(row)
     for row in state.vhosts:
         vhosts[row.name] = vhosts.new_vhost(row)
+    for policy_row in state.policies:
+        _policy(vhosts[policy_row.vhost], policy_row)
+    for vhost in vhosts.values():
+        for exchange in vhost.exchanges.values():
+            vhost.follow(exchange)  # the broker's own, which are there already
     for exchange_row in state.exchanges:
         vhosts[exchange_row.vhost].add_exchange(_exchange(exchange_row))
     for queue_row in state.queues:
-        vhost = vhosts[queue_row.vhost]
-        vhost.add_queue(_queue(vhost, queue_row))
+        vhosts[queue_row.vhost].add_queue(_queue(vhosts[queue_row.vhost], queue_row))
     for binding_row in state.bindings:
         binding = _binding(vhosts[binding_row.vhost], binding_row)
         if binding is None:
@@ -40,6 +45,13 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
     vhosts.catalogue.stored_offsets.load(state.stored_offsets)
     for queue_row in state.deleting_queues:
         deletions.finish(vhosts[queue_row.vhost].id, queue_row)
+
+
+def _policy(vhost: VHost, row: PolicyRow) -> None:
+    try:
+        vhost.policies.put(policy_of(row))
+    except ValueError as error:  # another version, or another program, wrote it
+        log.error("policy '%s' in vhost '%s' cannot be used and holds for nothing: %s", row.name, row.vhost, error)
 
 
 def _exchange(row: ExchangeRow) -> Exchange:

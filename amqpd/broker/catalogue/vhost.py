@@ -20,6 +20,9 @@ from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.declaration import NewQueue
 from amqpd.broker.catalogue.declared import Coming, Done
 from amqpd.broker.catalogue.exchange import Binding, BindingKey, Exchange
+from amqpd.broker.catalogue.exchange_arguments import alternate_of
+from amqpd.broker.catalogue.policy_table import EXCHANGE, NONE, PolicyTable
+from amqpd.broker.catalogue.walk import Walk
 from amqpd.broker.destination import Destination
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.queue import Queue
@@ -91,6 +94,9 @@ class VHost(Names):
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
         self.deleted = False
+        self.policies = PolicyTable()
+        # Makes everything obey them after a change.
+        self.policy_walk = Walk[Queue | Exchange](self._things, self.follow, catalogue.call_soon)
         self.default_exchange = Exchange("", "direct", None, True, False, False, {})
         self.exchanges[""] = self.default_exchange
         for exchange_name, kind in SYSTEM_EXCHANGES:
@@ -200,6 +206,8 @@ class VHost(Names):
         owner = queue.exclusive_owner
         if owner is not None:
             self._exclusive.setdefault(owner, {})[queue] = None
+        if self.policies:
+            self.follow(queue)
 
     def take_queue(self, queue: Queue) -> list[Binding]:
         """It is not there any more. Returns what was bound to it, which the exchanges still have."""
@@ -214,6 +222,7 @@ class VHost(Names):
             # It stays nobody else's, and keeps its session no longer, whoever still names the queue.
             queue.exclusive_owner = _GONE
         self.queue_host.windows.remove(queue.order)
+        self.policies.in_force.pop(queue, None)
         return list(self._inbound.pop(queue, {}).values())
 
     def add_exchange(self, exchange: Exchange) -> None:
@@ -221,12 +230,10 @@ class VHost(Names):
         self.exchanges[exchange.name] = exchange
         if exchange.unavailable:
             self.unavailable[exchange] = None
-        if exchange.alternate:
-            self._alternates.setdefault(exchange.alternate, {})[exchange] = None
         self._alternate_changed(exchange.name)
-        target = self.exchanges.get(exchange.alternate) if exchange.alternate else None
-        if target is not None:
-            target.upstream[exchange] = target.upstream.get(exchange, 0) + 1
+        self._link_alternate(exchange)
+        if self.policies:
+            self.follow(exchange)
 
     def take_exchange(self, exchange: Exchange) -> list[Binding]:
         """It is not there any more, nor what was bound to others from it. Returns what was bound to it."""
@@ -236,11 +243,8 @@ class VHost(Names):
         exchange.touch()
         del self.exchanges[exchange.name]
         self.unavailable.pop(exchange, None)
-        named = self._alternates.get(exchange.alternate)
-        if named is not None:
-            named.pop(exchange, None)
-            if not named:
-                del self._alternates[exchange.alternate]
+        self.policies.in_force.pop(exchange, None)
+        self._unlink_alternate(exchange)
         self._alternate_changed(exchange.name)
         return list(self._inbound.pop(exchange, {}).values())
 
@@ -251,6 +255,52 @@ class VHost(Names):
             if here is not None:
                 here.upstream[other] = here.upstream.get(other, 0) + 1
             other.touch()
+
+    def _link_alternate(self, exchange: Exchange) -> None:
+        if not exchange.alternate:
+            return
+        self._alternates.setdefault(exchange.alternate, {})[exchange] = None
+        target = self.exchanges.get(exchange.alternate)
+        if target is not None:
+            target.upstream[exchange] = target.upstream.get(exchange, 0) + 1
+
+    def _unlink_alternate(self, exchange: Exchange) -> None:
+        named = self._alternates.get(exchange.alternate)
+        if named is not None:
+            named.pop(exchange, None)
+            if not named:
+                del self._alternates[exchange.alternate]
+        target = self.exchanges.get(exchange.alternate)
+        if target is not None:
+            target.drop_upstream(exchange)
+
+    # -- policies ----------------------------------------------------------------------------------------------------
+
+    def _things(self) -> list[Queue | Exchange]:
+        return [*self.exchanges.values(), *self.queues.values()]
+
+    def follow(self, thing: Queue | Exchange) -> None:
+        """It obeys what the policies say of it from now on; nothing changes where that is what it obeys.
+
+        Cost: 1 us a policy, 5 us where there is something new; what is then over a length goes in slices.
+        """
+        if thing.deleted:
+            return
+        kind = thing.kind if isinstance(thing, Queue) else EXCHANGE
+        new = self.policies.effective(kind, thing.name)
+        if new == self.policies.obeyed_by(thing):
+            return
+        if new is NONE:
+            del self.policies.in_force[thing]
+        else:
+            self.policies.in_force[thing] = new
+        if isinstance(thing, Queue):
+            thing.obey(new.rules(kind, thing.arguments))
+        elif thing is not self.default_exchange:  # rabbit: it names a policy, and has no use for an alternate
+            self._unlink_alternate(thing)
+            thing.alternate = alternate_of(thing.arguments, new.definition)
+            self._link_alternate(thing)
+            thing.touch()
 
     def add_binding(self, binding: Binding) -> None:
         """Its row is committed, or it has none."""

@@ -8,6 +8,9 @@ Limits count what is ready, not what is unacked. A queue that is full drops from
 `Queue.discard`: settled at once without a dead-letter exchange, else dead-lettered, and settled in the log when its
 targets have it.
 
+Where a new rule makes much of a queue too much, it goes in slices: SLICE_MS of work, then the loop has its turn, and
+nothing is delivered before the last of it has gone. Meanwhile each newcomer displaces DISPLACED_COUNT.
+
 A transaction displaces what is before it when it is in the log as a whole, at the end of its turn: nothing is read in
 its middle, which would write a part of it, and nothing goes for what a full disk has not taken.
 """
@@ -15,6 +18,8 @@ its middle, which would write a part of it, and nothing goes for what a full dis
 from __future__ import annotations
 
 from typing import Final, final
+
+from mypy_extensions import i64
 
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.destination import NotOpenYet
@@ -30,6 +35,11 @@ from amqpd.errors import ResourceError
 WAKE_MS: Final = 20
 # Until a log that could not be opened is tried again.
 RETRY_MS: Final = 1000
+# How long a slice of what goes may take, looked at once per SLICE_COUNT messages.
+SLICE_MS: Final = 2
+SLICE_COUNT: Final = 256
+# So many go for each that comes while others wait for the next slice: a flood must not outrun it.
+DISPLACED_COUNT: Final = 2
 
 
 @final
@@ -68,6 +78,8 @@ class Limits:
         # A transaction is being offered; one has been, and the length is to be looked at.
         self._in_transaction = False
         self._look_due = False
+        # A slice of what has to go went, and the next turn goes on.
+        self._behind = False
 
     def obey(self, rules: Rules, opened: bool) -> None:
         """These rules from now on. opened: the log is, so that what is ready is known."""
@@ -92,6 +104,7 @@ class Limits:
     def end(self) -> None:
         """The queue is deleted, or its rules are plain from now on."""
         self._look_due = False
+        self._behind = False
         if self.lease is not None:
             self.lease.cancel()
             self.lease = None
@@ -121,7 +134,10 @@ class Limits:
     def displace(self) -> None:
         """Something has become ready: what it displaces goes."""
         if self.rules.drops_head and not self._in_transaction and self._is_full():
-            self._drop_head()
+            if self._behind:
+                self._drop(DISPLACED_COUNT)
+            else:
+                self._drop_head()
 
     def limits_return(self, entry: Entry) -> bool:
         """Whether an entry that comes back was delivered as often as it may be."""
@@ -138,7 +154,8 @@ class Limits:
             self._queue.pump_later()
 
     def before_pump(self) -> bool:
-        """What a transaction displaces goes. False: the log could not be written, and `unwritten` comes first."""
+        """What a transaction or a new rule displaces goes. False: the log could not be written, and `unwritten` comes
+        first; or a slice went, and the next turn goes on."""
         if self._look_due:
             store = self._backing.store
             if store is not None:
@@ -148,7 +165,9 @@ class Limits:
             if self.rules.drops_head:
                 self._drop_head()
             self._look_due = False
-        return True
+        elif self._behind:
+            self._drop_head()
+        return not self._behind
 
     def unwritten(self) -> None:
         """What could not be written is forgotten: the length is what it is."""
@@ -159,9 +178,31 @@ class Limits:
         return self.rules.is_over(self._queue.ready_count, self._queue.ready_bytes)
 
     def _drop_head(self) -> None:
+        """All that is over a length, or a slice of it."""
+        queue = self._queue
+        timers = self._host.timers
+        self._behind = False
+        if self._drop(SLICE_COUNT):
+            return
+        until_ms = timers.now_ms() + SLICE_MS
+        dead_letters = queue.makes_dead_letters()
+        while timers.now_ms() < until_ms and not (dead_letters and self._host.dead_letters_behind()):
+            if self._drop(SLICE_COUNT):
+                return
+        self._behind = self._is_full()
+        if self._behind:
+            queue.pump_later()
+            self._host.turn.want()
+
+    def _drop(self, count: i64) -> bool:
+        """So many of what is over a length go. Whether there are no more, or the next one cannot be had now."""
         queue = self._queue
         while queue.ready_count > 0 and self._is_full():
+            if count == 0:
+                return False
+            count -= 1
             entry = queue.take()
             if entry is None:
-                return
+                return True
             queue.discard(entry, "maxlen")
+        return True
