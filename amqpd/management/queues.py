@@ -69,7 +69,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "single_active_consumer_tag": first if queue.round_robin.single_active else None,
         "message_stats": call.rates.details(queue, QUEUE),
     }
-    if owner is not None:
+    if owner is not None and not queue.deleted:  # who shows a list may be behind
         item["owner_pid_details"] = _owner(owner)
     return item
 

@@ -21,6 +21,7 @@ from amqpd.broker.catalogue import queues as declarations
 from amqpd.broker.catalogue.bindings import bind
 from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.catalogue.declared import Name, OnItsWay
+from amqpd.broker.session import Session
 from amqpd.management import (
     bindings,
     definitions,
@@ -129,6 +130,24 @@ async def test_a_document_that_waits_for_a_name_is_let_go_of_in_slices(server, m
     with pytest.raises(OnItsWay):
         await definitions_import.post_definitions(call(server, {}, {"queues": [{"name": "q", "vhost": "/"}]}))
     assert [item["name"] for items in released for item in items] == ["q"]
+
+
+async def test_exclusive_queues_that_end_while_they_are_listed(server, monkeypatch):
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    vhost = server.broker.vhosts["/"]
+    shown = set()
+    for turns in range(20):
+        session = Session(server.broker, vhost, User("o"), "mine", ("127.0.0.1", 1))
+        for number in range(5):
+            declarations.declare(vhost, QueueDeclaration(f"q{number}", False, True, False, {}, session))
+        answer = asyncio.ensure_future(queues.get_queues(call(server)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        declarations.delete_all(vhost, vhost.exclusive_queues(session))
+        items = json.loads(b"".join((await answer).body))
+        assert all(item["exclusive"] for item in items)
+        shown.add(sum("owner_pid_details" in item for item in items))
+    assert {0, 5} < shown, "none of them, all and some were there still when they were shown"
 
 
 @pytest.mark.on_demand
