@@ -304,6 +304,15 @@ def test_what_it_had_already_made_safe_waits_for_nothing(house: MemoryBroker, fa
     assert front.heard() == ["OK 2-2"]
 
 
+def test_what_it_went_with_in_the_same_turn_waits_for_nothing(house: MemoryBroker, far: RemoteLog) -> None:
+    front = Front(house)
+    front.publish("", "far")
+    front.publish("", "brief")
+    house.vhost.queues["far"].backing.store = None
+    house.settle()
+    assert front.heard() == ["OK 1-2"], "with the turn, and not with whatever is published next"
+
+
 def test_a_failure_of_it_refuses_what_it_had_not_made_safe(house: MemoryBroker, far: RemoteLog) -> None:
     front = Front(house)
     for key in ("far", "kept", "far", "kept"):

@@ -110,6 +110,7 @@ class Unconfirmed(Confirmer):
         mark.missing = len(logs)
         for log in logs:
             log.when_safe(log.next_offset - 1, partial(self._answered, mark))
+        self._work_off()  # their queues may have no log any more: then there is nobody to answer
 
     def _answered(self, mark: Mark, safe: bool) -> None:
         mark.missing -= 1
