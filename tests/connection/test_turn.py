@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Confirmer, SyncWaiter, Turn
+from amqpd.broker.flow.turn import Confirmer, Turn
+from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.filesystem import Clock
+from amqpd.storage.queue_log import QueueLog
 
 
 class Disk(CommitCycle):
@@ -166,19 +168,23 @@ def test_tx_commit_does_not_wait_for_the_next_append(room: Room) -> None:
     assert room.run() == ["write"]
 
 
-def test_sync_waiters_are_told_once(room: Room) -> None:
-    """Of their own generation, with the logs that failed."""
-    told: list[object] = []
-    failed: list[Any] = ["log"]
-    waiter = SyncWaiter(told.append)
-    assert waiter.end_turn(5, False)
-    assert waiter.committed(4, [])
-    assert told == []
-    assert not waiter.committed(5, failed)
-    assert told == [failed]
-    room.turn.when_synced(told.append)
+def test_one_question_is_answered_once(room: Room) -> None:
+    """By the commit of its own generation, whether or not that took its logs."""
+    told: list[bool] = []
+    good, bad = (QueueLog("", "", name, "", local=True) for name in ("good", "bad"))
+    room.disk.commit_waiting = True
+    for logs in ([good], [good, bad], []):
+        when_safe(room.turn, logs, told.append)
     room.run()
-    assert told == [failed, []]
+    room.turn.committed(0, [good])
+    assert told == []
+    room.turn.committed(1, [bad])
+    assert told == [True, False, True]
+    room.turn.committed(2, [good])
+    room.disk.commit_waiting = False
+    when_safe(room.turn, [], told.append)
+    room.run()
+    assert told == [True, False, True, True]
 
 
 def test_publishers_are_held_until_the_bytes_are_synced(room: Room) -> None:

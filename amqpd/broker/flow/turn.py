@@ -55,7 +55,7 @@ class Paced(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Confirmer:
-    """A channel that has published and waits for its messages to be safe."""
+    """Who has published in a turn, or settled, and waits until that is safe (publishing/unconfirmed.py)."""
 
     def end_turn(self, generation: i64, safe: bool) -> bool:
         """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""
@@ -64,30 +64,6 @@ class Confirmer:
     def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
         """Every group up to `generation` is synced but for these logs. True: something still waits."""
         raise NotImplementedError
-
-
-class SyncWaiter(Confirmer):
-    """Somebody beside the channels (the admin API) who waits until what this turn appended is safe.
-
-    done: called once, with the logs that failed.
-    """
-
-    def __init__(self, done: Callable[[list[QueueLog]], None]) -> None:
-        self.done = done
-        self.generation: i64 = 0
-
-    def end_turn(self, generation: i64, safe: bool) -> bool:
-        if safe:
-            self.done([])
-            return False
-        self.generation = generation
-        return True
-
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
-        if generation < self.generation:
-            return True
-        self.done(failed)
-        return False
 
 
 class Turn:
@@ -171,10 +147,6 @@ class Turn:
     def confirm_later(self, channel: Confirmer) -> None:
         self._confirming.append(channel)
         self.want()
-
-    def when_synced(self, done: Callable[[list[QueueLog]], None]) -> None:
-        """Calls `done` when everything appended so far is synced. Off the message path: one object per call."""
-        self.confirm_later(SyncWaiter(done))
 
     def hold(self, connection: Paced) -> None:
         """A publisher that sent enough for now; it is released when the unsynced bytes are on disk."""

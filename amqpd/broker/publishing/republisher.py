@@ -33,6 +33,7 @@ from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.message import Envelope, Message, make_message, with_properties
 from amqpd.broker.publishing.offering import FAILED, offer, prepare
+from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.broker.queues.opening import when_open
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import PropertyInfo
@@ -241,7 +242,7 @@ class Republisher(Confirmer):
         while self.line and count < SLICE_COUNT_MAX and size < TURN_BYTES_MAX:
             if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max:
                 self._pausing = True
-                turn.when_synced(self._synced)
+                when_safe(turn, (), self._synced)
                 break
             end = count + SLICE_COUNT
             while self.line and count < end and size < TURN_BYTES_MAX:
@@ -270,7 +271,7 @@ class Republisher(Confirmer):
         else:
             turn.want()
 
-    def _synced(self, failed: list[QueueLog]) -> None:
+    def _synced(self, safe: bool) -> None:
         self._pausing = False
         if self.line:
             self._schedule()
