@@ -15,6 +15,7 @@ import pytest
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
+from amqpd.broker.queues import opening
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import QueueLog
@@ -343,6 +344,27 @@ class TestLater:
         assert quickly(one) == quickly(two) == [b"0", b"1", b"2"]
         assert again.offsets_told() == [0, 1, 2]
         assert again.waiting == 0
+
+    def test_targets_that_open_one_by_one(self, room: Any, mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each brings what waits for it, and no look at what waits for others."""
+        names = [f"target{number}" for number in range(20)]
+        for name in names:
+            room.queue(name)
+            mover.keep([name.encode()], name)
+        room.turn.want()
+        room.turns()
+        queue_id = mover.store.queue_id
+        room.restart()
+        store = room.storage.open_queue("v1", queue_id, "moving")
+        store.recover()
+        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        movers = [Mover(room, store) for _ in names]
+        for offset, each in enumerate(movers):
+            room.republisher.add_range(each, offset, offset)
+        room.turns()
+        assert [quickly(room.vhost.queues[name]) for name in names] == [[name.encode()] for name in names]
+        assert [each.waiting for each in movers] == [0] * len(names)
+        assert max(len(each.dressed) for each in movers) == 2
 
     def test_a_target_that_fails_to_sync_gets_it_again(self, room: Any, mover: Mover) -> None:
         good, bad = room.queue("good"), room.queue("bad")

@@ -34,7 +34,6 @@ from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.message import Envelope, Message, make_message, with_properties
 from amqpd.broker.publishing.offering import FAILED, offer, prepare
 from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.opening import when_open
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.queue_log import Cursor, QueueLog
@@ -184,9 +183,8 @@ class Republisher(Confirmer):
         self._fresh: list[Pending] = []
         self._waiting: deque[tuple[int, list[Pending]]] = deque()
         self._failed: list[Pending] = []
-        # Those whose targets are being opened, and these targets.
-        self._unopened: list[Pending] = []
-        self._awaited: set[Destination] = set()
+        # By a target that is being opened: what waits for it.
+        self._unopened: dict[Destination, list[Pending]] = {}
         self._retry = Retry(self)
 
     # -- in ----------------------------------------------------------------------------------------------------------
@@ -346,7 +344,7 @@ class Republisher(Confirmer):
         try:
             prepare(dressed.destinations)
         except NotOpenYet as waits:
-            self._keep_until_open(pending, waits.destinations)
+            self._keep_until_open(pending, waits.destinations[0])
             return False
         except ResourceError:  # the broker's log says why
             self._try_later(pending)
@@ -387,20 +385,22 @@ class Republisher(Confirmer):
         self._failed = []
         self._schedule()
 
-    def _keep_until_open(self, pending: Pending, destinations: list[Destination]) -> None:
-        """After a start: a target's log is being opened, and nobody but this waits for it."""
+    def _keep_until_open(self, pending: Pending, target: Destination) -> None:
+        """After a start: the target's log is being opened, and nobody but this waits for it."""
         self._count(pending, 1)
-        self._unopened.append(pending)
-        new = [destination for destination in destinations if destination not in self._awaited]
-        if new:
-            self._awaited.update(new)
-            when_open(new, self._opened)
+        waiting = self._unopened.get(target)
+        if waiting is not None:
+            waiting.append(pending)
+            return
+        self._unopened[target] = [pending]
+        target.when_open(partial(self._opened, target))
 
-    def _opened(self) -> None:
-        self._awaited.clear()
-        self.line.extend(self._unopened)
-        self._unopened = []
-        self._schedule()
+    def _opened(self, target: Destination) -> None:
+        """Or it could not be: trying again tells. Where a message has another such target, it waits for that next."""
+        waiting = self._unopened.pop(target, None)
+        if waiting is not None:
+            self.line.extend(waiting)
+            self._schedule()
 
     def stop(self) -> None:
         """The broker stops: what is not published yet stays at its source, unsettled in its log."""
