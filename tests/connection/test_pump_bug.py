@@ -89,7 +89,7 @@ def test_a_queue_that_is_gone_is_not_tried_again(house: MemoryBroker) -> None:
     Bug(2).strike(house.vhost.queues["bad"])
     house.broker.turn.pump_later(house.vhost.queues["bad"])
     house.settle()
-    house.vhost.queues["bad"].getters.clear()
+    house.vhost.queues["bad"].getters = None
     client.say(1, spec.Queue.Delete(queue="bad"))
     assert client.names() == ["Queue.DeleteOk"]
     ((again, arguments),) = retries

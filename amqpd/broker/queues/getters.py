@@ -34,8 +34,5 @@ class Getters:
             if done < len(waiting):
                 self._waiting = waiting[done:] + self._waiting
 
-    def clear(self) -> None:
-        self._waiting.clear()
-
     def __len__(self) -> int:
         return len(self._waiting)

@@ -446,7 +446,7 @@ class Queue(Source):
         """Removes what is ready; unacked messages stay. Returns how many went."""
         count = self.ready_count
         self.order.purge(self)
-        if self.getters:
+        if self.getters is not None and len(self.getters) > 0:
             self.pump_later()
         return count
 
