@@ -221,7 +221,6 @@ class Source(Destination):
         self.logged = False
         # It stands in the turn's list of those to be pumped.
         self.pump_wanted = False
-        self.had_consumer = False
         self.round_robin = RoundRobin()
         # What is ready, and body bytes of it; what is with consumers.
         self.ready_count: i64 = 0
@@ -244,7 +243,6 @@ class Source(Destination):
 
     def add_consumer(self, consumer: Consumer) -> None:
         """The caller has checked exclusiveness. Delivery begins with the next pump."""
-        self.had_consumer = True
         self.round_robin.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:

@@ -127,9 +127,6 @@ class Level:
         # No cold entry is below it.
         self.cursor: i64 = 0
 
-    def is_empty(self) -> bool:
-        return not self.returned and not self.hot and self.cold_count == 0
-
 
 @final
 class LevelOrder(ReadyOrder):
