@@ -112,8 +112,8 @@ class Room:
         self.expired.append(queue.name)
         queues.delete(self.vhost, queue)
 
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
-        self._later.append((self.clock.monotonic() + delay_s, call))
+    def _call_later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
+        self._later.append((self.clock.monotonic() + delay_s, partial(call, *args)))
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
         self._soon.append(partial(call, *args))

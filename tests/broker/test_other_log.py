@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.log.prepared import Prepared
@@ -259,6 +261,50 @@ def test_limits_and_purging(room: Any, log: MemoryLog) -> None:
     assert sorted(log.records) == [7, 8, 9]
     assert queue.purge() == 3
     assert (log.record_count, log.size_bytes) == (0, 0)
+
+
+class ShyLog(MemoryLog):
+    """It is opened when the test says so, and not to be read while `unreadable`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.opened: list[Callable[[], None]] = []
+        self.unreadable = False
+        self.places = [ShyCursor(self)]
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        self.opened.append(done)
+        return False
+
+
+class ShyCursor(MemoryCursor):
+    log: ShyLog
+
+    def read(self, offset: int, size_bytes_max: int) -> Fetch:
+        if self.log.unreadable:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(offset, size_bytes_max)
+
+
+def test_what_is_over_its_length_and_cannot_be_read_keeps_nobody_waiting(room: Any) -> None:
+    log = ShyLog("shy")
+    for body in (b"1", b"2", b"3"):
+        log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
+    queue = over(room, log, x_max_length=1)
+    with pytest.raises(NotOpenYet):
+        queue.prepare()
+    called: list[bool] = []
+    queue.when_open(lambda: called.append(True))
+    log.unreadable = True
+    (opened,) = log.opened
+    opened()
+    assert called == [True]
+    queue.prepare()
+    assert queue.ready_count == 3
+    log.unreadable = False
+    room.advance(1010)
+    assert queue.ready_count == 1
+    assert room.get(queue).body == b"3"
 
 
 def test_a_log_that_has_failed_refuses(room: Any, log: MemoryLog) -> None:

@@ -116,7 +116,11 @@ class Limits:
         """The log is known."""
         if self.rules.drops_head and self._is_full():
             # A kill came between an append and the settlement of what it displaced.
-            self._drop_head()
+            self._look_due = True
+            try:
+                self.before_pump()
+            except OSError as error:
+                self._queue.pump_failed(error)  # the pump that is tried again goes on with it
             self._host.turn.want()
 
     def used(self) -> None:
