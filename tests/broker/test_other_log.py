@@ -307,6 +307,28 @@ def test_what_is_over_its_length_and_cannot_be_read_keeps_nobody_waiting(room: A
     assert room.get(queue).body == b"3"
 
 
+def test_what_the_disk_answers_with_an_error_is_asked_for_again(room: Any) -> None:
+    log = ShyLog("shy")
+    queue = over(room, log)
+    assert queue.can_open()
+    queue.order.count_max = 1
+    for body in (b"1", b"2", b"3"):
+        room.publish("shy", body)
+    assert room.get(queue).body == b"1"
+    log.slow = True
+    assert queue.get(True) is None
+    called: list[bool] = []
+    queue.when_ready(lambda: called.append(True))
+    log.unreadable = True
+    (cursor,) = log.places
+    cursor.answer()
+    room.turns()
+    log.unreadable = False
+    room.advance(1010)
+    assert called == [True]
+    assert room.get(queue).body == b"2"
+
+
 def test_a_log_that_has_failed_refuses(room: Any, log: MemoryLog) -> None:
     over(room, log)
     assert room.publish("elsewhere", b"in")

@@ -187,8 +187,12 @@ class Queue(Source):
         if self.deleted:
             return
         if self.order.reading:
-            # What has a time to live is seen now, whether or not there is somebody to take it.
-            self.order.head(self)
+            try:
+                # What has a time to live is seen now, whether or not there is somebody to take it.
+                self.order.head(self)
+            except OSError as error:
+                self.pump_failed(error)
+                return
         elif self.ready_count > 0 and self.order.wants_first():
             self._look_at_head()
         self.pump_later()
