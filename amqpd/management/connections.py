@@ -78,6 +78,7 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
 
 
 def connection_details(session: Session) -> dict[str, Any]:
+    """Whose it is: of a channel, and of an exclusive queue."""
     host, port = session.peer
     return {"name": session.name, "peer_host": host, "peer_port": port}
 

@@ -15,6 +15,7 @@ from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
 from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
+from amqpd.protocol.properties import NO_PROPERTIES
 
 ALIVENESS_QUEUE: Final = "aliveness-test"
 
@@ -33,7 +34,7 @@ async def aliveness(call: Call) -> Reply:
         call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
     new = queues.declare(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
     queue = vhost.queues[ALIVENESS_QUEUE]
-    message = make_message(Envelope("", ALIVENESS_QUEUE), b"\0\0", b"test_message", False, None)
+    message = make_message(Envelope("", ALIVENESS_QUEUE), NO_PROPERTIES, b"test_message", False, None)
     delivered = False
     for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
         destination.offer(message)

@@ -13,7 +13,7 @@ from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, Role, clean_name, number, reply
-from amqpd.management.connections import consumer_item
+from amqpd.management.connections import connection_details, consumer_item
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.rates import QUEUE
 from amqpd.management.router import Route
@@ -23,7 +23,6 @@ from amqpd.protocol.properties import decode_properties
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Entry
     from amqpd.broker.queues.queue import Queue
-    from amqpd.broker.session import Session
 
 GET_COUNT_MAX: Final = 1000
 GET_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -70,13 +69,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "message_stats": call.rates.details(queue, QUEUE),
     }
     if owner is not None and not queue.deleted:  # who shows a list may be behind
-        item["owner_pid_details"] = _owner(owner)
+        item["owner_pid_details"] = connection_details(owner)
     return item
-
-
-def _owner(session: Session) -> dict[str, Any]:
-    host, port = session.peer
-    return {"name": session.name, "peer_host": host, "peer_port": port}
 
 
 async def get_queues(call: Call) -> Reply:
