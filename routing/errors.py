@@ -14,6 +14,10 @@ class BadBinding(RoutingError):
     """The key or the arguments of a binding mean nothing to this exchange type. RabbitMQ: 406."""
 
 
+class BadSelector(RoutingError):
+    """A selector that cannot be understood, or is too large. The text says where, and what. RabbitMQ: 406."""
+
+
 class UnknownExchangeType(RoutingError):
     """Neither a built-in nor an installed guest has this name. RabbitMQ 3.x: 503."""
 

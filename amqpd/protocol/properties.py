@@ -362,6 +362,21 @@ def _encode_field(flag: int, value: object) -> bytes:
     raise CodecError(type(value).__name__ + " does not fit the property")
 
 
+def field_of(data: bytes, flag: i64) -> object:
+    """The one property of `flag`, decoded as `decode_properties` does; None when it is absent. Not for HEADERS.
+
+    Cost: the properties before it. Raises: CodecError.
+    """
+    position, stop = _place(data, 0, len(data), flag)
+    if position == stop:
+        return None
+    if flag in (DELIVERY_MODE, PRIORITY):
+        return data[position]
+    if flag == TIMESTAMP:
+        return read_u64(data, position)
+    return data[position + 1 : stop].decode("utf-8", "surrogateescape")
+
+
 def headers_place(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
     """Where the headers table of the properties [start, end), with its length, begins and ends.
 

@@ -1,0 +1,95 @@
+"""Selectors: conditions on messages, written in SQL as JMS and RabbitMQ's filter expressions have it.
+
+    colour = 'red' AND weight > 2.5 AND p.content-type LIKE 'image/%'
+
+A bare name is a header; `p.` and a name is a property (`selector_fields.py`); a header whose name is no word stands
+in brackets, `[x-origin]`. Three-valued logic: what is absent is NULL, a comparison with NULL is unknown, and a
+message matches when the whole is true. `docs/filters.md` is the users' page.
+
+`parse` refuses what cannot be understood and what is too large; what it accepts costs a message some tens of
+nanoseconds a term and can neither fail nor take long. Parts: `selector_grammar.py` (text to tree) ·
+`selector_nodes.py` (the tree) · `selector_code.py` (tree to function) · `selector_like.py`. Nothing here knows a
+broker: consumers' filters, `x-jms-topic` and the command line use it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, Protocol, final
+
+from amqpd.routing import selector_nodes as nodes
+from amqpd.routing.errors import BadSelector
+from amqpd.routing.selector_code import Test, required_text, test_of
+from amqpd.routing.selector_grammar import tree
+
+TEXT_SIZE_MAX: Final = 4096
+"""Characters, as RabbitMQ has it."""
+REMEMBERED_MAX: Final = 256
+"""Selectors of the last consumers and bindings, by text: a thousand consumers with one selector are parsed once."""
+
+
+class MessageView(Protocol):
+    """A message as selectors see it. One serves all selectors that look at the message, so it decodes once, when
+    asked."""
+
+    def headers(self) -> Mapping[str, object]:
+        """Decoded; empty when there are none."""
+
+    def field(self, number: int) -> object:
+        """A property (`selector_fields.py` has the numbers), the exchange or the routing key. None: absent."""
+
+
+@final
+class Selector:
+    """One selector, ready to be asked. Equal to every other one that says the same.
+
+    text: as it was written. matches: whether a message matches; raises nothing, keeps nothing. needs_headers: whether
+    it may look at headers at all. required: a header and the text it must have for any match, where that is plain to
+    see.
+    """
+
+    __slots__ = ("condition", "matches", "needs_headers", "required", "text")
+
+    def __init__(self, text: str, condition: nodes.Condition) -> None:
+        self.text: Final = text
+        self.condition: Final = condition
+        self.matches: Final[Test] = test_of(condition)
+        self.needs_headers: Final = any(_names_header(node) for node in condition.all())
+        self.required: Final = required_text(condition)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Selector) and self.condition == other.condition
+
+    def __hash__(self) -> int:
+        return hash(self.condition)
+
+    def __repr__(self) -> str:
+        return f"Selector({self.text!r})"
+
+
+def parse(text: str) -> Selector:
+    """The selector that `text` says.
+
+    Cost: some 10 us a word the first time, a look-up while it is remembered; the very first call builds the parser
+    (0.1 s: `selector_grammar.parser` may be called before, off the loop). Raises: BadSelector, whose text goes to the
+    client.
+    """
+    if len(text) > TEXT_SIZE_MAX:
+        raise BadSelector(f"the selector has more than {TEXT_SIZE_MAX} characters")
+    if not text or text.isspace():
+        return EVERYTHING
+    return _parsed(text)
+
+
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _parsed(text: str) -> Selector:
+    return Selector(text, tree(text))
+
+
+def _names_header(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Header) or (isinstance(node, nodes.Field) and node.rule.header != "")
+
+
+EVERYTHING: Final = Selector("", nodes.IsTrue(nodes.Constant(True)))
+"""What an empty text selects (JMS: it means that there is no selector)."""
