@@ -14,9 +14,8 @@ broker: consumers' filters, `x-jms-topic` and the command line use it alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
@@ -27,17 +26,6 @@ TEXT_SIZE_MAX: Final = 4096
 """Characters, as RabbitMQ has it."""
 REMEMBERED_MAX: Final = 256
 """Selectors of the last consumers and bindings, by text: a thousand consumers with one selector are parsed once."""
-
-
-class MessageView(Protocol):
-    """A message as selectors see it. One serves all selectors that look at the message, so it decodes once, when
-    asked."""
-
-    def headers(self) -> Mapping[str, object]:
-        """Decoded; empty when there are none."""
-
-    def field(self, number: int) -> object:
-        """A property (`selector_fields.py` has the numbers), the exchange or the routing key. None: absent."""
 
 
 @final

@@ -23,16 +23,13 @@ import math
 import time
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from amqpd.routing import selector_nodes as nodes
-from amqpd.routing.selector_fields import DELIVERY_MODE_PERSISTENT, NON_PERSISTENT, PERSISTENT
+from amqpd.routing.selector_fields import DELIVERY_MODE_PERSISTENT, NON_PERSISTENT, PERSISTENT, MessageView
 from amqpd.routing.selector_like import pattern_of
 
-if TYPE_CHECKING:
-    from amqpd.routing.selector import MessageView
-
-Test: TypeAlias = "Callable[[MessageView], bool]"
+Test: TypeAlias = Callable[[MessageView], bool]
 
 INTEGER_MAX: Final = 2**63
 NAN: Final = math.nan

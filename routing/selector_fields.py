@@ -12,7 +12,8 @@ timestamp in milliseconds, group-id the app-id, a priority that is not set 4); J
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 CONTENT_TYPE: Final = 0
 CONTENT_ENCODING: Final = 1
@@ -34,6 +35,17 @@ PRIORITY_DEFAULT: Final = 4
 DELIVERY_MODE_PERSISTENT: Final = 2
 PERSISTENT: Final = "PERSISTENT"
 NON_PERSISTENT: Final = "NON_PERSISTENT"
+
+
+class MessageView(Protocol):
+    """A message as selectors see it. One serves all selectors that look at the message, so it decodes once, when
+    asked."""
+
+    def headers(self) -> Mapping[str, object]:
+        """Decoded; empty when there are none."""
+
+    def field(self, number: int) -> object:
+        """A property (`selector_fields.py` has the numbers), the exchange or the routing key. None: absent."""
 
 
 class FieldRule(NamedTuple):

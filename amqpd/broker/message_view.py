@@ -1,5 +1,5 @@
-"""A message as selectors see it (`MessageView` in `amqpd.routing.selector`): headers and properties, decoded when one
-asks.
+"""A message as selectors see it (`MessageView` in `amqpd.routing.selector_fields`): headers and properties, decoded
+when one asks.
 
 Make one per message and ask all selectors with it: the headers are decoded once. A selector that names no header
 costs no decoding, and each property that is asked for is cut out by itself.
