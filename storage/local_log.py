@@ -194,14 +194,15 @@ class LocalLog(TurnLog):
         transaction goes as a whole (truncation.py). All of it is synced when this returns.
 
         Waits for the disk. Raises: LogFailed, also when it could not be done, since the log ends nowhere then; LogBusy
-        while a job or the cleaner is at work on it; ValueError below its first batch, and for a temporary log.
+        while a job, the cleaner or the reading ahead is at work on it; ValueError below its first batch, and for a
+        temporary log.
         """
         log = self.log
         self.ensure_open()
         self._write_now()
         if not log.durable:
             raise ValueError("a temporary log is not truncated")
-        if self.in_job or log.cleaning:
+        if self.in_job or log.cleaning or log.pinned:
             raise LogBusy(self.name)
         if offset >= self.next_offset:
             return self.next_offset
@@ -218,11 +219,13 @@ class LocalLog(TurnLog):
         except OSError as error:
             log.trouble(error)
             self.failed = log.failed = True
+            self.safety_moved()
             raise LogFailed(self.name) from error
         self.lost = [(first, min(last, cut.end - 1)) for first, last in self.lost if first < cut.end]
         self.next_offset = cut.end
         self.recount()
-        return self.next_offset
+        self.safety_cut(cut.end)
+        return cut.end
 
     # -- safety
 

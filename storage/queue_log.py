@@ -208,8 +208,8 @@ class QueueLog:
         raise NotImplementedError
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when the log fails
-        before; in here where that is known. Offsets of one log come in their order.
+        """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when the log fails, is
+        deleted or is cut before that; in here where it is known. Offsets of one log come in their order.
         """
         if offset < self.high_watermark:
             done(True)
@@ -227,6 +227,12 @@ class QueueLog:
             safety.moved(self.high_watermark)
             if self.failed:
                 safety.failed()
+
+    def safety_cut(self, end: i64) -> None:
+        """For who implements a log: it now ends with `end`, which may rise again, by other messages."""
+        safety = self._safety
+        if safety is not None:
+            safety.cut(end)
 
     # -- reading
 

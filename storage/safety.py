@@ -36,3 +36,12 @@ class Safety:
         waiting = self._waiting
         while waiting:
             waiting.popleft()[1](False)
+
+    def cut(self, end: i64) -> None:
+        """What was at `end` and beyond is gone, and will not be safe."""
+        waiting = self._waiting
+        gone = [each for each in waiting if each[0] >= end]
+        while waiting and waiting[-1][0] >= end:
+            waiting.pop()
+        for _, done in gone:
+            done(False)

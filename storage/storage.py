@@ -270,6 +270,7 @@ class Storage(LogKeeper):
         self.commits.drop(store)
         store.drop_reading()
         store.log.abandon()
+        store.safety_moved()
 
     def survey(self) -> Survey:
         """Which directories of queues there are, for the start, before any queue is opened."""

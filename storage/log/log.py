@@ -140,9 +140,7 @@ class Log:
         return segment
 
     def seal(self) -> None:
-        """Ends the active segment: totals and indexes are written, its files closed after the next sync. Raises:
-        OSError.
-        """
+        """Ends the active segment: writes totals and indexes; its files close with the next sync. Raises: OSError."""
         segment = self.segments[-1]
         self.note_totals(segment)
         segment.flush_index()
@@ -452,14 +450,17 @@ class Log:
         mapped = 1 if self.watermark.mapped else 0
         return mapped + sum([len(segment.open_files()) for segment in self.segments])
 
+    @property
+    def pinned(self) -> bool:
+        """Whether a sync or the reading ahead is at work on one of its files."""
+        return True in [file.pins > 0 for segment in self.segments for file in segment.open_files()]
+
     def shed(self) -> bool:
         """Closes all descriptors, also of what is not synced: too many are open, and a job that has such a log in it
         syncs the whole disk (committer.py). False if that would give none back, as a sync is at work on them.
         """
-        for segment in self.segments:
-            for file in segment.open_files():
-                if file.pins > 0:
-                    return False
+        if self.pinned:
+            return False
         self.unsynced.shed_files(self.durable)
         for segment in self.segments:
             segment.release()
@@ -470,10 +471,8 @@ class Log:
         """Closes all descriptors if nothing is dirty or at work; False if something is. They are opened again on
         demand.
         """
-        for segment in self.segments:
-            for file in segment.open_files():
-                if file.dirty or file.pins > 0:
-                    return False
+        if self.pinned or True in [segment.dirty() for segment in self.segments]:
+            return False
         for segment in self.segments:
             segment.release()
         self.sealed = []

@@ -15,7 +15,6 @@ A transaction goes as a whole, as does a batch: the log may end before the offse
 
 from __future__ import annotations
 
-from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader
 from amqpd.storage.log.log import Log
@@ -26,7 +25,7 @@ _FILES = (".index", ".timeindex", ".settled.swap", ".settled")
 
 
 class LogBusy(Exception):
-    """A job of the group commit or the cleaner is at work on the log: it can be cut when that is done."""
+    """A job of the group commit, the cleaner or the reading ahead is at work on the log: it can be cut after that."""
 
 
 class Cut:
@@ -53,9 +52,7 @@ def find_cut(log: Log, offset: int) -> Cut:
         if not there:
             raise ValueError(f"{log.directory} starts behind offset {offset}")
         segment = there[-1]
-        position = 0
-        if offset > segment.base:
-            position = max(0, segment.index().floor(offset - 1 - segment.base)[1])
+        position = _start(log, segment, offset)
         header = _header(log, segment, position)
         while header is not None and header.last_offset < offset:
             position += header.size
@@ -66,6 +63,19 @@ def find_cut(log: Log, offset: int) -> Cut:
         if start >= header.base_offset:
             return _measured(log, Cut(segment, position, min(offset, header.base_offset)), position)
         offset = start  # of the transaction that the batch is a part of
+
+
+def _start(log: Log, segment: Segment, offset: int) -> int:
+    """The position of a batch of the segment that ends before `offset`, as far behind as its index tells."""
+    wanted = offset - 1 - segment.base
+    if wanted < 0:
+        return 0
+    relative, position = segment.index().floor(wanted)
+    if relative >= 0:
+        header = _header(log, segment, position)
+        if header is None or header.last_offset != segment.base + relative:  # as readers, it believes no index
+            position = segment.walk_index().floor(wanted)[1]
+    return max(0, position)
 
 
 def _header(log: Log, segment: Segment, position: int) -> BatchHeader | None:
@@ -120,8 +130,7 @@ def cut_off(log: Log, cut: Cut, delivered_mark: int, returned: dict[int, int]) -
     filesystem = log.filesystem
     segment = cut.segment
     _lower_watermark(log, cut.end)
-    point = checkpoint.encode_lines([(segment.base,)])
-    filesystem.replace_file(f"{log.directory}/{checkpoint.RECOVERY_POINT}", point, sync=True)
+    _lower_recovery_point(log, segment.base)
     filesystem.fsync_dir(log.directory)
     later = log.segments[log.segments.index(segment) + 1 :]
     for each in [segment, *later]:
@@ -149,26 +158,36 @@ def cut_off(log: Log, cut: Cut, delivered_mark: int, returned: dict[int, int]) -
 def _lower_watermark(log: Log, end: int) -> None:
     path = f"{log.directory}/{checkpoint.HIGH_WATERMARK}"
     if log.watermark.offset > end or log.filesystem.exists(path):
-        log.watermark.begin(min(log.watermark.offset, end))
-        log.publish()
-        log.filesystem.fsync_file(path)
+        offset = min(log.watermark.offset, end)
+        log.watermark.close()
+        log.filesystem.replace_file(path, checkpoint.encode_high_watermark(offset), sync=True)
+        log.watermark.begin(offset)
+
+
+def _lower_recovery_point(log: Log, offset: int) -> None:
+    path = f"{log.directory}/{checkpoint.RECOVERY_POINT}"
+    unsynced = log.unsynced
+    unsynced.checkpoints = [each for each in unsynced.checkpoints if each[0] != path]  # of segments that were sealed
+    log.filesystem.replace_file(path, checkpoint.encode_lines([(offset,)]), sync=True)
 
 
 def _let_go(log: Log, segment: Segment) -> None:
     """Nothing of it waits for a sync or a write: what is synced here is all there is to it."""
-    files: list[OpenFile] = segment.open_files()
-    for file in files:
-        log.unsynced.forget_file(file)
+    unsynced = log.unsynced
+    for file in segment.open_files():
+        unsynced.forget_file(file)
         file.dirty = False
+    path = f"{segment.prefix}.settled"  # as recovery wants it synced
+    unsynced.paths = [each for each in unsynced.paths if each != path]
     segment.release()
-    segment.entries = None
-    if segment in log.settled_files.pending:
-        log.settled_files.pending.remove(segment)
+    log.settled_files.drop(segment)
 
 
 def _cut_segment(log: Log, cut: Cut) -> None:
     segment = cut.segment
-    segment.sealed = False
+    if segment.sealed:
+        segment.sealed = False
+        segment.load_times()  # it is appended to again, so its indexes go on
     file = segment.open_log(create=True)
     log.filesystem.truncate(file.fd, cut.position)
     log.filesystem.fsync_file(file.path)

@@ -54,11 +54,6 @@ class Settlements:
         self._steady: i64 = 0  # ticks on end that had some
 
     @property
-    def running(self) -> bool:
-        """Whether a run is open."""
-        return self._run_first >= 0
-
-    @property
     def waiting(self) -> bool:
         """Whether something was settled that the segments do not know yet."""
         return self._run_first >= 0 or len(self._runs) > 0

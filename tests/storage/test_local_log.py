@@ -373,3 +373,14 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
     house.append(b"open")
     assert again.pass_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), "what is not written yet waits"
     assert house.offsets(180) == [180]
+
+
+def test_who_waits_for_a_log_that_is_deleted_is_told(house: Any) -> None:
+    store = house.begin()
+    told: list[bool] = []
+    house.append(b"a")
+    store.when_safe(0, told.append)
+    house.storage.delete_queue(store)
+    assert told == [False]
+    house.turn()
+    assert told == [False]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log import checkpoint
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.truncation import LogBusy
 from amqpd.storage.queue_log import LogFailed
@@ -168,6 +169,123 @@ def test_after_a_disk_that_fails_the_log_takes_nothing_more(house: Any, monkeypa
     again = house.again()
     assert house.offsets() == list(range(again.next_offset))
     assert (again.next_offset in (10, 20, 30), again.lost) == (True, [])
+
+
+def test_not_while_the_disk_is_asked_for_it(house: Any) -> None:
+    """Whoever waits for what is read ahead would wait for ever."""
+    store = house.begin()
+    fill(house, 3)
+    file = store.log.segments[0].open_log()
+    file.pins += 1
+    with pytest.raises(LogBusy):
+        store.truncate_to(10)
+    file.unpin()
+    assert store.truncate_to(10) == 10
+
+
+def test_who_waits_for_what_goes_is_told(house: Any) -> None:
+    """And not that it is safe, once other messages at its offsets are."""
+    store = house.begin()
+    fill(house, 1)
+    told: list[tuple[int, bool]] = []
+    house.append(b"10x", b"11x")
+    for offset in (9, 10, 11):
+        store.when_safe(offset, lambda safe, offset=offset: told.append((offset, safe)))  # type: ignore[misc]
+    assert store.truncate_to(10) == 10
+    assert told == [(9, True), (10, False), (11, False)]
+    house.append(b"10y")
+    house.turn()
+    assert len(told) == 3
+
+
+def test_segments_sealed_in_this_turn_leave_no_recovery_point(make_house: Any) -> None:
+    """It would stand above the end, and the next start would not check what is appended below it."""
+    house = make_house(segment_size_bytes=4096)
+    store = house.begin()
+    for first in range(0, 120, 10):
+        house.append(*[b"%d" % offset + b"x" * 100 for offset in range(first, first + 10)])
+        house.offsets()  # what is read is written
+    assert len(house.names(".log")) > 3
+    assert store.truncate_to(10) == 10
+    house.turn()
+    path = f"{house.directory}/{checkpoint.RECOVERY_POINT}"
+    assert checkpoint.read_lines(house.filesystem, path, 1) == [(0,)]
+
+
+def test_what_recovery_wanted_synced_goes(make_house: Any) -> None:
+    """The first job after a kill would look for files that are not there."""
+    house = make_house(segment_size_bytes=4096)
+    store = house.begin()
+    fill(house, 12)
+    for offset in range(0, 120, 7):
+        store.settle(offset, 102)
+    house.turn()
+    store = house.again()
+    assert len(store.log.unsynced.paths) > 2
+    assert store.truncate_to(10) == 10
+    fill(house, 1)
+    assert (store.failed, house.commits[-1][1]) == (False, [])
+
+
+def test_files_written_anew_get_no_name_behind_it(make_house: Any, caplog: pytest.LogCaptureFixture) -> None:
+    house = make_house(segment_size_bytes=1 << 16)
+    store = house.begin()
+    fill(house, 200)
+    assert len(store.log.segments) > 3
+    for segment in store.log.segments:
+        segment.rewrite_from = 32
+    for offset in range(0, 1990, 3):
+        store.settle(offset, 102)
+    assert store.truncate_to(100) == 100
+    caplog.clear()
+    fill(house, 2)
+    assert caplog.text == ""
+    assert house.names(".swap") == []
+    assert len(house.names(".settled")) == 1
+
+
+def test_a_sealed_segment_that_is_cut_is_indexed_on(make_house: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Else the file's entries, which fit the batches that went, lead the next cut into the middle of others."""
+    house = make_house(segment_size_bytes=60_000)
+    store = house.begin()
+    fill(house, 70)
+    segment = store.log.segments[0]
+    assert segment.sealed
+    assert store.truncate_to(100) == 100
+    while segment.size < 59_000:
+        fill(house, 1, 1, 37)
+    assert store.log.segments == [segment]
+    assert house.offsets(250)[0] == 250
+    assert store.truncate_to(300) == 300
+    assert house.offsets() == list(range(300))
+    assert caplog.text == ""
+
+
+def test_an_index_that_is_wrong_is_not_believed(make_house: Any) -> None:
+    house = make_house(segment_size_bytes=60_000)
+    store = house.begin()
+    fill(house, 70)
+    name = house.names(".index")[0]
+    store.log.release()
+    house.data(name)[:] = bytes(byte ^ (1 if number % 8 == 7 else 0) for number, byte in enumerate(house.data(name)))
+    assert store.truncate_to(200) == 200
+    assert house.offsets() == list(range(200))
+
+
+def test_the_high_watermark_is_lowered_before_anything_goes(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes would count as lost by the next start."""
+    store = house.begin()
+    fill(house, 3)
+    store.release()
+
+    def fails(self: object, path: str, size: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedFileSystem, "map", fails)
+        assert store.truncate_to(10) == 10
+    again = house.again()
+    assert (again.next_offset, again.lost) == (10, [])
 
 
 @pytest.mark.parametrize("seed", range(12))
