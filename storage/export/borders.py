@@ -178,30 +178,9 @@ def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
     return read_i64_le(wanted, size - 8) == read_i64_le(data, position + size - 8)
 
 
-def _record_end(found: Borders, data: bytes, position: i64, end: i64) -> i64:
-    """Where the record at `position` ends; `found.at` is then behind its length. Raises: BadRecord, IndexError."""
-    # One or two bytes in nearly all cases; zigzag, so an odd number would be negative.
-    number: i64 = data[position]
-    position += 1
-    if number >= 0x80:
-        byte: i64 = data[position]
-        if byte < 0x80:
-            number = (number & 0x7F) | (byte << 7)
-            position += 1
-        else:
-            number, position = read_varint(data, position - 1)
-            number <<= 1
-    if number & 1 or number < 0:
-        raise BadRecord("a record of negative length")
-    record_end: i64 = position + (number >> 1)
-    if record_end > end:
-        raise BadRecord("a record runs past the end of its batch")
-    found.at = position
-    return record_end
-
-
 def _field(found: Borders, data: bytes) -> i64:
     """Where the field begins whose length stands at `found.at`; that is then behind the field. A null one is empty."""
+    # Zigzag, so an odd number is a negative length; one or two bytes in nearly all cases.
     position: i64 = found.at
     number: i64 = data[position]
     position += 1
@@ -215,6 +194,19 @@ def _field(found: Borders, data: bytes) -> i64:
             number <<= 1
     found.at = position if number & 1 or number < 0 else position + (number >> 1)
     return position
+
+
+def _record_end(found: Borders, data: bytes, position: i64, end: i64) -> i64:
+    """Where the record at `position` ends; `found.at` is then behind its length. Raises: BadRecord, IndexError."""
+    found.at = position
+    start: i64 = _field(found, data)
+    record_end: i64 = found.at
+    if record_end <= start:
+        raise BadRecord("a record of no or negative length")
+    if record_end > end:
+        raise BadRecord("a record runs past the end of its batch")
+    found.at = start
+    return record_end
 
 
 def _learn_middle(found: Borders, data: bytes, position: i64, record_end: i64) -> bool:
