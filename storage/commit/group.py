@@ -1,7 +1,7 @@
 """One group of the commit, store by store: what is done for each of hundreds of dirty logs, and therefore compiled.
 
-`Storage` decides when; here stands what happens then to every store: it is written, its share goes into the job, and
-the job's end is told to it.
+`CommitCycle` (cycle.py) decides when; here stands what happens then to every store: it is written, its share goes into
+the job, and the job's end is told to it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ class Recovery:
     offset of the segment. scanned, rewrite: segments that were read, and whose `.settled` is to be written anew.
     aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
     mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
-    these logs.
-    doubtful: base offsets of segments of whose `.settled` something could not be read.
+    these logs. doubtful: base offsets of segments of whose `.settled` something could not be read.
     """
 
     def __init__(self, log: Log, strict: bool, clock: Clock) -> None:
@@ -39,4 +38,4 @@ class Recovery:
         self.cut = False
         self.cut_paths: list[str] = []
         self.entries: dict[int, list[Entry]] = {}
-        self.doubtful: set[int] = set()  # segments of whose `.settled` something could not be read
+        self.doubtful: set[int] = set()

@@ -6,7 +6,7 @@ gathered into one transaction: while one commit syncs, the next group fills. Whe
 tried alone, so that only the culprit gets the error. `done` callbacks come on the loop, in order of submission.
 
 Default database: `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys), mode 0600. Any SQLAlchemy URL
-otherwise. Formats: `metadata_schema`. How a start without SQLAlchemy's import works: `metadata_sqlite`.
+otherwise. Formats: schema.py. How a start without SQLAlchemy's import works: sqlite.py.
 
 **Instance id.** The same 32 hex digits stand in `<data_dir>/instance-id` and in the database. When they differ, the
 broker would take every queue's directory for unknown, so it does not start. The file is written and synced first, then
@@ -143,7 +143,7 @@ class MetadataState(NamedTuple):
 
 
 class _Start(Protocol):
-    """What `metadata_sqlite` and `metadata_core` both can do."""
+    """What sqlite.py and core.py both can do."""
 
     def header(self) -> dict[str, str] | None: ...
     def rows(self) -> dict[type[Row], list[Row]]: ...

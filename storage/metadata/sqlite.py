@@ -1,8 +1,8 @@
 """Our own SQLite file at start, by the standard library.
 
 Importing SQLAlchemy takes 160 ms of a start that aims at 300, `sqlite3` takes 2: so the state is read, and a fresh file
-made, here; SQLAlchemy (`metadata_core`) is imported by the metadata thread for the first write. Both take the tables
-from `metadata_schema.TABLES`, and a test holds the two against each other.
+made, here; SQLAlchemy (core.py) is imported by the metadata thread for the first write. Both take the tables from
+`schema.TABLES`, and a test holds the two against each other.
 
 The statements are put together from the names in `TABLES`, never from data (hence the `noqa: S608`).
 
@@ -88,7 +88,7 @@ def table_statements(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def index_name(table: Table, columns: Sequence[str]) -> str:
-    """Name of an index; the same on both ways."""
+    """Name of an index; the same here and in core.py."""
     return f"ix_{table.name}_{'_'.join(columns)}"
 
 
