@@ -2,7 +2,7 @@
 
 `append` writes into the open batch, `settle` extends a run; neither makes an object per message nor a system call.
 `write`, once per loop turn, closes the batch and writes all of the turn's batches in one `writev`. After that a kill of
-the process loses no message; after the sync that `Storage` sees to, a power cut neither.
+the process loses no message; after the sync that the group commit (commit/) sees to, a power cut neither.
 
 What was settled is written by `tick`, up to 50 ms later and for all of that while together, when the storage has a
 clock to call it (`StoreContext.paced`), else by `write` too. So a kill may bring back what was settled within the last
@@ -89,7 +89,7 @@ class LocalLog(TurnLog):
         self.torn_bytes: i64 = 0
         self._keeper: LogKeeper = keeper
         self.appender: Appender = Appender(self, log)
-        self._cursors: Cursors = Cursors(self, log)
+        self._cursors: Cursors = Cursors(log)
         self._settlements: Settlements | None = None
         # for `tick`
         self._tick_end: i64 = 0
@@ -237,10 +237,10 @@ class LocalLog(TurnLog):
 
     @property
     def cursor(self) -> Cursor:
-        return self._cursors.own()
+        return self._cursors.own(self)
 
     def new_cursor(self) -> Cursor:
-        return self._cursors.new()
+        return self._cursors.new(self)
 
     def read_end(self) -> i64:
         self._write_now()
@@ -296,7 +296,7 @@ class LocalLog(TurnLog):
             self._write_now()  # so that nothing is counted that was settled before
         log = self.log
         end: i64 = log.watermark.offset if self.failed else log.end
-        place = self._cursors.own()
+        place = self._cursors.own(self)
         while count < count_max and offset < end:
             batch = place.batch_at(offset, _nothing)
             if batch is None or batch.timestamp_ms > until_ms or batch.base_offset >= end:
@@ -427,9 +427,18 @@ class LocalLog(TurnLog):
         self.write_late()
         closing.finish(self.log)
 
-    def drop_reading(self) -> None:
-        """The queue is deleted: nobody waits for what was to be read."""
-        self._cursors.release()
+    def let_go(self) -> None:
+        """The queue is deleted. The parts, which know whose they are, are left to a log that is nobody's and in no
+        list: a circle of references would keep everything until the collector comes, which is rarely.
+        """
+        self._cursors.let_go()
+        nobody = TurnLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
+        nobody.next_offset = self.next_offset
+        nobody.failed = nobody.deleted = nobody.dirty = nobody.late = True
+        self.appender.owner = nobody
+        settlements = self._settlements
+        if settlements is not None:
+            settlements.owner = nobody
 
     def shed(self) -> None:
         if self.log.shed():

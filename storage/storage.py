@@ -268,7 +268,7 @@ class Storage(LogKeeper):
         self._stores.pop(store, None)
         self._openings.drop(store)
         self.commits.drop(store)
-        store.drop_reading()
+        store.let_go()
         store.log.abandon()
         store.safety_moved()
 

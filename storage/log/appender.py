@@ -38,10 +38,10 @@ _NO_PARTS: Final[list[bytes]] = []
 
 @final
 class Appender:
-    """Puts messages at the end of one log. One per log, whose `next_offset` and counts it moves on."""
+    """Puts messages at the end of one log. One per log (owner), whose `next_offset` and counts it moves on."""
 
     def __init__(self, owner: TurnLog, log: Log) -> None:
-        self._owner: TurnLog = owner
+        self.owner: TurnLog = owner
         self._log: Log = log
         self._context: StoreContext = owner.context
         # the open batch
@@ -83,7 +83,7 @@ class Appender:
         body_size: i64 = body_end - body_start
         self._count += 1
         self._body_bytes += body_size
-        owner = self._owner
+        owner = self.owner
         owner.record_count += 1
         owner.size_bytes += body_size
         offset: i64 = owner.next_offset
@@ -116,7 +116,7 @@ class Appender:
         """See `QueueLog.append_prepared`. Cost: 1 us and the CRC per batch of 64 records."""
         self.begin_transaction()
         self._timestamp_ms = self._context.clock.time_ms()
-        first: i64 = self._owner.next_offset
+        first: i64 = self.owner.next_offset
         for batch in prepared.batches:
             self._persistent = batch.persistent
             self._take(batch.count, batch.body_bytes)
@@ -134,7 +134,7 @@ class Appender:
             raise ValueError("a transaction is open")
         if self._count > 0:
             self._close_batch()
-        owner = self._owner
+        owner = self.owner
         owner.ensure_open()
         first: i64 = owner.next_offset
         for batch in batches:
@@ -151,8 +151,8 @@ class Appender:
         """See `QueueLog.begin_transaction`."""
         if self._count > 0:
             self._close_batch()
-        self._owner.ensure_open()
-        self._transaction_start = self._owner.next_offset
+        self.owner.ensure_open()
+        self._transaction_start = self.owner.next_offset
         self._sequence = 0
 
     def end_transaction(self) -> None:
@@ -171,7 +171,7 @@ class Appender:
             close_batch(
                 self._context.scratch,
                 COMMIT_RECORDS,
-                self._owner.next_offset,
+                self.owner.next_offset,
                 1,
                 self._log.next_epoch(),
                 LOG_APPEND_TIME | TRANSACTIONAL | CONTROL,
@@ -182,12 +182,12 @@ class Appender:
                 start,
             )
         )
-        self._owner.next_offset += 1
+        self.owner.next_offset += 1
         self._transaction_start = -1
 
     def _take(self, count: i64, body_size: i64) -> i64:
         """`count` records are the open batch; returns the offset of the first."""
-        owner = self._owner
+        owner = self.owner
         self._count = count
         self._body_bytes = body_size
         owner.record_count += count
@@ -197,7 +197,7 @@ class Appender:
         return offset
 
     def _open_batch(self, persistent: bool) -> BytesWriter:
-        self._owner.ensure_open()
+        self.owner.ensure_open()
         writer = self._writer
         if writer is None:
             writers = self._context.writers
@@ -233,7 +233,7 @@ class Appender:
             close_batch(
                 self._context.scratch,
                 records,
-                self._owner.next_offset - self._count,
+                self.owner.next_offset - self._count,
                 self._count,
                 self._log.next_epoch(),
                 attributes,
@@ -246,7 +246,7 @@ class Appender:
             )
         )
         if self._persistent and self._log.durable:
-            self._owner.needs_commit = True
+            self.owner.needs_commit = True
         self._count = 0
         self._body_bytes = 0
 
@@ -260,7 +260,7 @@ class Appender:
         if not batches:
             return
         self._batches = []
-        owner = self._owner
+        owner = self.owner
         log = self._log
         done: i64 = append_to(log, batches)
         total: i64 = len(batches)
@@ -299,7 +299,7 @@ class Appender:
             last = batch.last_offset
         if first >= 0:
             ranges.append((first, last))
-        self._owner.failed_ranges = self._owner.failed_ranges + ranges
+        self.owner.failed_ranges = self.owner.failed_ranges + ranges
 
     def give_writer_back(self) -> None:
         """The turn is over: the writer, which is empty, is another log's."""

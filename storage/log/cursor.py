@@ -25,25 +25,27 @@ logger = logging.getLogger(__name__)
 
 @final
 class Cursors:
-    """The cursors of one log. Holds none but those that were asked for."""
+    """The cursors of one log. Holds none but those that were asked for, and none of a log that is deleted."""
 
-    def __init__(self, owner: TurnLog, log: Log) -> None:
-        self._owner: TurnLog = owner
+    def __init__(self, log: Log) -> None:
         self._log: Log = log
         self._own: LocalCursor | None = None
         self._all: list[LocalCursor] = []
 
-    def own(self) -> LocalCursor:
-        """The queue's, made when it is wanted."""
+    def own(self, owner: TurnLog) -> LocalCursor:
+        """The queue's, made when it is wanted. owner: the log, as all of them know it."""
         cursor = self._own
         if cursor is None:
-            cursor = self._own = self.new()
+            cursor = self.new(owner)
+            if not owner.deleted:
+                self._own = cursor
         return cursor
 
-    def new(self) -> LocalCursor:
+    def new(self, owner: TurnLog) -> LocalCursor:
         """One more."""
-        cursor = LocalCursor(self._owner, self._log, self)
-        self._all.append(cursor)
+        cursor = LocalCursor(owner, self._log, self)
+        if not owner.deleted:
+            self._all.append(cursor)
         return cursor
 
     def forget(self, cursor: LocalCursor) -> None:
@@ -59,9 +61,15 @@ class Cursors:
             cursor.leave_batch()
 
     def release(self) -> None:
-        """Descriptors are closed, or the queue is deleted: nobody waits for what was to be read."""
+        """Descriptors are closed: the bytes around each are forgotten."""
         for cursor in self._all:
             cursor.release()
+
+    def let_go(self) -> None:
+        """The queue is deleted: nobody waits for what was to be read."""
+        self.release()
+        self._own = None
+        self._all = []
 
 
 @final

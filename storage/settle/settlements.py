@@ -5,7 +5,7 @@
 each call.
 
 The *delivery mark* precedes the deliveries: nothing above it was given to a consumer, as the files tell it. While
-deliveries go on without a pause it runs ahead of them, so that it need not be written with every turn (`ahead`).
+deliveries go on without a pause it runs ahead of them, so that it need not be written with every turn (`_ahead`).
 
 A log makes its `Settlements` when the first of this happens, or when recovery finds it; one that nobody settles in has
 none.
@@ -27,14 +27,14 @@ _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 
 @final
 class Settlements:
-    """What was settled, delivered and given back in one log.
+    """What was settled, delivered and given back in one log. owner: that log, whose counts follow.
 
     returned: offset -> delivery count of what was given back and is live.
     due: what was settled goes with this turn. delivered_mark: the highest offset that was delivered, or may have been.
     """
 
     def __init__(self, owner: TurnLog, log: Log, delivered_mark: i64, returned: dict[int, int]) -> None:
-        self._owner: TurnLog = owner
+        self.owner: TurnLog = owner
         self._log: Log = log
         self.returned: dict[int, int] = returned
         owner.returned = returned  # for those who read
@@ -48,7 +48,7 @@ class Settlements:
         self._run_limit: i64 = 0  # a run does not leave its segment, so that its bytes are those of one segment
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
-        # how fast deliveries go, for `ahead`
+        # how fast deliveries go, for `_ahead`
         self._tick_delivered_mark: i64 = delivered_mark
         self._pace: i64 = 0  # deliveries in a tick, the most of late
         self._steady: i64 = 0  # ticks on end that had some
@@ -62,7 +62,7 @@ class Settlements:
 
     def settle(self, offset: i64, body_size_bytes: i64) -> None:
         """See `QueueLog.settle`. Cost: 10 ns in order, some 0.3 us where a new run begins."""
-        owner = self._owner
+        owner = self.owner
         owner.record_count -= 1
         owner.size_bytes -= body_size_bytes
         if offset == self._run_next and offset < self._run_limit:
@@ -73,7 +73,7 @@ class Settlements:
 
     def settle_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
         """All of a batch, from `first` on. What of it was settled before is added again when the run is."""
-        owner = self._owner
+        owner = self.owner
         owner.record_count -= last - first + 1
         owner.size_bytes -= body_size_bytes
         if first == self._run_next and first < self._run_limit:
@@ -83,7 +83,7 @@ class Settlements:
             self._begin_run(first, last, body_size_bytes)
 
     def _begin_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
-        self._owner.wake()
+        self.owner.wake()
         if self._run_first >= 0:
             self._runs.append((self._run_first, self._run_next - 1, self._run_bytes))
         self._run_first = first
@@ -122,7 +122,7 @@ class Settlements:
 
     def _add(self, first: i64, last: i64, body_size_bytes: i64) -> None:
         live: i64 = self._log.settle(first, last, body_size_bytes)
-        self._owner.record_count += last - first + 1 - live  # those that were settled before, or never written
+        self.owner.record_count += last - first + 1 - live  # those that were settled before, or never written
         if self.returned:
             self.forget_returned(first, last)
 
@@ -132,7 +132,7 @@ class Settlements:
         """See `QueueLog.mark_delivered`. Cost: 5 ns."""
         if offset > self.delivered_mark:
             self.delivered_mark = offset
-            owner = self._owner
+            owner = self.owner
             if not owner.dirty:
                 owner.mark_dirty()
 
@@ -140,7 +140,7 @@ class Settlements:
         """See `QueueLog.mark_returned`."""
         self.returned[offset] = delivery_count
         self._returns.append(offset)
-        self._owner.mark_dirty()
+        self.owner.mark_dirty()
 
     def redelivered(self, offset: i64) -> bool:
         """See `QueueLog.redelivered`."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import LogFailed
 
@@ -384,3 +387,31 @@ def test_who_waits_for_a_log_that_is_deleted_is_told(house: Any) -> None:
     assert told == [False]
     house.turn()
     assert told == [False]
+
+
+def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
+    """Circles of references are collected rarely, and never where the collector was told not to look."""
+    house.begin()
+    route = RecordRoute(b"", b"brief")
+    gc.collect()
+    gc.disable()
+    try:
+        before = len([each for each in gc.get_objects() if type(each) in (LocalLog, Log)])
+        for _ in range(10):
+            _, store = house.storage.create_queue("v", "brief", "/")
+            store.append_parts(route, b"", b"x", True)
+            house.turn()
+            cursor = store.new_cursor()
+            assert len(store.cursor.read(0, 100).records) == len(cursor.read(0, 100).records) == 1
+            store.mark_delivered(0)
+            store.settle(0, 1)
+            house.storage.retire_queue(store, lambda: None)
+            assert store.cursor.read(0, 100).records == []
+            store.settle(0, 1)  # an ack that comes too late
+            with pytest.raises(LogFailed):
+                store.append_parts(route, b"", b"x", True)
+            house.turn()
+        del store, cursor
+        assert len([each for each in gc.get_objects() if type(each) in (LocalLog, Log)]) == before
+    finally:
+        gc.enable()
