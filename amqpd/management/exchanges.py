@@ -126,7 +126,9 @@ async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
         if not future.done():
             future.set_result(safe)
 
+    failed = "the message could not be written"
     if len(route.destinations) > WIDE_COUNT:
+        failed = "a queue did not take the message, or it could not be written"
         Spread(publisher.session, route, message, True, done).step()
     else:
         if not publisher.offer(route, message):
@@ -140,7 +142,7 @@ async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
     except TimeoutError:
         raise Unavailable("the disk does not answer; the message may or may not be kept") from None
     if not safe:
-        raise Unavailable("the message could not be written")
+        raise Unavailable(failed)
 
 
 def _body(call: Call) -> bytes:

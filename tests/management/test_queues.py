@@ -221,6 +221,19 @@ class TestMessages:
     def test_publish_wants_sense(self, api, v, body):
         assert api("POST", f"/api/exchanges/{v}/amq.direct/publish", body).status == 400
 
+    def test_a_publish_to_very_many_queues(self, api, v, channel):
+        names = [f"q{number}" for number in range(260)]
+        for name in names:
+            channel.queue_declare(name)
+            channel.queue_bind(name, "amq.fanout")
+        path, body = f"/api/exchanges/{v}/amq.fanout/publish", {"routing_key": "", "payload": "x"}
+        assert api.done("POST", path, body).json == {"routed": True}
+        assert all(channel.basic_get(name, auto_ack=True)[2] == b"x" for name in names)
+        channel.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+        channel.queue_bind("full", "amq.fanout")
+        answer = api("POST", path, body)
+        assert (answer.status, "did not take" in answer.json["reason"]) == (503, True)
+
     def test_unroutable(self, api, v):
         body = {"routing_key": "nobody", "payload": "x", "properties": []}
         assert api.done("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
