@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from amqpd.management.api import ROUTES
 from amqpd.management.call import TAGS, MethodNotAllowed, NotThere, Role
 from amqpd.management.router import Route, Router
 
+MANUAL = Path(__file__).parents[2] / "docs" / "admin-api.md"
 STOPPING = {"api/amqpd/stop", "api/amqpd/stop_app", "api/amqpd/start_app", "api/amqpd/close_all_connections"}
 
 
@@ -23,6 +27,16 @@ class TestTable:
         for route in ROUTES:
             if route.method != "GET" and route.path.split("/")[1] in theirs:
                 assert route.role == Role.ADMINISTRATOR, route
+
+    def test_what_rabbitmq_does_not_have_is_documented(self) -> None:
+        shown = {"vhost": "V", "queue": "Q", "file": "F", "user": "U", "name": "N"}
+        ours = {
+            (route.method, re.sub(r"{(\w+)}", lambda name: shown[name[1]], route.path.removeprefix("api/amqpd/")))
+            for route in ROUTES
+            if route.path.startswith("api/amqpd/")
+        }
+        rows = re.findall(r"^\| (GET|PUT|POST|DELETE) ([^|]*)\|", MANUAL.read_text("utf-8"), re.MULTILINE)
+        assert {(method, path) for method, paths in rows for path in re.findall(r"`([^`]+)`", paths)} == ours
 
     def test_two_routes_of_one_path_are_refused(self) -> None:
         route = ROUTES[0]
