@@ -34,6 +34,7 @@ from amqpd.storage.log import closing
 from amqpd.storage.log.appender import Appender
 from amqpd.storage.log.cursor import Cursors
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.lookup import offset_before
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
@@ -153,6 +154,8 @@ class LocalLog(TurnLog):
                 size += max(0, segment.body_bytes - segment.settled_body_bytes)
         self.record_count = count
         self.size_bytes = size
+        if self.recounted is not None:
+            self.recounted()
 
     # -- appending
 
@@ -245,6 +248,10 @@ class LocalLog(TurnLog):
     def read_end(self) -> i64:
         self._write_now()
         return self.log.watermark.offset if self.failed else self.next_offset
+
+    def offset_before(self, timestamp_ms: i64) -> i64:
+        self._write_now()
+        return offset_before(self.log, timestamp_ms)
 
     # -- settling
 

@@ -68,6 +68,19 @@ class Cursor:
         """
         raise NotImplementedError
 
+    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        """As `read_at_hand`, but nothing at the high watermark or above it; writes nothing. No records, and not
+        `waiting`: there are none below it.
+        """
+        raise NotImplementedError
+
+    def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
+        """The first offset of the last record batch with messages below `end`, which is the high watermark or below;
+        `end` where there is none. -1 while the disk is asked: `arrived` is called when it has answered.
+        Raises: OSError.
+        """
+        raise NotImplementedError
+
     def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
         """The first live message from `offset` on; keeps none of the bytes behind it. None also while the disk is asked
         for it: `arrived` is called on the loop when it has come. Raises: OSError.
@@ -117,6 +130,8 @@ class QueueLog:
         self.deleted: bool = False
         self.lost: list[tuple[int, int]] = _NO_RANGES
         self.failed_ranges: list[tuple[int, int]] = _NO_RANGES  # see `take_failed_ranges`
+        # Called when counts have changed by themselves: retention, compaction, a write that failed.
+        self.recounted: Callable[[], None] | None = None
         self._safety: Safety | None = None
 
     # -- its life
@@ -248,6 +263,13 @@ class QueueLog:
 
     def new_cursor(self) -> Cursor:
         """A place of one's own. Cost: 1 us."""
+        raise NotImplementedError
+
+    def offset_before(self, timestamp_ms: i64) -> i64:
+        """An offset from which reading comes to the first message that was appended at `timestamp_ms` (since 1970) or
+        later, after few that are older; the log end offset where there is none. Cost: a step per segment, three small
+        reads. Raises: OSError.
+        """
         raise NotImplementedError
 
     # -- settling

@@ -186,6 +186,8 @@ class Storage(LogKeeper):
 
     def _keep(self, log: Log, policy: RetentionPolicy | None) -> None:
         log.policy = policy
+        size = policy.segment_size_bytes if policy is not None else -1
+        log.segment_size_bytes = size if size > 0 else self.segment_size_bytes
         log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
 
     def find_hold(self, store: QueueLog) -> Hold | None:

@@ -127,6 +127,7 @@ class Broker:
             self.opener,
             self.pump_retries,
             self.dead_letters,
+            self.catalogue.stored_offsets,
             self._expire_queue,
         )
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.access import check
 from amqpd.broker.catalogue import queues
-from amqpd.errors import AccessRefused
+from amqpd.broker.queues.kinds import KINDS
+from amqpd.errors import AccessRefused, NotImplementedByBroker, PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer
+    from amqpd.broker.delivery import Consumer, ConsumerArguments, Source
     from amqpd.broker.queues.queue import Queue
     from amqpd.broker.session import Session
 
@@ -26,8 +27,37 @@ def check_free(queue: Queue, exclusive: bool) -> None:
         raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost_name}' in exclusive use")
 
 
+def refuse_of_streams(queue: Source, what: str, method: int) -> None:
+    """Nothing is taken out of a stream. what: was asked for. Raises: NotImplementedByBroker where it is one."""
+    if KINDS[queue.kind].stream:
+        raise NotImplementedByBroker(
+            f"{what} not supported by stream queues queue '{queue.name}' in vhost '{queue.vhost_name}'", method
+        )
+
+
+def check_reader(queue: Queue, prefetch_count: int, no_ack: bool, arguments: ConsumerArguments, method: int) -> None:
+    """Whether a consumer that asks for this may read the stream, if it is one. prefetch_count: 0 for no limit.
+
+    Raises: PreconditionFailed, NotImplementedByBroker.
+    """
+    if not KINDS[queue.kind].stream:
+        return
+    if prefetch_count == 0:
+        # rabbit: acks are its credit, so it needs some to begin with
+        text = f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost_name}''"
+        raise PreconditionFailed(text)
+    if no_ack:
+        refuse_of_streams(queue, "automatic acknowledgement", method)
+    if arguments.consumer_name and not queue.host.admit_name(queue.id, arguments.consumer_name):
+        raise PreconditionFailed(
+            f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers, "
+            f"none can be stored for '{arguments.consumer_name}'"
+        )
+
+
 def begin(queue: Queue, consumer: Consumer) -> None:
     """It is served from here on, in this very call where something is ready."""
+    queue.order.join(queue, consumer)
     queue.add_consumer(consumer)
     queue.used()
     queue.pump()
@@ -35,6 +65,7 @@ def begin(queue: Queue, consumer: Consumer) -> None:
 
 def end(session: Session, queue: Queue, consumer: Consumer) -> None:
     """It leaves by itself. What it has unacked stays with its front end; an auto-delete queue may go with its last."""
+    queue.order.leave(queue, consumer)
     queue.remove_consumer(consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:

@@ -18,6 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
+from amqpd.broker.stream_start import StreamStart
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -52,13 +53,18 @@ class ConsumerArguments:
     """What a consumer asks for beside its flags, as one immutable value (queues/consumer_arguments.py makes it).
 
     values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
-    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys.
+    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. Of streams: start:
+    x-stream-offset. consumer_name: x-stream-consumer-name, "" for none.
     """
 
     def __init__(self, values: Mapping[str, object], table: bytes) -> None:
         self.table: Final[bytes] = table
         priority = values.get("priority")
         self.priority: Final[int] = priority if isinstance(priority, int) else 0
+        start = values.get("start")
+        self.start: Final[StreamStart | None] = start if isinstance(start, StreamStart) else None
+        name = values.get("consumer_name")
+        self.consumer_name: Final[str] = name if isinstance(name, str) else ""
 
 
 NO_ARGUMENTS: Final = ConsumerArguments({}, b"")
@@ -79,6 +85,8 @@ class Consumer:
         self.cancelled = False
         # Deliveries that wait for an answer.
         self.in_flight: i64 = 0
+        # Of a stream: its place, and the source of what it gets.
+        self.reader: Source | None = None
 
     def can_take(self) -> bool:
         """Whether there is credit and room to write. A parked consumer is asked again only after `Source.activate`."""
@@ -137,6 +145,11 @@ class RoundRobin:
         consumer.parked = False
         self._enter(consumer)
         return True
+
+    def rest(self, consumer: Consumer) -> None:
+        """It is parked until `back`, though it might take: there is nothing for it just now."""
+        self._leave(consumer)
+        consumer.parked = True
 
     def has_ready(self) -> bool:
         """Whether there is one that is not parked."""
@@ -214,6 +227,8 @@ class Source(Destination):
         super().__init__()
         self.name = name
         self.vhost_name = vhost_name
+        # In the metadata; "" for one that is not there.
+        self.id = ""
         # Its row in queues/kinds.py.
         self.kind = "classic"
         self.deleted = False

@@ -35,6 +35,8 @@ class Destination(Versioned):
         super().__init__()
         # Whether a confirm has to wait for a log that is synced.
         self.durable = False
+        # Whether it keeps every message, whatever its delivery mode.
+        self.keeps_all = False
 
     def prepare(self) -> None:
         """Called before the first use: a queue that was there before the start reads its log now.

@@ -7,6 +7,7 @@ from typing import final
 
 from mypy_extensions import i64
 
+from amqpd.broker.catalogue.stored_offsets import StoredOffsets
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
@@ -18,6 +19,8 @@ from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
+from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -37,6 +40,7 @@ class BrokerHost(QueueHost):
         opener: Opener,
         pump_retries: PumpRetries,
         dead_letters: DeadLetters,
+        stored_offsets: StoredOffsets,
         expire: Callable[[Queue], object],
     ) -> None:
         super().__init__(vhost_name, vhost_id, turn, timers, windows)
@@ -44,6 +48,7 @@ class BrokerHost(QueueHost):
         self._opener = opener
         self._pump_retries = pump_retries
         self._dead_letters = dead_letters
+        self._stored_offsets = stored_offsets
         self._expire = expire
 
     def open_soon(self, opening: Opening) -> bool:
@@ -57,6 +62,23 @@ class BrokerHost(QueueHost):
 
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
         self._storage.hold(log).declare(name, bytes_max)
+
+    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+        if isinstance(log, LocalLog):
+            self._storage.set_policy(log, policy)
+
+    def admit_name(self, queue_id: str, name: str) -> bool:
+        return self._stored_offsets.admit(queue_id, name)
+
+    def stored_offset(self, queue_id: str, name: str) -> i64:
+        offset = self._stored_offsets.get(queue_id, name)
+        return -1 if offset is None else offset
+
+    def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
+        self._stored_offsets.put(queue_id, name, offset)
+
+    def settle_offset(self, queue_id: str, name: str) -> None:
+        self._stored_offsets.settle(queue_id, name)
 
     def expire(self, queue: Source) -> None:
         assert isinstance(queue, Queue)  # no other source has a lease

@@ -323,8 +323,7 @@ class FromLog:
         if 0 < size <= FRAME_PAYLOAD_BYTES and len(properties) <= KEPT_PROPERTIES_MAX:
             if size != self._size:
                 out = BytesWriter()
-                write_header(out, 1, properties, len(body))
-                _begin_body_frame(out, 1, len(body))
+                write_begun(out, properties, size)
                 self._start = out.getvalue()
                 self._size = size
             start = self._start
@@ -349,6 +348,21 @@ class FromLog:
                 self._envelopes.clear()
             self._envelopes[key] = envelope
         return envelope
+
+
+def write_begun(out: BytesWriter, properties: bytes, body_size: i64) -> None:
+    """Appends what stands before a body of one frame: the header frame, and the head of the body's. On channel 1."""
+    write_header(out, 1, properties, body_size)
+    _begin_body_frame(out, 1, body_size)
+
+
+def begun(envelope: Envelope, start: bytes, body: bytes, body_size: i64) -> Message:
+    """A persistent message of which nobody asks the properties. start: as `write_begun` makes it for this body, of 1 to
+    FRAME_PAYLOAD_BYTES."""
+    message = Message(envelope, start, len(start) - 7, body_size, _IN_PARTS, True, None)
+    message.parts = [body]
+    message.started = True
+    return message
 
 
 def message_in_parts(

@@ -99,7 +99,7 @@ class Part:
         self.persistent = False
 
     def add(self, message: Message) -> None:
-        if message.persistent:
+        if message.persistent or self.destination.keeps_all:
             self.persistent = True
         prepared = self.prepared
         if prepared is None:

@@ -79,7 +79,11 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     arguments = consumer_arguments(
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
     )
-    if channel.deliveries.window_size > 0 and not KINDS[queue.kind].global_qos:
+    deliveries = channel.deliveries
+    wide = channel.owner.channel_wide_qos  # then the window is what this client's basic.qos has set
+    prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
+    consuming.check_reader(queue, prefetch_count, command.no_ack, arguments, commands.BASIC_CONSUME)
+    if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
@@ -153,6 +157,7 @@ def get(channel: Channel, command: BasicGet) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
     queue = consuming.queue_for(session, name)
+    consuming.refuse_of_streams(queue, "basic.get", commands.BASIC_GET)
     queue.used()
     entry = queue.get(command.no_ack)
     if entry is None:
@@ -193,14 +198,17 @@ def ack(channel: Channel, command: BasicAck) -> None:
 
 
 def reject(channel: Channel, command: BasicReject) -> None:
-    _negative(channel, command.delivery_tag, False, command.requeue)
+    _negative(channel, command.delivery_tag, False, command.requeue, commands.BASIC_REJECT)
 
 
 def nack(channel: Channel, command: BasicNack) -> None:
-    _negative(channel, command.delivery_tag, command.multiple, command.requeue)
+    _negative(channel, command.delivery_tag, command.multiple, command.requeue, commands.BASIC_NACK)
 
 
-def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
+    unacked = channel.deliveries.unacked
+    for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
+        consuming.refuse_of_streams(entry.queue, "basic.nack and basic.reject", method)
     if channel.transaction is not None:
         channel.collect(channel.transaction, _tag(tag), multiple, REQUEUE if requeue else DISCARD)
         return
@@ -260,6 +268,8 @@ def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
 def _recover(channel: Channel, requeue: bool, method: int) -> None:
     if not requeue:
         raise NotImplementedByBroker("requeue=false", method)
+    for entry in channel.deliveries.unacked.entries():
+        consuming.refuse_of_streams(entry.queue, "basic.recover", method)  # rabbit: 541
     requeue_all(channel, channel.deliveries.unacked.take_outstanding())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from amqpd.broker.access import check, check_topic_keys
 from amqpd.broker.catalogue import bindings, queues
 from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.consuming import refuse_of_streams
 from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.reply_to import REPLY_TO
@@ -135,6 +136,7 @@ def purge(channel: Channel, command: QueuePurge) -> None:
     name = queue_name(channel, command.queue)
     check(session, "read", "queue", name)
     queue = session.vhost.usable_queue(name, session)
+    refuse_of_streams(queue, "queue.purge", commands.QUEUE_PURGE)
     count = queue.purge()
     session.turn.want()
     if not command.no_wait:

@@ -49,7 +49,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             log = destination.log()
             if log is not None:
                 concerned.add(log)
-                if message.persistent:
+                if message.persistent or destination.keeps_all:
                     whole[destination] = log
     settled = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
     for log in concerned | settled:

@@ -35,12 +35,14 @@ class RetentionPolicy:
     """What a log keeps. -1: no limit.
 
     segment_age_ms: a segment whose first record is older is rolled, so that age can take effect where little is
-    appended. file_delete_delay_ms: how long removed files stay, renamed `.deleted`. compaction: see cleaner.py.
+    appended. segment_size_bytes: at which the active segment is rolled; -1: that of all logs. file_delete_delay_ms: how
+    long removed files stay, renamed `.deleted`. compaction: see cleaner.py.
     """
 
     max_age_ms: int = -1
     max_bytes: int = -1
     max_records: int = -1
     segment_age_ms: int = -1
+    segment_size_bytes: int = -1
     file_delete_delay_ms: int = FILE_DELETE_DELAY_MS
     compaction: CleanerPolicy | None = None

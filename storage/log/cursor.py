@@ -90,6 +90,24 @@ class LocalCursor(Cursor):
     def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
         return self._read(offset, size_bytes_max, arrived)
 
+    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
+
+    def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
+        self._waiting = False
+        offset = end - 1
+        while offset >= 0:
+            batch = self.batch_at(offset, arrived)
+            if batch is None:
+                return -1 if self._waiting else end
+            if batch.base_offset > offset:
+                return end  # what was there is gone
+            segment = self._log.segment_of(batch.base_offset)
+            if batch.remaining > 0 and segment is not None and segment.live > 0:
+                return batch.base_offset
+            offset = batch.base_offset - 1  # the marker that ends a transaction
+        return end
+
     def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
         fetch = self._read(offset, 1, arrived)
         if not fetch.waiting:
@@ -97,10 +115,14 @@ class LocalCursor(Cursor):
         return fetch.records[0] if fetch.records else None
 
     def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> Fetch:
+        return self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
+
+    def _read_below(
+        self, end: i64, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None
+    ) -> Fetch:
         owner = self._owner
         log = self._log
         self._waiting = False
-        end = owner.read_end()
         records: list[Record] = []
         budget: i64 = max(size_bytes_max, 1)
         while budget > 0 and offset < end:

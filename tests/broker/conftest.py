@@ -100,6 +100,7 @@ class Room:
             self.opener,
             self.pump_retries,
             self.dead_letters,
+            self.catalogue.stored_offsets,
             self._expire,
         )
         self.vhost = self.vhosts["/"] = VHost(self.catalogue, VhostRow("/", "v1"), host, self.reply_consumers)

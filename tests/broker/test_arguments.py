@@ -37,7 +37,7 @@ class TestDocumentation:
         """But for what a kind of queue brings."""
         fields = [row.field for row in ROWS.values() if row.field]
         assert len(fields) == len(set(fields))
-        made = {"counts_shown", "drops_head", "admissions", "plain"}
+        made = {"counts_shown", "stream", "drops_head", "admissions", "plain"}
         assert set(fields) == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - made
 
 
@@ -58,9 +58,25 @@ class TestValidation:
         with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_quorum_queue"):
             validate("q", "/", {name: 1, "x-queue-type": "quorum"})
 
-    def test_a_stream_is_not_there_yet(self) -> None:
-        with pytest.raises(PreconditionFailed, match="unsupported queue type 'stream'"):
-            validate("q", "/", {"x-queue-type": "stream"})
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "x-max-length",
+            "x-message-ttl",
+            "x-expires",
+            "x-overflow",
+            "x-dead-letter-exchange",
+            "x-dead-letter-routing-key",
+            "x-max-priority",
+            "x-delivery-limit",
+            "x-export",
+            "x-queue-mode",
+            "x-queue-master-locator",
+        ],
+    )
+    def test_a_stream_does_not_know_it(self, name) -> None:
+        with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_stream_queue"):
+            validate("q", "/", {name: 1, "x-queue-type": "stream"})
 
     def test_unknown_arguments_pass(self) -> None:
         validate("q", "/", {"x-mine": {"any": ["thing"]}})

@@ -45,7 +45,6 @@ DECLARE = [
     bad("E6", "x-overflow", "bogus", "invalid_overflow"),
     bad("E6-integer", "x-overflow", 5, "{unacceptable_type,signedint}"),
     bad("E7", "x-queue-type", "bogus", "\"unsupported queue type 'bogus'\""),
-    bad("E7-stream", "x-queue-type", "stream", "\"unsupported queue type 'stream'\""),
     bad("E7-integer", "x-queue-type", 5, "{unacceptable_type,signedint}"),
     bad("mode", "x-queue-mode", "foo", "\"unsupported queue mode 'foo'\""),
     bad("mode-integer", "x-queue-mode", 4, "{unacceptable_type,signedint}"),

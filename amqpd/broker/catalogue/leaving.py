@@ -37,6 +37,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     for binding in vhost.take_queue(queue):
         changes += drop_binding(vhost, binding)
     for consumer in list(queue.consumers):
+        queue.order.leave(queue, consumer)
         queue.remove_consumer(consumer)
         consumer.cancel()
     queue.forget()

@@ -42,7 +42,7 @@ class Spread:
         self._soon: Callable[..., object] = session.broker.loop.call_soon
         self._route = route
         self._message = message
-        self._waits = waits and route.durable and message.persistent
+        self._waits = waits and route.durable
         self._done = done
         self._next = 0
         self._accepted = True
@@ -71,7 +71,7 @@ class Spread:
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break
         self._soon(turn.run)  # at once, also where it was put off: there is more to come
-        if self._waits and logs:
+        if self._waits and message.persistent and logs:  # by now, if a stream has taken it
             self._syncs += 1
             when_safe(turn, logs, self._synced)
         if self._next < len(destinations):

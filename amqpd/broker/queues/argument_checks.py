@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.queues.kinds import KINDS, kind_of
 from amqpd.broker.queues.rules import OVERFLOWS, Admission
+from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME
@@ -70,7 +71,10 @@ class Row(NamedTuple):
 Check: TypeAlias = Callable[[Row, object, Context], None]
 
 
+SEGMENT_SIZE_BYTES_MAX: Final = 3_000_000_000
+"""rabbit: more is refused."""
 STRATEGIES: Final = ("at-most-once", "at-least-once")
+LEADER_LOCATORS: Final = ("client-local", "balanced", "random", "least-leaders")
 MODES: Final = ("default", "lazy")
 
 
@@ -93,6 +97,21 @@ def erlang_type(value: object) -> str:
     if isinstance(value, bytearray):
         return "binary"
     return "array" if isinstance(value, list) else "table"
+
+
+def erlang_field(value: object) -> str:
+    """A field value as RabbitMQ's texts show it with its type: `{longstr,<<"a">>}`. What is nested is not shown."""
+    kind = erlang_type(value)
+    if isinstance(value, bool):
+        return f"{{{kind},{'true' if value else 'false'}}}"
+    if isinstance(value, str):
+        shown = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'{{{kind},<<"{shown}">>}}'
+    if value is None:
+        return f"{{{kind},undefined}}"
+    if isinstance(value, int | float | Decimal):
+        return f"{{{kind},{value}}}"
+    return f"{{{kind},...}}"
 
 
 def is_integer(value: object) -> bool:
@@ -141,6 +160,23 @@ def text(row: Row, value: object, context: Context) -> str:
     if not isinstance(value, str):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
+
+
+def positive(row: Row, value: object, context: Context) -> None:
+    non_negative(row, value, context)
+    if value == 0:
+        raise invalid(row, context, "{value_zero,0}")
+
+
+def max_age(row: Row, value: object, context: Context) -> None:
+    if interval_ms(text(row, value, context)) < 0:
+        raise invalid(row, context, "invalid_max_age")
+
+
+def segment_size(row: Row, value: object, context: Context) -> None:
+    non_negative(row, value, context)
+    if integer(row, value, context) > SEGMENT_SIZE_BYTES_MAX:
+        raise PreconditionFailed(f"Exceeded max value for {row.name}")
 
 
 def overflow(row: Row, value: object, context: Context) -> None:
@@ -202,6 +238,11 @@ def check_kind(row: Row, context: Context) -> None:
         )
 
 
+def leader_locator(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in LEADER_LOCATORS:
+        raise invalid(row, context, "invalid_queue_locator_arg")
+
+
 def strategy(row: Row, value: object, context: Context) -> None:
     if text(row, value, context) not in STRATEGIES:
         raise invalid(row, context, "invalid_dlx_strategy")
@@ -230,6 +271,10 @@ def is_positive(value: object) -> bool:
 
 def is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def is_interval(value: object) -> bool:
+    return isinstance(value, str) and interval_ms(value) > 0
 
 
 def is_one_of(*values: object) -> Callable[[object], bool]:

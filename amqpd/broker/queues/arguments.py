@@ -23,12 +23,15 @@ from amqpd.broker.queues import argument_checks as checks
 from amqpd.broker.queues.argument_checks import IGNORED, Context, Row, check_kind, erlang_type
 from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.rules import OVERFLOWS, PLAIN, Admission, Rules
+from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
 
 log = logging.getLogger(__name__)
 
 CLASSIC: Final = frozenset({"classic"})
 QUORUM: Final = frozenset({"quorum"})
+WORK_QUEUES: Final = CLASSIC | QUORUM
+STREAM: Final = frozenset({"stream"})
 NO_POLICY: Final[Mapping[str, object]] = MappingProxyType({})
 
 ROWS: Final[dict[str, Row]] = {
@@ -42,6 +45,7 @@ ROWS: Final[dict[str, Row]] = {
             "how many ms a message may wait; 0: deliver or drop",
             field="ttl_ms",
             most=TTL_MS_MAX,
+            kinds=WORK_QUEUES,
             policy="message-ttl",
             accepts=checks.is_natural,
             called="message TTL",
@@ -56,6 +60,7 @@ ROWS: Final[dict[str, Row]] = {
             "a queue nobody used for so many ms is deleted",
             field="expires_ms",
             most=TTL_MS_MAX,
+            kinds=WORK_QUEUES,
             policy="expires",
             accepts=checks.is_positive,
             called="queue expiry",
@@ -69,6 +74,7 @@ ROWS: Final[dict[str, Row]] = {
             "limits",
             "how many messages may be ready",
             field="length_max",
+            kinds=WORK_QUEUES,
             policy="max-length",
             accepts=checks.is_natural,
             called="maximum length",
@@ -80,7 +86,7 @@ ROWS: Final[dict[str, Row]] = {
             checks.non_negative,
             True,
             "limits",
-            "how many body bytes may be ready",
+            "how many body bytes may be ready; of a stream: how many bytes of files stay",
             field="length_bytes_max",
             policy="max-length-bytes",
             accepts=checks.is_natural,
@@ -95,6 +101,7 @@ ROWS: Final[dict[str, Row]] = {
             "limits",
             "when full: drop-head, reject-publish, reject-publish-dlx",
             field="overflow",
+            kinds=WORK_QUEUES,
             policy="overflow",
             accepts=checks.is_one_of(*OVERFLOWS),
             called="overflow value",
@@ -106,6 +113,7 @@ ROWS: Final[dict[str, Row]] = {
             "dead_letters",
             "where messages go that end here",
             field="dead_letter_exchange",
+            kinds=WORK_QUEUES,
             policy="dead-letter-exchange",
             accepts=checks.is_text,
             called="dead letter exchange name",
@@ -117,6 +125,7 @@ ROWS: Final[dict[str, Row]] = {
             "dead_letters",
             "under which key, if not their own",
             field="dead_letter_key",
+            kinds=WORK_QUEUES,
             policy="dead-letter-routing-key",
             accepts=checks.is_text,
             called="dead letter routing key",
@@ -150,7 +159,44 @@ ROWS: Final[dict[str, Row]] = {
             "one consumer at a time, the others stand by",
             field="single_active",
         ),
-        Row("x-queue-type", checks.queue_type, True, "kinds", "classic or quorum; any other is refused with 406"),
+        Row("x-queue-type", checks.queue_type, True, "kinds", "classic, quorum or stream; any other is refused"),
+        Row(
+            "x-max-age",
+            checks.max_age,
+            True,
+            "stream_order",
+            "of a stream: how long messages stay, `7D`: Y, M, D, h, m, s",
+            field="max_age_ms",
+            kinds=STREAM,
+            policy="max-age",
+            accepts=checks.is_interval,
+            called="max age",
+            merge="lowest",
+        ),
+        Row(
+            "x-stream-max-segment-size-bytes",
+            checks.segment_size,
+            True,
+            "stream_order",
+            "of a stream: size of a file, 64 KiB to 1 GiB; files go as a whole",
+            field="segment_size_bytes",
+            most=checks.SEGMENT_SIZE_BYTES_MAX,
+            kinds=STREAM,
+            policy="stream-max-segment-size-bytes",
+            accepts=checks.is_natural,
+            called="segment size",
+        ),
+        Row(
+            "x-initial-cluster-size",
+            checks.positive,
+            False,
+            IGNORED,
+            "ignored: one node",
+            kinds=STREAM,
+            policy="initial-cluster-size",
+            accepts=checks.is_positive,
+            called="cluster size",
+        ),
         Row(
             "x-delivery-limit",
             checks.non_negative,
@@ -165,13 +211,21 @@ ROWS: Final[dict[str, Row]] = {
             operator=True,
             merge="lowest",
         ),
-        Row("x-export", checks.export_name, True, "make_queue", "what is settled stays until that export has it"),
+        Row(
+            "x-export",
+            checks.export_name,
+            True,
+            "make_queue",
+            "what is settled stays until that export has it",
+            kinds=WORK_QUEUES,
+        ),
         Row(
             "x-export-max-bytes",
             checks.export_bytes,
             True,
             "make_queue",
             "how much of them stays at most; default 16 GiB",
+            kinds=WORK_QUEUES,
         ),
         Row(
             "x-queue-mode",
@@ -179,6 +233,7 @@ ROWS: Final[dict[str, Row]] = {
             True,
             IGNORED,
             "ignored: every queue pages to disk",
+            kinds=WORK_QUEUES,
             policy="queue-mode",
             accepts=checks.is_one_of(*checks.MODES),
             called="queue-mode value",
@@ -226,18 +281,19 @@ ROWS: Final[dict[str, Row]] = {
             False,
             IGNORED,
             "ignored: one node",
+            kinds=WORK_QUEUES,
             policy="queue-master-locator",
             accepts=checks.is_one_of("client-local", "min-masters", "random"),
             called="queue-master-locator value",
         ),
         Row(
             "x-queue-leader-locator",
-            checks.anything,
+            checks.leader_locator,
             False,
             IGNORED,
             "ignored: one node",
             policy="queue-leader-locator",
-            accepts=checks.is_one_of("client-local", "balanced", "random", "least-leaders"),
+            accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
             called="queue leader locator value",
         ),
         Row(
@@ -281,8 +337,11 @@ def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = 
     """
     values: dict[str, object] = {}
     admissions: list[Admission] = []
-    if kind_of(arguments).counts_shown:
+    kind = kind_of(arguments)
+    if kind.counts_shown:
         values["counts_shown"] = True
+    if kind.stream:
+        values["stream"] = True
     for name, value in (merged(arguments, effective) if effective else arguments).items():
         row = ROWS.get(name)
         if row is not None and row.field:
@@ -307,6 +366,8 @@ def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> 
             both[row.name] = value
         elif row.merge == "lowest" and isinstance(value, int) and isinstance(argument, int):
             both[row.name] = min(value, argument)
+        elif row.merge == "lowest" and isinstance(value, str) and isinstance(argument, str):
+            both[row.name] = min(value, argument, key=interval_ms)
     return both
 
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from amqpd.broker.delivery import ConsumerArguments
-from amqpd.broker.queues.argument_checks import erlang_type, is_integer
+from amqpd.broker.queues.argument_checks import erlang_field, erlang_type, is_integer
 from amqpd.broker.queues.kinds import KINDS
+from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
 from amqpd.errors import PreconditionFailed
+from amqpd.protocol.codec import Timestamp
 
 
 class ConsumerContext(NamedTuple):
@@ -56,7 +58,33 @@ def _integer(row: ConsumerRow, value: object, context: ConsumerContext) -> objec
     return value
 
 
+def _stream_offset(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
+    if isinstance(value, Timestamp):
+        return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
+    if is_integer(value):
+        return StreamStart(OFFSET, value)
+    if isinstance(value, str):
+        if value in (FIRST, LAST, NEXT):
+            return StreamStart(value)
+        ms = interval_ms(value)
+        if ms >= 0:
+            return StreamStart(AGO, ms)
+    raise invalid(row, context, f"{{invalid_stream_offset_arg,{erlang_field(value)}}}")
+
+
+def _consumer_name(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    if not 0 < len(value.encode("utf-8", "surrogateescape")) <= NAME_SIZE_MAX:
+        raise invalid(row, context, f'"expected a name of 1 to {NAME_SIZE_MAX} bytes"')
+    return value
+
+
+NAME_SIZE_MAX: Final = 255
+_TIME_MS_MAX: Final = 1 << 60
 WORK_QUEUES: Final = frozenset({"classic", "quorum"})
+STREAMS: Final = frozenset({"stream"})
 
 CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
     row.name: row
@@ -68,6 +96,22 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "those of the highest number that can take are served first; default 0",
             "priority",
             WORK_QUEUES,
+        ),
+        ConsumerRow(
+            "x-stream-offset",
+            _stream_offset,
+            "stream_reader",
+            "where it begins: `first`, `last` (batch), `next` (default), an offset, a time, how long ago (`5m`)",
+            "start",
+            STREAMS,
+        ),
+        ConsumerRow(
+            "x-stream-consumer-name",
+            _consumer_name,
+            "stream_reader",
+            "a name under which the broker stores how far it has acked; it goes on from there",
+            "consumer_name",
+            STREAMS,
         ),
     )
 }

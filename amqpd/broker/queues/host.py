@@ -14,6 +14,7 @@ from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Message
 from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.windows import Windows
+from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -44,6 +45,26 @@ class QueueHost:
 
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
         """x-export: what is settled stays in the log until the export of this name has it. bytes_max: None: default."""
+        raise NotImplementedError
+
+    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+        """What a stream's log keeps from now on."""
+        raise NotImplementedError
+
+    def admit_name(self, queue_id: str, name: str) -> bool:
+        """Whether a consumer of that name may store how far it has come; False: too many others do."""
+        raise NotImplementedError
+
+    def stored_offset(self, queue_id: str, name: str) -> i64:
+        """The next offset that the consumer of that name reads; -1: nothing is stored."""
+        raise NotImplementedError
+
+    def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
+        """All below it is acked. It is written soon, with others. Cost: 1 us."""
+        raise NotImplementedError
+
+    def settle_offset(self, queue_id: str, name: str) -> None:
+        """A consumer of that name ends: what is stored is written in this turn."""
         raise NotImplementedError
 
     def expire(self, queue: Source) -> None:

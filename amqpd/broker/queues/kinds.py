@@ -1,7 +1,8 @@
 """The kinds of queue (x-queue-type): one row each, which is all that tells them apart.
 
 A kind is a row of defaults and of what a declaration and a client may ask of it. There is one class `Queue`.
-`quorum` on one node is a durable queue that counts deliveries.
+`quorum` on one node is a durable queue that counts deliveries. A `stream` keeps what is read, and every consumer reads
+at its own place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ class Kind(NamedTuple):
 
     module: what RabbitMQ calls it in the texts of errors. durable_only: neither transient, exclusive nor auto-delete.
     counts_shown: deliveries carry x-delivery-count. global_qos: a prefetch window of the whole channel may hold it.
+    stream: nothing is taken out of it: basic.get, automatic acknowledgement, reject, nack and purge are refused.
     """
 
     name: str
@@ -22,6 +24,7 @@ class Kind(NamedTuple):
     durable_only: bool
     counts_shown: bool
     global_qos: bool
+    stream: bool = False
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -29,6 +32,7 @@ KINDS: Final[dict[str, Kind]] = {
     for kind in (
         Kind("classic", "rabbit_classic_queue", durable_only=False, counts_shown=False, global_qos=True),
         Kind("quorum", "rabbit_quorum_queue", durable_only=True, counts_shown=True, global_qos=False),
+        Kind("stream", "rabbit_stream_queue", durable_only=True, counts_shown=False, global_qos=False, stream=True),
     )
 }
 

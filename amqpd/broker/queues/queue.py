@@ -22,8 +22,9 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.message import Message, make_message
+from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
+from amqpd.broker.queues.counted import counted
 from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.getters import Getters
@@ -33,9 +34,8 @@ from amqpd.broker.queues.limits import Limits
 from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.rules import Rules
+from amqpd.broker.queues.stream_order import StreamOrder
 from amqpd.errors import ResourceError
-from amqpd.protocol.codec import Long
-from amqpd.protocol.properties import scan, with_headers
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import QueueLog
 
@@ -66,12 +66,14 @@ class Queue(Source):
         self.auto_delete = auto_delete
         self.exclusive_owner = exclusive_owner
         self.arguments = arguments
-        self.id = ""
         self.logged = store is not None
+        self.keeps_all = rules.stream
         self.round_robin.single_active = rules.single_active
         self.backing = Backing(store)
-        if rules.level_max >= 0:
-            self.order: ReadyOrder = LevelOrder(self.backing, rules.level_max)
+        if rules.stream:
+            self.order: ReadyOrder = StreamOrder(self.backing, host)
+        elif rules.level_max >= 0:
+            self.order = LevelOrder(self.backing, rules.level_max)
         else:
             self.order = FifoOrder(self.backing)
         # None: the log is open, or there is none.
@@ -118,6 +120,7 @@ class Queue(Source):
             limits = Limits(self, self.host, self.backing, rules)
             self.limits = limits
         limits.obey(rules, self.opening is None)
+        self.order.obey(rules)
 
     def watch(self, message: Message) -> None:
         expiry = self.expiry
@@ -214,6 +217,11 @@ class Queue(Source):
         if not limits.admits(message):
             self.published_count += 1
             return False
+        if self.rules.stream:
+            self.published_count += 1
+            message.persistent = True  # rabbit: a stream keeps it whatever its delivery mode
+            offset = self.backing.append(message)
+            return offset >= 0 and self.order.add(self, message, offset)
         accepted = self._take_in(message)
         limits.displace()
         return accepted
@@ -483,11 +491,3 @@ class Queue(Source):
                 self.ready_bytes = most
         if self.limits is not None:
             self.limits.unwritten()
-
-
-def counted(entry: Entry, message: Message) -> Message:
-    """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
-    count: int = entry.delivery_count
-    properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
-    info = scan(properties, 0, len(properties))
-    return make_message(message.envelope, properties, message.body(), message.persistent, info)

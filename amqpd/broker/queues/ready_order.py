@@ -1,8 +1,8 @@
 """The ready order of a queue: which of its messages is next, and where it is until then.
 
-A queue has one for life. `FifoOrder` (fifo.py) is order of arrival, `LevelOrder` (levels.py) is by priority; a later
-kind is a cursor that gives out what it does not take. So nobody but the order changes the queue's `ready_count` and
-`ready_bytes`: whether what `take` gives out is ready no more is for the order to say.
+A queue has one for life. `FifoOrder` (fifo.py) is order of arrival, `LevelOrder` (levels.py) is by priority;
+`StreamOrder` (stream_order.py) gives out what it does not take. So nobody but the order changes the queue's
+`ready_count` and `ready_bytes`: whether what `take` gives out is ready no more is for the order to say.
 
 An order knows its queue's backing and is handed the queue with each call, so the two hold each other in no circle. It
 keeps a window of entries in memory (`Window`: how much) and reads the rest from the log.
@@ -16,10 +16,11 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.rules import Rules
 from amqpd.broker.queues.windows import Window
 from amqpd.storage.queue_log import QueueLog
 
@@ -50,6 +51,15 @@ class ReadyOrder(Window):
     def opened(self, queue: Source) -> None:
         """The log is known, and the queue's counts are those of the log; nothing is read yet."""
 
+    def obey(self, rules: Rules) -> None:
+        """The queue's rules are these from now on."""
+
+    def join(self, queue: Source, consumer: Consumer) -> None:
+        """A consumer is about to be served. Where each has a place of its own it gets it here."""
+
+    def leave(self, queue: Source, consumer: Consumer) -> None:
+        """A consumer gets nothing more."""
+
     def look_at_first(self, queue: Source) -> None:
         """The first ready message comes into memory, and no more: nobody may ask for the others. Where that takes the
         disk, it is looked at when it has come. Raises: OSError.
@@ -62,7 +72,7 @@ class ReadyOrder(Window):
 
     def scan(self, queue: Source) -> bool:
         """Whether it knows all it has to know to give something out. Else a turn's share of the log was read, and the
-        queue is pumped again.
+        queue is pumped again; or its consumers were served, each at its own place.
         """
         return True
 

@@ -15,6 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.broker.delivery import Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.stream_start import interval_ms
 
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 
@@ -37,7 +38,8 @@ class Rules:
     Numbers are -1 where there is no such rule: ttl_ms (x-message-ttl), expires_ms (x-expires), length_max and
     length_bytes_max (of what is ready), delivery_limit, level_max (x-max-priority). overflow: one of OVERFLOWS, what
     happens beyond the lengths. dead_letter_exchange, dead_letter_key: None where there is none. counts_shown:
-    deliveries carry x-delivery-count. single_active: x-single-active-consumer.
+    deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream: nothing is taken, and
+    length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes (x-stream-max-segment-size-bytes) say what stays.
     """
 
     def __init__(self, values: Mapping[str, object], admissions: Sequence[Admission] = ()) -> None:
@@ -52,7 +54,10 @@ class Rules:
         self.dead_letter_key: Final[str | None] = text(values, "dead_letter_key")
         self.counts_shown: Final[bool] = values.get("counts_shown") is True
         self.single_active: Final[bool] = values.get("single_active") is True
-        has_length = self.length_max >= 0 or self.length_bytes_max >= 0
+        self.stream: Final[bool] = values.get("stream") is True
+        self.max_age_ms: Final[i64] = age_ms(values, "max_age_ms")
+        self.segment_size_bytes: Final[i64] = number(values, "segment_size_bytes")
+        has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
         # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"
         looking: list[Admission] = list(admissions)
@@ -67,6 +72,7 @@ class Rules:
             and self.dead_letter_exchange is None
             and self.delivery_limit < 0
             and not self.counts_shown
+            and not self.stream
             and not looking
         )
 
@@ -107,6 +113,12 @@ def number(values: Mapping[str, object], name: str) -> i64:
     if isinstance(value, int) and not isinstance(value, bool):
         return value if value < 1 << 60 else 1 << 60
     return -1
+
+
+def age_ms(values: Mapping[str, object], name: str) -> i64:
+    """Of a text such as `7D`, checked; -1: not given."""
+    value = values.get(name)
+    return interval_ms(value) if isinstance(value, str) else -1
 
 
 def text(values: Mapping[str, object], name: str) -> str | None:

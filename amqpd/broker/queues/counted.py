@@ -1,0 +1,16 @@
+"""What a quorum queue tells a consumer: how often a message came back."""
+
+from __future__ import annotations
+
+from amqpd.broker.delivery import Entry
+from amqpd.broker.message import Message, make_message
+from amqpd.protocol.codec import Long
+from amqpd.protocol.properties import scan, with_headers
+
+
+def counted(entry: Entry, message: Message) -> Message:
+    """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
+    count: int = entry.delivery_count
+    properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
+    info = scan(properties, 0, len(properties))
+    return make_message(message.envelope, properties, message.body(), message.persistent, info)
