@@ -172,7 +172,7 @@ def _identity(broker: Broker) -> list[str]:
         f'rabbitmq_build_info{{{",".join(info)}}} 1',
         "# TYPE rabbitmq_identity_info gauge",
         "# HELP rabbitmq_identity_info Node",
-        f'rabbitmq_identity_info{{rabbitmq_node="{_label(broker.cluster_name)}"}} 1',
+        f'rabbitmq_identity_info{{rabbitmq_node="{_label(broker.node_name)}"}} 1',
     ]
 
 

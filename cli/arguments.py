@@ -74,6 +74,13 @@ SPECIFIC: Final = (
     Option("max-bytes", "", "<bytes>", "keep at most so much; over it the oldest goes unexported"),
     Option("deep", "", "", "records too, with their properties decoded"),
     Option("offsets", "", "<first>-<last>", "only batches and entries with these offsets; either may be left out"),
+    Option("priority", "", "<priority>", "of two policies that match the one with the higher number holds (default 0)"),
+    Option(
+        "apply-to",
+        "",
+        "<queues|classic_queues|quorum_queues|streams|exchanges|all>",
+        "what a policy is for (default all)",
+    ),
     Option("list-commands", "", "", "the names and summaries of all commands, nothing else"),
 )
 BY_LONG: Final = {option.long: option for option in (*GENERAL, *SPECIFIC)}

@@ -17,6 +17,8 @@ GROUPS: Final = (
     "Users",
     "Access Control",
     "Monitoring, observability and health checks",
+    "Parameters",
+    "Policies",
     "Virtual hosts",
     "Operations",
     "Queues",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli import export, listings, logs, nodes, operations, streams, users
+from amqpd.cli import export, listings, logs, nodes, operations, parameters, policies, streams, users
 from amqpd.cli import help as help_texts
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import USAGE, Failure
@@ -44,6 +44,8 @@ COMMANDS: Final[dict[str, Command]] = {
         *listings.COMMANDS,
         *logs.COMMANDS,
         *operations.COMMANDS,
+        *policies.COMMANDS,
+        *parameters.COMMANDS,
         *streams.COMMANDS,
         *export.COMMANDS,
     )

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 Row = Sequence[Any]
 
-FIELD_TABLES: Final = frozenset({"arguments", "client_properties"})
+FIELD_TABLES: Final = frozenset({"arguments", "client_properties", "effective_policy_definition"})
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 

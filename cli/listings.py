@@ -95,19 +95,22 @@ QUEUES: Final = Listing(
     ("name", "messages"),
     plain(
         "arguments", "auto_delete", "consumer_capacity", "consumer_utilisation", "consumers", "degraded", "disk_reads",
-        "disk_writes", "durable", "exclusive", "exclusive_consumer_pid", "exclusive_consumer_tag",
-        "head_message_timestamp", "leader", "lost_offsets", "members", "memory", "message_bytes",
-        "message_bytes_persistent",
+        "disk_writes", "durable", "effective_policy_definition", "exclusive", "exclusive_consumer_pid",
+        "exclusive_consumer_tag", "head_message_timestamp", "leader", "lost_offsets", "members", "memory",
+        "message_bytes", "message_bytes_persistent",
         "message_bytes_ram", "message_bytes_ready", "message_bytes_unacknowledged", "messages",
         "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_unacknowledged",
-        "messages_unacknowledged_ram", "name", "online", "owner_pid", "pid", "policy", "slave_pids", "state",
-        "synchronised_slave_pids", "type",
+        "messages_unacknowledged_ram", "name", "online", "operator_policy", "owner_pid", "pid", "policy", "slave_pids",
+        "state", "synchronised_slave_pids", "type",
     ),
 )  # fmt: skip
 EXCHANGES: Final = Listing(
     "/api/exchanges/{vhost}",
     ("name", "type"),
-    plain("arguments", "auto_delete", "durable", "internal", "name", "policy", "state", "type"),
+    plain(
+        "arguments", "auto_delete", "durable", "effective_policy_definition", "internal", "name", "operator_policy",
+        "policy", "state", "type",
+    ),
 )
 BINDINGS: Final = Listing(
     "/api/bindings/{vhost}",

@@ -17,6 +17,7 @@ from amqpd.auth.backends import BackendContext, InternalBackend
 from amqpd.broker.catalogue import queues
 from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.load import load
+from amqpd.broker.catalogue.parameters import CLUSTER_NAME, GlobalParameters
 from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
@@ -88,7 +89,8 @@ class Broker:
                 min(settings.limits.unfinished_bodies_bytes, self.alarms.memory_limit_bytes // 4),
             )
         )
-        self.cluster_name = f"amqpd@{os.uname().nodename}"
+        self.node_name = f"amqpd@{os.uname().nodename}"
+        self.global_parameters = GlobalParameters(self.catalogue)
         self.started_at = time.time()
         self.channel_opened_count = 0
         self.channel_closed_count = 0
@@ -109,6 +111,12 @@ class Broker:
         )
         self.auth.listeners.append(self._user_changed)
         load(self.vhosts, state)
+        self.global_parameters.load(state.global_parameters)
+
+    @property
+    def cluster_name(self) -> str:
+        """The global parameter of this name; the node's where it is not set."""
+        return str(self.global_parameters.get(CLUSTER_NAME, self.node_name))
 
     def _vhost_ended(self, vhost: VHost) -> None:
         for clients in self.clients:

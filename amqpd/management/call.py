@@ -186,7 +186,7 @@ class Call:
     @property
     def node(self) -> str:
         """`amqpd@host`; there is one."""
-        return self.broker.cluster_name
+        return self.broker.node_name
 
     # -- what the request says ---------------------------------------------------------------------------------------
 

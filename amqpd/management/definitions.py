@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd import __version__
+from amqpd.broker.catalogue.parameters import CLUSTER_NAME, parameters
 from amqpd.management.bindings import binding_item
 from amqpd.management.call import Call, Reply, Role
 from amqpd.management.listing import document, plain
+from amqpd.management.parameters import global_item, parameter_item
+from amqpd.management.policies import policy_item
 from amqpd.management.router import Route
 from amqpd.management.users import permission_item, topic_item, user_item
 
@@ -25,6 +28,7 @@ async def get_definitions(call: Call) -> Reply:
     broker = call.broker
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
+    shown = {CLUSTER_NAME: broker.cluster_name, **dict(broker.global_parameters.all())}
     found: dict[str, Any] = {
         "rabbit_version": broker.settings.product[1],
         "rabbitmq_version": broker.settings.product[1],
@@ -42,9 +46,9 @@ async def get_definitions(call: Call) -> Reply:
         ],
         "permissions": [permission_item(row) for row in auth.permissions()],
         "topic_permissions": [topic_item(row) for row in auth.topic_permissions()],
-        "parameters": [],
-        "global_parameters": [{"name": "cluster_name", "value": broker.cluster_name}],
-        "policies": [],
+        "parameters": [parameter_item(each) for each in parameters(vhosts)],
+        "global_parameters": [global_item(named) for named in sorted(shown.items())],
+        "policies": [policy_item(policy) for vhost in vhosts for policy in vhost.policies.all()],
     }
     for name, items in (("queues", _queues), ("exchanges", _exchanges), ("bindings", _bindings)):
         found[name] = _of_all(vhosts, items)
@@ -52,16 +56,16 @@ async def get_definitions(call: Call) -> Reply:
 
 
 async def get_vhost_definitions(call: Call) -> Reply:
-    """Of one vhost: without users, and without the vhost's name in each item."""
+    """Of one vhost: without users, and without the vhost's name in each item but policies and parameters."""
+    vhost = call.vhost()
     found: dict[str, Any] = {
         "rabbit_version": call.broker.settings.product[1],
         "rabbitmq_version": call.broker.settings.product[1],
         "product_name": "amqpd",
         "product_version": __version__,
-        "parameters": [],
-        "policies": [],
+        "parameters": [parameter_item(each) for each in parameters([vhost])],
+        "policies": [policy_item(policy) for policy in vhost.policies.all()],
     }
-    vhost = call.vhost()
     found.update(queues=_queues(vhost), exchanges=_exchanges(vhost), bindings=_bindings(vhost))
     return await document(found)
 

@@ -42,6 +42,24 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     },
     "permissions": dict.fromkeys(("user", "vhost", "configure", "write", "read"), (_TEXT, _MISSING)),
     "topic_permissions": dict.fromkeys(("user", "vhost", "exchange", "write", "read"), (_TEXT, _MISSING)),
+    "policies": {
+        "name": (_TEXT, _MISSING),
+        "vhost": (_TEXT, _MISSING),
+        "pattern": (_ANY, _MISSING),
+        "definition": (_ANY, _MISSING),
+        "priority": (_ANY, 0),
+        "apply-to": (_ANY, "all"),
+    },
+    "parameters": {
+        "name": (_TEXT, _MISSING),
+        "vhost": (_TEXT, _MISSING),
+        "component": (_TEXT, _MISSING),
+        "value": (_ANY, _MISSING),
+    },
+    "global_parameters": {
+        "name": (_TEXT, _MISSING),
+        "value": (_ANY, _MISSING),
+    },
     "exchanges": {
         "name": (_TEXT, _MISSING),
         "vhost": (_TEXT, _MISSING),
@@ -69,12 +87,12 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "properties_key": (_ANY, ""),
     },
 }
-ABSENT: Final = ("policies", "parameters")
+WHOLE_ONLY: Final = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
+"""What a document for one vhost has not."""
 TITLES: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", "original_vhost_name", "explanation",
     "rabbitmq_definition_format", "original_cluster_name", "description", "default_queue_type", "metadata",
 )  # fmt: skip
-_OWN_PARAMETERS: Final = ("cluster_name", "internal_cluster_id", "cluster_tags")
 
 
 async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
@@ -87,10 +105,7 @@ async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]
     for key, value in document.items():
         if key in TITLES:
             continue
-        if key in ABSENT or key == "global_parameters":
-            _check_absent(key, value)
-            continue
-        if key not in SCHEMA or (vhost is not None and key in ("users", "vhosts", "permissions", "topic_permissions")):
+        if key not in SCHEMA or (vhost is not None and key in WHOLE_ONLY):
             raise BadRequest(f"{key}: unknown")
         if not isinstance(value, list):
             raise BadRequest(f"{key}: must be a list")
@@ -99,13 +114,6 @@ async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]
             if slices.due:
                 await slices.rest()
     return found
-
-
-def _check_absent(key: str, value: object) -> None:
-    own = key == "global_parameters"
-    for index, each in enumerate(value if isinstance(value, list) else [value]):
-        if not (own and isinstance(each, dict) and each.get("name") in _OWN_PARAMETERS):
-            raise BadRequest(f"{key}[{index}]: not part of this version of amqpd")
 
 
 def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None) -> Item:

@@ -3,25 +3,29 @@
 The whole document is checked before anything is made, and the first thing wrong is named by its path
 (`queues[3].arguments: ...`): a dry run of the calls that clients would make, on a draft of the vhosts. Then the same
 calls are made in one transaction, which is committed and only then made in memory: all or nothing. What is there
-already stays as it is, but for users and permissions, which become those of the document.
+already stays as it is, but for users, permissions, policies and parameters, which become those of the document.
+RabbitMQ keeps operator policies among the parameters, and so does a document.
 
-Plaintext passwords are refused: a document is kept and mailed. So is what this version does not have (policies,
-parameters, stream queues): silently dropping it would be worse.
+Plaintext passwords are refused: a document is kept and mailed. So is what this version does not have (parameters of
+components that are not there): silently dropping it would be worse.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import AuthError, user_row
 from amqpd.auth.passwords import InvalidHash
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.catalogue import bindings, exchanges, queues, vhosts
+from amqpd.broker.catalogue import bindings, exchanges, policies, queues, vhosts
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
-from amqpd.broker.catalogue.declared import OnItsWay, finished
+from amqpd.broker.catalogue.declared import OnItsWay, finished, promise, unheard
 from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.catalogue.parameters import InvalidParameter, component_of
+from amqpd.broker.catalogue.policy_keys import InvalidPolicy
 from amqpd.broker.catalogue.transaction import Transaction
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues.queue import Queue
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 # What the calls raise when an item cannot be.
 REFUSALS: Final = (
     ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
+    InvalidPolicy, InvalidParameter,
 )  # fmt: skip
 
 
@@ -99,6 +104,10 @@ class Import:
         for _ in given.transaction.make_all():
             if self.slices.due:
                 await self.slices.rest()
+        for vhost in given.changed:
+            obeyed, done = promise()
+            vhost.policy_walk.when_done(partial(done, None))
+            await obeyed
 
     async def _declare(self, given: Declarations) -> None:
         """The calls that clients would make, in the order in which one thing needs another."""
@@ -107,6 +116,9 @@ class Import:
             "vhosts": given.vhost,
             "permissions": given.permission,
             "topic_permissions": given.permission,
+            "policies": given.policy,
+            "parameters": given.parameter,
+            "global_parameters": given.global_parameter,
             "exchanges": given.exchange,
             "queues": given.queue,
             "bindings": given.binding,
@@ -144,8 +156,8 @@ def _known(key: str, known: bool) -> None:
 class Declarations:
     """What becomes of a document's items: calls of the catalogue within one transaction, and rows of users.
 
-    What is there already stays as it is, but for users and permissions. Every call raises BadRequest, AmqpError,
-    OnItsWay or what auth raises.
+    What is there already stays as it is, but for users, permissions, policies and parameters. Every call raises
+    BadRequest, AmqpError, OnItsWay, ValueError or what auth raises. changed: vhosts with other policies or parameters.
     """
 
     def __init__(self, broker: Broker, dry: bool) -> None:
@@ -154,6 +166,9 @@ class Declarations:
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self._user_names = {row.name for row in broker.auth.users()}
         self._vhosts: set[str] = set()  # those that the document has named
+        self.changed: dict[VHost, None] = {}
+        self._set: set[tuple[str, ...]] = set()  # policies and parameters that the document has named
+        self._globals = broker.global_parameters
 
     def user(self, item: Item) -> None:
         check_user(item)
@@ -182,6 +197,33 @@ class Declarations:
         row = permission_row(item)
         self.permissions.append(row)
         self.transaction.put(row)
+
+    def policy(self, item: Item) -> None:
+        vhost = self._once(item, "policy")
+        value = {key: item[key] for key in policies.FIELDS}
+        policies.declare(vhost, clean_name(item["name"], "a policy"), value)
+
+    def parameter(self, item: Item) -> None:
+        component = component_of(item["component"])
+        if not component.listed:
+            raise BadRequest(f"{component.name}: not a parameter")
+        vhost = self._once(item, component.name)
+        component.declare(vhost, clean_name(item["name"], "a parameter"), item["value"], unheard)
+
+    def _once(self, item: Item, kind: str) -> Names:
+        vhost = self._of(item)
+        self._check_once(kind, item["vhost"], item["name"])
+        self.changed[vhost.vhost] = None
+        return vhost
+
+    def _check_once(self, *key: str) -> None:
+        if key in self._set:
+            raise BadRequest("stands twice in the document")
+        self._set.add(key)
+
+    def global_parameter(self, item: Item) -> None:
+        self._check_once("global", item["name"])
+        self.transaction.make(self._globals.coming(clean_name(item["name"], "a parameter"), item["value"]), unheard)
 
     def exchange(self, item: Item) -> None:
         vhost = self._of(item)

@@ -34,20 +34,24 @@ from amqpd.protocol.properties import Properties, encode_properties
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.exchange import Exchange
+    from amqpd.broker.catalogue.vhost import VHost
 
 COMMIT_WAIT_S: Final = 30.0
 
 
-def exchange_item(vhost: str, exchange: Exchange) -> dict[str, Any]:
+def exchange_item(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+    followed = vhost.policies.obeyed_by(exchange)
     return {
         "name": exchange.name,
-        "vhost": vhost,
+        "vhost": vhost.name,
         "type": exchange.kind,
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
-        "policy": None,
+        "policy": followed.policy or None,
+        "operator_policy": followed.operator_policy or None,
+        "effective_policy_definition": dict(followed.definition),
         "state": "unavailable" if exchange.unavailable else "running",
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
@@ -55,12 +59,12 @@ def exchange_item(vhost: str, exchange: Exchange) -> dict[str, Any]:
 
 
 async def get_exchanges(call: Call) -> Reply:
-    pairs = [(v.name, x) for v in call.vhosts() for x in sorted(v.exchanges.values(), key=_name)]
+    pairs = [(v, x) for v in call.vhosts() for x in sorted(v.exchanges.values(), key=_name)]
     return await listing(call, pairs, lambda pair: exchange_item(*pair), lambda pair: pair[1].name)
 
 
 async def get_exchange(call: Call) -> Reply:
-    return one(call, exchange_item(call.vhost().name, call.exchange()))
+    return one(call, exchange_item(call.vhost(), call.exchange()))
 
 
 async def put_exchange(call: Call) -> Reply:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.catalogue import queues as declarations
 from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.policy_table import NONE
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
@@ -44,6 +45,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     owner: Any = queue.exclusive_owner
     bytes_ready = queue.order.hot_bytes if store is None else store.size_bytes
     first = queue.consumers[0].tag if queue.consumers else None
+    vhost = call.broker.vhosts.get(queue.vhost_name)
+    followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
     item: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost_name,
@@ -53,9 +56,9 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "exclusive": owner is not None,
         "arguments": plain(queue.arguments),
         "node": call.node,
-        "policy": None,
-        "operator_policy": None,
-        "effective_policy_definition": {},
+        "policy": followed.policy or None,
+        "operator_policy": followed.operator_policy or None,
+        "effective_policy_definition": dict(followed.definition),
         "state": "running" if opened and (store is None or not store.failed) else "down",
         "degraded": store is not None and store.degraded,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],

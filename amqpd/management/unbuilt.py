@@ -24,19 +24,6 @@ async def not_built(call: Call) -> Reply:
 
 
 ROUTES: Final = (
-    Route("GET", "api/policies", Role.MANAGEMENT, none_set),
-    Route("GET", "api/policies/{vhost}", Role.MANAGEMENT, none_set),
-    Route("PUT", "api/policies/{vhost}/{name}", Role.POLICYMAKER, not_built),
-    Route("DELETE", "api/policies/{vhost}/{name}", Role.POLICYMAKER, not_built),
-    Route("GET", "api/operator-policies", Role.MANAGEMENT, none_set),
-    Route("GET", "api/operator-policies/{vhost}", Role.MANAGEMENT, none_set),
-    Route("PUT", "api/operator-policies/{vhost}/{name}", Role.ADMINISTRATOR, not_built),
-    Route("GET", "api/parameters", Role.POLICYMAKER, none_set),
-    Route("GET", "api/parameters/{component}", Role.POLICYMAKER, none_set),
-    Route("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, none_set),
-    Route("PUT", "api/parameters/{component}/{vhost}/{name}", Role.POLICYMAKER, not_built),
-    Route("GET", "api/global-parameters", Role.POLICYMAKER, none_set),
-    Route("PUT", "api/global-parameters/{name}", Role.ADMINISTRATOR, not_built),
     Route("GET", "api/vhost-limits", Role.MANAGEMENT, none_set),
     Route("GET", "api/vhost-limits/{vhost}", Role.MANAGEMENT, none_set),
     Route("PUT", "api/vhost-limits/{vhost}/{name}", Role.ADMINISTRATOR, not_built),

@@ -60,7 +60,7 @@ def test_help_in_three_spellings(asks: str) -> None:
     ("line", "command", "wrong"),
     [
         ("list_queues --bogus", "list_queues", "--bogus : "),
-        ("-n a@b -q set_policy --priority 1 a b c", "set_policy", "--priority : "),
+        ("-n a@b -q join_cluster --ram a", "join_cluster", "--ram : "),
         ("--vhost v list_queues -x", "list_queues", "-x : "),
         ("--vhost=v list_queues -x", "list_queues", "-x : "),
         ("list_queues -t x", "list_queues", "-t : x"),

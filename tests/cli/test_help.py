@@ -20,6 +20,8 @@ ASKED_FOR = (
     "list_users set_user_tags set_permissions clear_permissions list_permissions "
     "list_user_permissions set_topic_permissions clear_topic_permissions list_topic_permissions list_queues "
     "list_exchanges list_bindings list_connections list_channels list_consumers purge_queue delete_queue "
+    "set_policy clear_policy list_policies set_operator_policy clear_operator_policy list_operator_policies "
+    "set_parameter clear_parameter list_parameters set_global_parameter clear_global_parameter list_global_parameters "
     "list_stream_offsets set_stream_offset delete_stream_offset "
     "close_connection close_all_connections set_vm_memory_high_watermark stop_app start_app stop help"
 )
@@ -93,7 +95,7 @@ def test_nothing_is_a_question_too(ctl: Ctl) -> None:
         ("list_queue", "Command 'list_queue' not found.\nDid you mean 'list_queues'?"),
         ("listqueues --bogus", "Command 'listqueues' not found.\nDid you mean 'list_queues'?"),
         ("xyzzy", "Command 'xyzzy' not found.\n'amqpctl help' shows all commands."),
-        ("set_policy --priority 1 n p {}", "Command 'set_policy' of rabbitmqctl is not part of this version"),
+        ("join_cluster --ram n", "Command 'join_cluster' of rabbitmqctl is not part of this version"),
         ("eval node().", "Command 'eval' of rabbitmqctl is not part of this version"),
         ("set_disk_free_limit 1GB", "is not part of this version"),
         ("trace_on", "is not part of this version"),

@@ -66,6 +66,20 @@ def test_a_queue_older_than_its_vhosts_default_type_comes_back_as_it_is(api, v):
 
 
 GOOD = {"name": "new", "vhost": "/"}
+POLICY = {
+    "vhost": "/",
+    "name": "p",
+    "pattern": "^a",
+    "apply-to": "queues",
+    "definition": {"max-length": 9},
+    "priority": 0,
+}
+PARAMETER = {
+    "value": {"pattern": "", "definition": {"expires": 60000, "max-length": 7}, "priority": 0, "apply-to": "queues"},
+    "vhost": "/",
+    "component": "operator_policy",
+    "name": "o",
+}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +138,19 @@ GOOD = {"name": "new", "vhost": "/"}
             },
             "topic_permissions[0]",
         ),
-        ({"queues": [GOOD], "policies": [{"name": "p"}]}, "policies[0]"),
-        ({"queues": [GOOD], "global_parameters": [{"name": "other", "value": 1}]}, "global_parameters[0]"),
+        ({"queues": [GOOD], "policies": [{"name": "p"}]}, "policies[0].vhost"),
+        ({"queues": [GOOD], "policies": [{**POLICY, "vhost": "no such"}]}, "policies[0].vhost"),
+        ({"queues": [GOOD], "policies": [{**POLICY, "pattern": "("}]}, "policies[0]"),
+        ({"queues": [GOOD], "policies": [{**POLICY, "definition": {"max-length": -1}}]}, "policies[0]"),
+        ({"queues": [GOOD], "policies": [{**POLICY, "definition": {"no-such": -1}}]}, "policies[0]"),
+        ({"queues": [GOOD], "policies": [{**POLICY, "name": "n" * 256}]}, "policies[0]"),
+        ({"queues": [GOOD], "policies": [POLICY, POLICY]}, "policies[1]"),
+        ({"queues": [GOOD], "parameters": [{**PARAMETER, "component": "shovel"}]}, "parameters[0]"),
+        ({"queues": [GOOD], "parameters": [{**PARAMETER, "component": "policy"}]}, "parameters[0]"),
+        ({"queues": [GOOD], "parameters": [{**PARAMETER, "value": {"pattern": ""}}]}, "parameters[0]"),
+        ({"queues": [GOOD], "parameters": [PARAMETER, PARAMETER]}, "parameters[1]"),
+        ({"queues": [GOOD], "global_parameters": [{"name": "other"}]}, "global_parameters[0].value"),
+        ({"queues": [GOOD], "global_parameters": [{"name": "cluster_name", "value": 1}]}, "global_parameters[0]"),
     ],
 )  # fmt: skip
 def test_one_fault_and_nothing_is_made(api, document, path):
@@ -133,6 +158,57 @@ def test_one_fault_and_nothing_is_made(api, document, path):
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert answer.json["reason"].startswith(f"{path}:"), answer.json
     assert api("GET", "/api/queues/%2F/new").status == 404
+    assert api.get("/api/policies/%2F") == api.get("/api/operator-policies/%2F") == []
+
+
+def test_policies_and_parameters_there_and_back(tmp_path, api):
+    document = {
+        "policies": [POLICY, {**POLICY, "name": "q", "pattern": "^(?!amq\\.).*", "priority": 3, "apply-to": "all"}],
+        "parameters": [PARAMETER],
+        "global_parameters": [
+            {"name": "cluster_name", "value": "shop"},
+            {"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"},
+        ],
+        "queues": [{**GOOD, "type": "quorum"}],
+        "exchanges": [{"name": "new", "vhost": "/", "type": "direct"}],
+    }
+    with BrokerProcess(tmp_path / "three") as broker:
+        api = type(api)(broker)
+        api.done("PUT", "/api/queues/%2F/old")
+        api.done("PUT", "/api/policies/%2F/p", {"pattern": "^old$", "definition": {"max-length": 2}})
+        for _ in range(2):
+            assert api("POST", "/api/definitions", document).status == 204
+            # Whoever was answered finds it obeyed, by what was there and by what came with it.
+            for name in ("old", "new"):
+                shown = api.get(f"/api/queues/%2F/{name}")
+                assert (shown["policy"], shown["operator_policy"]) == ("q", "o"), shown
+                assert shown["effective_policy_definition"] == {"expires": 60000, "max-length": 7}
+            assert api.get("/api/exchanges/%2F/new")["policy"] == "q"
+            assert api.get("/api/exchanges/%2F/amq.topic")["policy"] is None
+        exported = api.get("/api/definitions")
+        for kind in ("policies", "parameters", "global_parameters"):
+            assert exported[kind] == document[kind]
+        of_vhost = api.get("/api/definitions/%2F")
+        assert (of_vhost["policies"], of_vhost["parameters"]) == (document["policies"], document["parameters"])
+        api.done("PUT", "/api/vhosts/other")
+        assert api("POST", "/api/definitions/other", of_vhost).status == 204
+        assert [each["name"] for each in api.get("/api/policies/other")] == ["p", "q"]
+        assert api.get("/api/parameters/operator_policy/other")[0]["vhost"] == "other"
+        broker.kill()
+        broker.start()
+        assert api.get("/api/definitions/%2F") == of_vhost
+        assert api.get("/api/queues/%2F/new")["policy"] == "q"
+        assert api.get("/api/cluster-name") == {"name": "shop"}
+
+
+def test_nothing_is_half_done_with_a_transaction_that_fails(api, v):
+    """The policies of a document that is wrong further down are not there either."""
+    document = {
+        "policies": [{**POLICY, "vhost": "x"}],
+        "bindings": [{"source": "none", "destination": "q", "destination_type": "queue"}],
+    }
+    assert api("POST", f"/api/definitions/{v}", document).json["reason"] == "bindings[0].source: unknown"
+    assert api.get(f"/api/policies/{v}") == []
 
 
 def test_half_of_a_surrogate_pair_is_no_text(api):
@@ -150,7 +226,8 @@ async def test_what_rabbitmq_exports_is_read():
         "users": [{"name": "u", "password_hash": "", "hashing_algorithm": "rabbit_password_hashing_sha256",
                    "tags": ["administrator"], "limits": {}}],
         "vhosts": [{"name": "/", "description": "d", "tags": [], "metadata": {}, "limits": []}],
-        "parameters": [], "policies": [],
+        "parameters": [{"vhost": "/", "component": "operator_policy", "name": "o", "value": {}}],
+        "policies": [{"vhost": "/", "name": "p", "pattern": "", "definition": {}, "priority": 0, "apply-to": "all"}],
         "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     }  # fmt: skip
     assert [user["name"] for user in (await read(document))["users"]] == ["u"]

@@ -13,13 +13,15 @@ import json
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
 from amqpd.broker.catalogue.policy_keys import check
 from amqpd.broker.catalogue.policy_table import Policy, policy_of
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.storage.metadata.metadata import Delete, PolicyRow, Put
+
+FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ def _put(vhost: VHost, policy: Policy) -> None:
     if vhost.deleted:
         raise OnItsWay(vhost.catalogue.declared, _name(row))
     vhost.policies.put(policy)
-    vhost.policy_walk.begin()
+    vhost.follow_all()
     log.info(
         "%s '%s' was set for %s matching '%s' in vhost '%s': %s",
         _kind(row),
@@ -85,7 +87,7 @@ def _put(vhost: VHost, policy: Policy) -> None:
 def _remove(vhost: VHost, policy: Policy) -> None:
     row = policy.row
     vhost.policies.remove(row.name, row.operator)
-    vhost.policy_walk.begin()
+    vhost.follow_all()
     log.info("%s '%s' was cleared in vhost '%s'", _kind(row), row.name, vhost.name, extra={"vhost": vhost.name})
 
 

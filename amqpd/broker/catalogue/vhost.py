@@ -95,8 +95,7 @@ class VHost(Names):
         self.unroutable_count = 0
         self.deleted = False
         self.policies = PolicyTable()
-        # Makes everything obey them after a change.
-        self.policy_walk = Walk[Queue | Exchange](self._things, self.follow, catalogue.call_soon)
+        self.policy_walk = Walk[Queue | Exchange](catalogue.call_soon)
         self.default_exchange = Exchange("", "direct", None, True, False, False, {})
         self.exchanges[""] = self.default_exchange
         for exchange_name, kind in SYSTEM_EXCHANGES:
@@ -275,6 +274,10 @@ class VHost(Names):
             target.drop_upstream(exchange)
 
     # -- policies ----------------------------------------------------------------------------------------------------
+
+    def follow_all(self) -> None:
+        """Everything in it follows its policies, in slices: `policy_walk.when_done` tells when."""
+        self.policy_walk.begin(self._things, self.follow)
 
     def _things(self) -> list[Queue | Exchange]:
         return [*self.exchanges.values(), *self.queues.values()]

@@ -270,7 +270,8 @@ def is_positive(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    return isinstance(value, str)
+    """JSON can escape half a surrogate pair, which is no text."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def is_interval(value: object) -> bool:

@@ -1,0 +1,192 @@
+"""Runtime parameters: values that a component of the broker keeps per vhost, under a name; and global ones.
+
+A component says what its parameters are and what is valid: it is a row of `COMPONENTS`, a `Component` with the few
+calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
+stands as such in its definitions. A component without a row is refused, as RabbitMQ refuses one whose plugin is off.
+
+Global parameters are any JSON under any name, kept for whoever asks for them; `cluster_name` is the broker's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from amqpd.broker.catalogue import policies
+from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
+from amqpd.broker.catalogue.erlang import term
+from amqpd.broker.catalogue.vhost import Names, VHost
+from amqpd.storage.metadata.metadata import Delete, GlobalParameterRow, Put
+
+VALUE_BYTES_MAX: Final = 1 << 20
+CLUSTER_NAME: Final = "cluster_name"
+
+
+class InvalidParameter(ValueError):
+    """The text is RabbitMQ's."""
+
+
+class NoSuchParameter(LookupError):
+    """rabbit: `Parameter does not exist`."""
+
+    def __init__(self) -> None:
+        super().__init__("Parameter does not exist")
+
+
+class Parameter(NamedTuple):
+    """value: JSON."""
+
+    vhost: str
+    component: str
+    name: str
+    value: Any
+
+
+class Component(NamedTuple):
+    """values: of a vhost, by name. declare(names, name, value, done): whether it is new; raises ValueError with
+    RabbitMQ's text for what is not valid, OnItsWay. clear(vhost, name, done): of one that is there; raises OnItsWay.
+    administrators: nobody else may set or clear one, whatever RabbitMQ allows policymakers: it limits them, too.
+    listed: it stands in lists of all parameters; else only where it is asked for by the component's name.
+    """
+
+    name: str
+    values: Callable[[VHost], Mapping[str, Any]]
+    declare: Callable[[Names, str, Any, Done], bool]
+    clear: Callable[[VHost, str, Done], None]
+    administrators: bool = False
+    listed: bool = True
+
+
+# -- policies as parameters -------------------------------------------------------------------------------------------
+
+
+def _values(operator: bool, vhost: VHost) -> Mapping[str, Any]:
+    return {policy.row.name: policy.value for policy in vhost.policies.all(operator)}
+
+
+def _set_operator_policy(names: Names, name: str, value: Any, done: Done) -> bool:
+    if not isinstance(value, Mapping):
+        raise InvalidParameter(f"Validation failed\n\n{name} not a list {term(value)}\n")
+    return policies.declare(names, name, value, True, done)
+
+
+def _clear_operator_policy(vhost: VHost, name: str, done: Done) -> None:
+    policy = vhost.policies.get(name, True)
+    if policy is None:
+        raise NoSuchParameter
+    policies.clear(vhost, policy, done)
+
+
+def _set_policy(_names: Names, _name: str, _value: Any, _done: Done) -> bool:
+    raise InvalidParameter("policies may not be set using this method")
+
+
+def _clear_policy(_vhost: VHost, _name: str, _done: Done) -> None:
+    raise InvalidParameter("policies may not be cleared using this method")
+
+
+COMPONENTS: Final[dict[str, Component]] = {
+    component.name: component
+    for component in (
+        Component(
+            "operator_policy",
+            partial(_values, True),
+            _set_operator_policy,
+            _clear_operator_policy,
+            administrators=True,
+        ),
+        Component("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),
+    )
+}
+
+
+def component_of(name: str) -> Component:
+    """Raises: InvalidParameter."""
+    component = COMPONENTS.get(name)
+    if component is None:
+        raise InvalidParameter(f"Validation failed\n\ncomponent {name} not found\n")
+    return component
+
+
+def parameters(vhosts: Iterable[VHost], component: str = "") -> list[Parameter]:
+    """Of these vhosts; component: of that one alone, "" of all that are listed."""
+    asked = [each for each in COMPONENTS.values() if each.name == component or (not component and each.listed)]
+    return [
+        Parameter(vhost.name, each.name, name, value)
+        for vhost in vhosts
+        for each in asked
+        for name, value in each.values(vhost).items()
+    ]
+
+
+def find(vhost: VHost, component: str, name: str) -> Parameter | None:
+    """None: there is none, or no such component."""
+    found = COMPONENTS.get(component)
+    values = {} if found is None else found.values(vhost)
+    return Parameter(vhost.name, component, name, values[name]) if name in values else None
+
+
+# -- global -----------------------------------------------------------------------------------------------------------
+
+
+class GlobalParameters:
+    """Of one broker; what is in it is committed."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._values: dict[str, Any] = {}
+
+    def load(self, rows: Iterable[GlobalParameterRow]) -> None:
+        """What an earlier life had. Raises: ValueError for what no version of ours wrote."""
+        self._values = {row.name: json.loads(row.value) for row in rows}
+
+    def all(self) -> list[tuple[str, Any]]:
+        """By name."""
+        return sorted(self._values.items())
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(name, default)
+
+    def coming(self, name: str, value: Any) -> Coming:
+        """One that is to be set, for a transaction. Raises: InvalidParameter."""
+        if name == CLUSTER_NAME and not (isinstance(value, str) and value):
+            raise InvalidParameter(f"{CLUSTER_NAME} should be a name, actually was {term(value)}")
+        text = json.dumps(value)
+        if len(text) > VALUE_BYTES_MAX:
+            raise InvalidParameter(f"a parameter's value has at most {VALUE_BYTES_MAX} bytes")
+        row = GlobalParameterRow(name, text)
+        return Coming(_global(name), Put(row), self._undo(name), partial(self._put, name, value))
+
+    def declare(self, name: str, value: Any, done: Done = unheard) -> bool:
+        """Whether it is new; done(None) once it is committed. Raises: InvalidParameter, OnItsWay."""
+        new = name not in self._values
+        self._catalogue.declared.make(self.coming(name, value), done)
+        return new
+
+    def clear(self, name: str, done: Done = unheard) -> None:
+        """Raises: NoSuchParameter, OnItsWay."""
+        if name not in self._values:
+            raise NoSuchParameter
+        change = Delete(GlobalParameterRow(name, ""))
+        self._catalogue.declared.make(Coming(_global(name), change, self._undo(name), partial(self._drop, name)), done)
+
+    def _undo(self, name: str) -> Put | Delete:
+        if name in self._values:
+            return Put(GlobalParameterRow(name, json.dumps(self._values[name])))
+        return Delete(GlobalParameterRow(name, ""))
+
+    def _put(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def _drop(self, name: str) -> None:
+        self._values.pop(name, None)
+
+
+def _global(name: str) -> Name:
+    return Name("", "global parameter", name)

@@ -1,0 +1,305 @@
+"""Policies and parameters over HTTP: RabbitMQ 3.10.8's answers, measured, and who may do what."""
+
+from __future__ import annotations
+
+import pytest
+
+GOOD = {"pattern": "^q", "definition": {"max-length": 5}}
+
+
+def reason(answer) -> str:
+    assert answer.status == 400, answer
+    assert answer.json["error"] == "bad_request"
+    return answer.json["reason"]
+
+
+@pytest.mark.parametrize("kind", ["policies", "operator-policies"])
+class TestRoutes:
+    def test_there_and_gone(self, api, amqpd_vhost, v, kind):
+        path = f"/api/{kind}/{v}/p"
+        assert api("PUT", path, GOOD).status == 201
+        shown = {
+            "vhost": amqpd_vhost.name,
+            "name": "p",
+            "pattern": "^q",
+            "apply-to": "all",
+            "definition": {"max-length": 5},
+            "priority": 0,
+        }
+        assert api.get(path) == shown
+        assert list(api.get(path)) == list(shown)
+        changed = {"pattern": "^q", "definition": {"max-length": 6}, "priority": 3, "apply-to": "queues"}
+        assert api("PUT", path, changed).status == 204
+        shown |= changed
+        assert api.get(f"/api/{kind}/{v}") == [shown]
+        assert shown in api.get(f"/api/{kind}")
+        assert api("DELETE", path).status == 204
+        assert api("DELETE", path).status == api("GET", path).status == 404
+        assert api.get(f"/api/{kind}/{v}") == []
+
+    def test_a_list_is_in_order_of_priority_and_name(self, api, v, kind):
+        for name, priority in (("b", 1), ("c", 0), ("a", 1), ("d", -7)):
+            api.done("PUT", f"/api/{kind}/{v}/{name}", {**GOOD, "priority": priority})
+        assert [each["name"] for each in api.get(f"/api/{kind}/{v}")] == ["d", "c", "a", "b"]
+
+    def test_no_such_vhost(self, api, kind):
+        for method, path, body in (
+            ("GET", f"/api/{kind}/no such".replace(" ", "%20"), None),
+            ("GET", f"/api/{kind}/none/p", None),
+            ("PUT", f"/api/{kind}/none/p", GOOD),
+            ("DELETE", f"/api/{kind}/none/p", None),
+        ):
+            assert api(method, path, body).status == 404
+
+    def test_other_fields_of_the_body_do_not_matter(self, api, v, kind):
+        body = {**GOOD, "name": "other", "vhost": "x", "component": "y"}
+        assert api("PUT", f"/api/{kind}/{v}/p", body).status == 201
+        assert api.get(f"/api/{kind}/{v}")[0]["name"] == "p"
+
+    @pytest.mark.parametrize(
+        ("body", "text"),
+        [
+            ({"pattern": "^q"}, "[{key_missing,definition}]"),
+            ({"definition": {"max-length": 1}}, "[{key_missing,pattern}]"),
+            ({}, "[{key_missing,pattern},{key_missing,definition}]"),
+        ],
+    )
+    def test_missing_keys(self, api, v, kind, body, text):
+        assert reason(api("PUT", f"/api/{kind}/{v}/p", body)) == text
+
+
+DEFINITIONS = [
+    ({}, "no policy provided"),
+    ([], "no policy provided"),
+    ("x", 'definition must be a dictionary: <<"x">>'),
+    (None, "definition must be a dictionary: null"),
+    ({"nonsense": 1}, '[{<<"nonsense">>,1}] are not recognised policy settings'),
+    (
+        {"zz": "s", "nonsense": 1, "max-length": 1},
+        '[{<<"nonsense">>,1},{<<"zz">>,<<"s">>}] are not recognised policy settings',
+    ),
+    ({"max-length": -1}, "-1 is not a valid maximum length"),
+    ({"max-length": "a"}, '<<"a">> is not a valid maximum length'),
+    ({"max-length": 1.5}, "1.5 is not a valid maximum length"),
+    ({"max-length": True}, "true is not a valid maximum length"),
+    ({"max-length": None}, "null is not a valid maximum length"),
+    ({"max-length": [1, 2]}, "[1,2] is not a valid maximum length"),
+    ({"max-length": {"a": 1}}, '#{<<"a">> => 1} is not a valid maximum length'),
+    ({"max-length-bytes": -1}, "-1 is not a valid maximum length in bytes"),
+    ({"expires": 0}, "0 is not a valid queue expiry"),
+    ({"dead-letter-exchange": 5}, "5 is not a valid dead letter exchange name"),
+    ({"dead-letter-routing-key": 5}, "5 is not a valid dead letter routing key"),
+    ({"dead-letter-strategy": "x"}, '<<"x">> is not a valid dead letter strategy'),
+    ({"alternate-exchange": 5}, "5 is not a valid alternate exchange name"),
+    ({"delivery-limit": -1}, "-1 is not a valid delivery limit"),
+    ({"queue-mode": "x"}, '<<"x">> is not a valid queue-mode value'),
+    ({"queue-version": 3}, "3 is not a valid queue-version value"),
+    ({"queue-version": 2.0}, "2.0 is not a valid queue-version value"),
+    ({"max-in-memory-bytes": -1}, "-1 is not a valid maximum memory in bytes"),
+    ({"queue-leader-locator": "x"}, '<<"x">> is not a valid queue leader locator value'),
+    ({"queue-master-locator": "x"}, '<<"x">> invalid queue-master-locator value'),
+    ({"ha-mode": "bad"}, '<<"bad">> is not a valid ha-mode value'),
+    ({"ha-params": 1}, "ha-mode must be specified to specify ha-params, ha-sync-mode or ha-promote-on-shutdown"),
+    ({"overflow": "x", "message-ttl": "é"}, '<<"é">> is not a valid message TTL'),
+    ({"overflow": "x", "zz": 1}, '<<"x">> is not a valid overflow value'),
+]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(("definition", "text"), DEFINITIONS)
+    def test_definitions(self, api, v, definition, text):
+        answer = api("PUT", f"/api/policies/{v}/x", {"pattern": "^q", "definition": definition})
+        assert reason(answer) == f"Validation failed\n\n{text}\n"
+
+    @pytest.mark.parametrize(
+        ("field", "value", "text"),
+        [
+            ("pattern", 5, "pattern should be a binary but was 5"),
+            ("pattern", None, "pattern should be a binary but was null"),
+            ("pattern", "(", "pattern should be regular expression but is invalid: "),
+            ("pattern", r"a(?=b)", "pattern should be regular expression but is invalid: "),
+            ("pattern", "a\0b", "pattern should be regular expression but is invalid: "),
+            ("priority", "x", 'priority should be a number, actually was <<"x">>'),
+            ("priority", None, "priority should be a number, actually was null"),
+            ("priority", True, "priority should be a number, actually was true"),
+            ("priority", 1.5, "priority should be a whole number of at most 2147483647, actually was 1.5"),
+            ("priority", 2**40, "priority should be a whole number of at most 2147483647, actually was 1099511627776"),
+            ("apply-to", "bad", "apply-to 'bad' unrecognised; should be 'queues', "),
+            ("apply-to", 5, "apply-to '5' unrecognised; should be 'queues', "),
+            ("apply-to", [], "apply-to '[]' unrecognised; should be 'queues', "),
+        ],
+    )
+    def test_the_other_fields(self, api, v, field, value, text):
+        answer = api("PUT", f"/api/policies/{v}/x", {**GOOD, field: value})
+        assert reason(answer).startswith(f"Validation failed\n\n{text}")
+
+    def test_all_that_is_wrong_is_told(self, api, v):
+        body = {"pattern": 5, "definition": {"max-length": -1, "zz": 1}, "priority": "x", "apply-to": "bad"}
+        lines = reason(api("PUT", f"/api/policies/{v}/x", body)).splitlines()
+        assert lines[:3] == ["Validation failed", "", "-1 is not a valid maximum length"]
+        assert lines[3].startswith("apply-to 'bad' unrecognised")
+        assert lines[4:] == [
+            "pattern should be a binary but was 5",
+            'priority should be a number, actually was <<"x">>',
+        ]
+
+    @pytest.mark.parametrize("key", ["overflow", "dead-letter-exchange", "alternate-exchange", "queue-mode", "ha-mode"])
+    def test_operators_have_fewer_keys(self, api, v, key):
+        body = {"pattern": "", "definition": {"max-length": 1, key: "all"}}
+        told = f'Validation failed\n\n[{{<<"{key}">>,<<"all">>}}] are not recognised policy settings\n'
+        assert reason(api("PUT", f"/api/operator-policies/{v}/x", body)) == told
+
+    def test_nothing_of_it_is_there(self, api, v):
+        assert api.get(f"/api/policies/{v}") == api.get(f"/api/operator-policies/{v}") == []
+
+
+class TestShown:
+    def test_with_queues_and_exchanges(self, api, v):
+        api.done("PUT", f"/api/queues/{v}/q1", {"durable": True})
+        api.done("PUT", f"/api/exchanges/{v}/x1", {"type": "direct"})
+        api.done("PUT", f"/api/policies/{v}/p", {"pattern": "1$", "definition": {"max-length": 6, "expires": 9000}})
+        definition = {"max-length": 5, "message-ttl": 1000}
+        api.done("PUT", f"/api/operator-policies/{v}/o", {"pattern": "^q", "definition": definition})
+        api.done("PUT", f"/api/queues/{v}/q21", {"durable": True})
+        for name in ("q1", "q21"):
+            shown = api.get(f"/api/queues/{v}/{name}")
+            assert (shown["policy"], shown["operator_policy"]) == ("p", "o")
+            assert shown["effective_policy_definition"] == {"expires": 9000, "max-length": 5, "message-ttl": 1000}
+        columns = "columns=name,policy,operator_policy,effective_policy_definition"
+        assert api.get(f"/api/queues/{v}?{columns}")[0]["policy"] == "p"
+        assert api.get(f"/api/exchanges/{v}/x1")["policy"] == "p"
+        assert api.get(f"/api/exchanges/{v}/amq.topic")["policy"] is None
+        api.done("DELETE", f"/api/policies/{v}/p")
+        shown = api.get(f"/api/queues/{v}/q1")
+        assert (shown["policy"], shown["operator_policy"]) == (None, "o")
+        assert shown["effective_policy_definition"] == definition
+
+
+class TestParameters:
+    def test_operator_policies_are_parameters(self, api, amqpd_vhost, v):
+        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        value = {**GOOD, "priority": 0, "apply-to": "all"}
+        item = {"value": value, "vhost": amqpd_vhost.name, "component": "operator_policy", "name": "o"}
+        path = f"/api/parameters/operator_policy/{v}"
+        assert api.get(f"{path}/o") == item
+        assert api.get(path) == [item]
+        assert item in api.get("/api/parameters/operator_policy")
+        assert item in api.get("/api/parameters")
+        assert api("PUT", f"{path}/x", {"value": {**value, "definition": {"expires": 9}}}).status == 201
+        assert api.get(f"/api/operator-policies/{v}/x")["definition"] == {"expires": 9}
+        assert api("DELETE", f"{path}/x").status == 204
+        assert api("DELETE", f"{path}/x").status == 404
+
+    def test_policies_are_shown_as_parameters_to_who_asks(self, api, amqpd_vhost, v):
+        api.done("PUT", f"/api/policies/{v}/p", GOOD)
+        item = {
+            "value": {**GOOD, "priority": 0, "apply-to": "all"},
+            "vhost": amqpd_vhost.name,
+            "component": "policy",
+            "name": "p",
+        }
+        assert api.get(f"/api/parameters/policy/{v}/p") == item
+        assert api.get(f"/api/parameters/policy/{v}") == [item]
+        assert item not in api.get("/api/parameters")
+        told = reason(api("PUT", f"/api/parameters/policy/{v}/p", {"value": {}}))
+        assert told == "policies may not be set using this method"
+        told = reason(api("DELETE", f"/api/parameters/policy/{v}/p"))
+        assert told == "policies may not be cleared using this method"
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (5, "x not a list 5"),
+            (
+                {"a": 1},
+                "\n".join(
+                    ['Unrecognised terms [{<<"a">>,1}] in x']
+                    + [f'Key "{key}" not found in x' for key in ("definition", "pattern", "priority")]
+                ),
+            ),
+            ({"pattern": "", "definition": {"overflow": "x"}, "priority": 0}, None),
+        ],
+    )
+    def test_what_is_no_operator_policy(self, api, v, value, text):
+        told = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"value": value}))
+        if text is None:
+            assert "are not recognised policy settings" in told
+        else:
+            assert told == f"Validation failed\n\n{text}\n"
+
+    def test_components(self, api, v):
+        assert api.get("/api/parameters/nope") == []
+        assert api("GET", "/api/parameters/nope/none").status == 404
+        assert api("GET", f"/api/parameters/nope/{v}/x").status == 404
+        told = reason(api("PUT", f"/api/parameters/nope/{v}/x", {"value": {"a": 1}}))
+        assert told == "Validation failed\n\ncomponent nope not found\n"
+        assert api("PUT", "/api/parameters/nope/none/x", {"value": 1}).status == 404
+        told = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"valu": 1}))
+        assert told == "[{key_missing,value}]"
+
+
+class TestGlobalParameters:
+    def test_any_json_under_any_name(self, api):
+        path = "/api/global-parameters/g%2Fl%C3%B6b"
+        try:
+            assert api("PUT", path, {"value": {"a": [1, "é", None, 1.5]}}).status == 201
+            assert api.get(path) == {"name": "g/löb", "value": {"a": [1, "é", None, 1.5]}}
+            assert api("PUT", path, {"value": 5}).status == 204
+            assert {"name": "g/löb", "value": 5} in api.get("/api/global-parameters")
+        finally:
+            assert api("DELETE", path).status == 204
+        assert api("DELETE", path).status == api("GET", path).status == 404
+        assert reason(api("PUT", path, {})) == "[{key_missing,value}]"
+
+    def test_the_clusters_name_is_one(self, api):
+        node = api.get("/api/overview")["node"]
+        try:
+            api.done("PUT", "/api/global-parameters/cluster_name", {"value": "the shop"})
+            assert api.get("/api/cluster-name") == {"name": "the shop"}
+            shown = api.get("/api/overview")
+            assert (shown["cluster_name"], shown["node"]) == ("the shop", node)
+            assert {"name": "cluster_name", "value": "the shop"} in api.get("/api/definitions")["global_parameters"]
+            told = reason(api("PUT", "/api/global-parameters/cluster_name", {"value": 5}))
+            assert told == "cluster_name should be a name, actually was 5"
+        finally:
+            api.done("DELETE", "/api/global-parameters/cluster_name")
+        assert api.get("/api/cluster-name") == {"name": node}
+
+
+class TestRoles:
+    @pytest.mark.parametrize("tag", ["management", "policymaker", "monitoring", "administrator"])
+    def test_who_may_what(self, api, user, v, tag):
+        """As measured; but nobody gets round the administrator's operator policies by way of parameters."""
+        who = user(tag, configure=".*", write=".*", read=".*")
+        makes, rules = tag in ("policymaker", "administrator"), tag == "administrator"
+        operator = {"value": {**GOOD, "priority": 0}}
+        api.done("PUT", f"/api/policies/{v}/p", GOOD)
+        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        for allowed, method, path, body in (
+            (True, "GET", "policies", None),
+            (True, "GET", f"policies/{v}", None),
+            (makes, "GET", f"policies/{v}/p", None),
+            (makes, "PUT", f"policies/{v}/z", GOOD),
+            (makes, "DELETE", f"policies/{v}/z", None),
+            (True, "GET", "operator-policies", None),
+            (True, "GET", f"operator-policies/{v}", None),
+            (rules, "GET", f"operator-policies/{v}/o", None),
+            (rules, "PUT", f"operator-policies/{v}/z", GOOD),
+            (rules, "DELETE", f"operator-policies/{v}/z", None),
+            (makes, "GET", "parameters", None),
+            (makes, "GET", f"parameters/operator_policy/{v}/o", None),
+            (rules, "PUT", f"parameters/operator_policy/{v}/z", operator),
+            (rules, "DELETE", f"parameters/operator_policy/{v}/o", None),
+            (makes, "GET", "global-parameters", None),
+            (makes, "PUT", "global-parameters/roles", {"value": 1}),
+            (makes, "DELETE", "global-parameters/roles", None),
+        ):
+            status = who(method, f"/api/{path}", body).status
+            assert (status in (200, 201, 204)) is allowed, (method, path, status)
+            assert allowed or status == 401, (method, path, status)
+
+    def test_only_who_may_enter_the_vhost(self, user, v):
+        who = user("policymaker")
+        assert who("PUT", f"/api/policies/{v}/p", GOOD).status == 401
+        assert who("GET", f"/api/policies/{v}").status == 401
+        assert who.get("/api/policies") == []
