@@ -19,6 +19,7 @@ from amqpd.routing.errors import UnknownExchangeType
 from amqpd.routing.exchange import ExchangeType
 from amqpd.routing.fanout import Fanout
 from amqpd.routing.headers import Headers
+from amqpd.routing.jms_topic import JmsTopic
 from amqpd.routing.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ BUILT_IN: Final[dict[str, Callable[[], ExchangeType]]] = {
     "fanout": Fanout,
     "headers": Headers,
     "topic": Topic,
+    "x-jms-topic": JmsTopic,
 }
 
 

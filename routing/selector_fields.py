@@ -1,6 +1,6 @@
 """What a selector may ask of a message besides its headers: the properties of AMQP 0-9-1, its exchange and routing key.
 
-A field has a number, under which `MessageView.field` gives its value (None: the message has none), and names: `p.` or
+A field has a number, under which `Selectable.field` gives its value (None: the message has none), and names: `p.` or
 `properties.` before the property's name, with `-` or `_` between words. Beside the properties of AMQP 0-9-1 there are
 those of RabbitMQ's filter expressions (AMQP 1.0) that a message of AMQP 0-9-1 has in another form, and the six message
 headers that JMS lets a selector name.
@@ -12,8 +12,7 @@ timestamp in milliseconds, group-id the app-id, a priority that is not set 4); J
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 CONTENT_TYPE: Final = 0
 CONTENT_ENCODING: Final = 1
@@ -37,21 +36,10 @@ PERSISTENT: Final = "PERSISTENT"
 NON_PERSISTENT: Final = "NON_PERSISTENT"
 
 
-class MessageView(Protocol):
-    """A message as selectors see it. One serves all selectors that look at the message, so it decodes once, when
-    asked."""
-
-    def headers(self) -> Mapping[str, object]:
-        """Decoded; empty when there are none."""
-
-    def field(self, number: int) -> object:
-        """A property (`selector_fields.py` has the numbers), the exchange or the routing key. None: absent."""
-
-
 class FieldRule(NamedTuple):
     """How the value of a name comes about.
 
-    number: the field. form: what is made of its value (`FORMS` in `selector_code.py`), "" nothing. header: where to
+    number: the field. form: what is made of its value (`formed` in `selector_nodes.py`), "" nothing. header: where to
     look when the message has no such property, "" nowhere: RabbitMQ's JMS client sends some of JMS' headers as AMQP
     headers. default: what it is when it is nowhere.
     """

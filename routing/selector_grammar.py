@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector_fields import HEADER_SECTION, JMS_FIELDS, JMS_FORBIDDEN, PROPERTIES, FieldRule
-from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, loose_size
+from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -112,17 +112,16 @@ def tree(text: str) -> nodes.Condition:
     try:
         made = cast("nodes.Node", parser().parse(text))
     except UnexpectedCharacters as error:
-        _refuse_at(error.line, error.column, f"{_shown(text[error.pos_in_stream :])} cannot be read")
+        _refuse_at(error.line, error.column, f"{shown(text[error.pos_in_stream :])} cannot be read")
     except UnexpectedToken as error:
         wanted = _expected(error.accepts or error.expected)
         if error.token.type == "$END":
             _refuse_at(*_end_of(text), f"the selector is not complete{wanted}")
-        _refuse_at(error.line, error.column, f"{_shown(str(error.token))} is not expected here{wanted}")
+        _refuse_at(error.line, error.column, f"{shown(str(error.token))} is not expected here{wanted}")
     except UnexpectedInput as error:
         _refuse_at(error.line, error.column, "not understood")
-    condition = _condition(made, None)
-    if sum([node.loose for node in condition.all() if isinstance(node, nodes.Like)]) > LOOSE_CHARACTERS_MAX:
-        raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+    condition = condition_of(made, None)
+    check_patterns(condition)
     return condition
 
 
@@ -144,7 +143,8 @@ def _refuse(place: Token | None, why: str) -> NoReturn:
     _refuse_at(place.line, place.column, why)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A client's text in a message of error."""
     return repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "...")
 
 
@@ -160,16 +160,30 @@ def _expected(terminals: set[str]) -> str:
     return f", but {' or '.join(names)}" if len(names) <= 3 else ""
 
 
-def _made(place: Token | None, node: nodes.Node) -> nodes.Node:
-    """A node that is within bounds."""
+def check_size(node: nodes.Node, place: Token | None) -> None:
+    """Raises: BadSelector for a tree that is too large."""
     if node.size > NODES_MAX:
         _refuse(place, f"the selector has more than {NODES_MAX} parts")
     if node.depth > DEPTH_MAX:
         _refuse(place, f"the selector nests deeper than {DEPTH_MAX}")
+    if isinstance(node, nodes.Like) and node.loose() > LOOSE_CHARACTERS_MAX:
+        _refuse(place, f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+
+
+def check_patterns(condition: nodes.Condition) -> None:
+    """Raises: BadSelector when its LIKE patterns together are too dear."""
+    if sum([node.loose() for node in condition.all() if isinstance(node, nodes.Like)]) > LOOSE_CHARACTERS_MAX:
+        raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+
+
+def _made(place: Token | None, node: nodes.Node) -> nodes.Node:
+    """A node that is within bounds."""
+    check_size(node, place)
     return node
 
 
-def _condition(node: nodes.Node, place: Token | None) -> nodes.Condition:
+def condition_of(node: nodes.Node, place: Token | None) -> nodes.Condition:
+    """The condition, also that which a value is where one is wanted. Raises: BadSelector for what can be none."""
     if isinstance(node, nodes.Condition):
         return node
     if isinstance(node, nodes.Truth):
@@ -182,7 +196,8 @@ def _condition(node: nodes.Node, place: Token | None) -> nodes.Condition:
     return nodes.IsTrue(node)
 
 
-def _value(node: nodes.Node) -> nodes.Value:
+def value_of(node: nodes.Node) -> nodes.Value:
+    """The value, also that of a condition."""
     if isinstance(node, nodes.Condition):
         return nodes.Truth(node)
     assert isinstance(node, nodes.Value)
@@ -190,8 +205,8 @@ def _value(node: nodes.Node) -> nodes.Value:
 
 
 def _number(node: nodes.Node, place: Token) -> nodes.Value:
-    value = _value(node)
-    if isinstance(value, nodes.Truth) or (isinstance(value, nodes.Constant) and value.number() is None):
+    value = value_of(node)
+    if isinstance(value, nodes.Truth) or (isinstance(value, nodes.Constant) and nodes.number_of(value.value) is None):
         _refuse(place, f"'{place}' wants numbers")
     return value
 
@@ -207,31 +222,31 @@ class _Builder:
 
     def _joined(self, parts: list[nodes.Node | Token], kind: type[nodes.And | nodes.Or]) -> nodes.Node:
         left, word, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
-        first, second = _condition(left, word), _condition(right, word)
+        first, second = condition_of(left, word), condition_of(right, word)
         before = first.conditions if isinstance(first, kind) else (first,)
         after = second.conditions if isinstance(second, kind) else (second,)
         return _made(word, kind((*before, *after)))
 
     def negation(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         word, node = cast("tuple[Token, nodes.Node]", parts)
-        return _made(word, nodes.Not(_condition(node, word)))
+        return _made(word, nodes.Not(condition_of(node, word)))
 
     def compare(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
-        name = cast("nodes.Comparison", "<>" if operator == "!=" else str(operator))
-        return _made(operator, nodes.Compare(name, _value(left), _value(right)))
+        name = "<>" if operator == "!=" else str(operator)
+        return _made(operator, nodes.Compare(name, value_of(left), value_of(right)))
 
     def between(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, negated, word, rest = _split(parts)
-        low, high = [_value(part) for part in rest if isinstance(part, nodes.Node)]
-        value = _value(left)
+        low, high = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
+        value = value_of(left)
         node = nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
         return _made(word, nodes.Not(node) if negated else node)
 
     def one_of(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, negated, word, rest = _split(parts)
-        value = _value(left)
-        choices = [_value(part) for part in rest if isinstance(part, nodes.Node)]
+        value = value_of(left)
+        choices = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
         constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
         found: list[nodes.Condition] = [nodes.OneOf(value, constants)] if constants else []
         found += [nodes.Compare("=", value, choice) for choice in choices if not isinstance(choice, nodes.Constant)]
@@ -245,29 +260,25 @@ class _Builder:
         if len(texts) == 2 and len(escape) != 1:
             _refuse(word, "what follows ESCAPE is one character")
         try:
-            loose = loose_size(texts[0], escape)
+            node = nodes.Like(value_of(left), texts[0], escape)
         except BadSelector as error:
             _refuse(word, str(error))
-        node = nodes.Like(_value(left), texts[0], escape, loose)
         return _made(word, nodes.Not(node) if negated else node)
 
     def is_null(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, word = cast("tuple[nodes.Node, Token]", parts[:2])
-        node = nodes.IsNull(_value(left))
+        node = nodes.IsNull(value_of(left))
         return _made(word, nodes.Not(node) if len(parts) == 4 else node)
 
     def arithmetic(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
-        name = cast("nodes.Operator", str(operator))
-        return _made(operator, nodes.Arithmetic(name, _number(left, operator), _number(right, operator)))
+        return _made(operator, nodes.Arithmetic(str(operator), _number(left, operator), _number(right, operator)))
 
     def signed(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         sign, node = cast("tuple[Token, nodes.Node]", parts)
         value = _number(node, sign)
         if isinstance(value, nodes.Constant):
-            constant = value.number()
-            assert constant is not None  # `_number` has said so
-            return nodes.Constant(-constant) if sign == "-" else value
+            return nodes.Constant(-nodes.number_of(value.value)) if sign == "-" else value
         if sign == "-":
             return _made(sign, nodes.Negative(value))
         return _made(sign, nodes.Negative(nodes.Negative(value)))  # what is no number has no +
@@ -321,7 +332,7 @@ class _Builder:
         return nodes.Header(parts[0].split(".")[1])
 
     def unknown(self, parts: list[Token]) -> nodes.Node:
-        _refuse(parts[0], f"there is no field {_shown(str(parts[0]))}; a header of that name is written in brackets")
+        _refuse(parts[0], f"there is no field {shown(str(parts[0]))}; a header of that name is written in brackets")
 
 
 def _split(parts: list[nodes.Node | Token]) -> tuple[nodes.Node, bool, Token, list[nodes.Node | Token]]:

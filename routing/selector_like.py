@@ -3,14 +3,15 @@
 A pattern is cut at its `%` into pieces. The first must begin the text, the last must end it, and those between are
 looked for from left to right, each behind the one before, which is all that backtracking could find. A piece without
 `_` is looked for by the string's own search (linear); one with `_` place by place, so a selector may not have many
-characters in such pieces: the cost of a text is its length times `LOOSE_CHARACTERS_MAX` at worst.
+characters in such pieces (`LOOSE_CHARACTERS_MAX`): the cost of a text is its length times theirs at worst.
+
+Compiled by mypyc.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias, final
 
 from amqpd.routing.errors import BadSelector
 
@@ -20,16 +21,13 @@ LOOSE_CHARACTERS_MAX: Final = 64
 _Piece: TypeAlias = list[str | None]  # None: any one character
 
 
-class Pattern(NamedTuple):
-    """How to find out whether a text is like a pattern.
+class Pattern:
+    """What says whether a text is like a pattern, all of it. loose: characters that are looked for place by place."""
 
-    expression: Python, where it is as simple as that, with {0} for the text and {1}, {2} for `texts`; else "", and
-    `matches` is to be called.
-    """
+    loose: int = 0
 
-    matches: Callable[[str], bool]
-    expression: str = ""
-    texts: tuple[str, ...] = ()
+    def matches(self, text: str) -> bool:
+        raise NotImplementedError
 
 
 def pattern_of(pattern: str, escape: str) -> Pattern:
@@ -38,33 +36,37 @@ def pattern_of(pattern: str, escape: str) -> Pattern:
     escape: one character, "" for none. Raises: BadSelector (without a place).
     """
     pieces = _pieces(pattern, escape)
+    first = pieces[0]
     if len(pieces) == 1:
-        return _whole(pieces[0])
-    first, *between, last = pieces
-    between = [piece for piece in between if piece]
-    if None in first or None in last or any(None in piece for piece in between):
-        return Pattern(_Loose(first, between, last))
-    return _plain(_text(first), [_text(piece) for piece in between], _text(last))
-
-
-def loose_size(pattern: str, escape: str) -> int:
-    """How many characters the pieces have that are looked for place by place. Raises: BadSelector."""
-    return sum([len(piece) for piece in _pieces(pattern, escape)[1:-1] if None in piece])
+        return _Loose(first) if None in first else _Exact(_text(first))
+    last = pieces[len(pieces) - 1]
+    between = [piece for piece in pieces[1 : len(pieces) - 1] if piece]
+    if None in first or None in last or any([None in piece for piece in between]):  # noqa: C419
+        return _LoosePieces(first, between, last)
+    if not between:
+        return _Ends(_text(first), _text(last))
+    if len(between) == 1 and not first and not last:
+        return _Inside(_text(between[0]))
+    return _Pieces(_text(first), [_text(piece) for piece in between], _text(last))
 
 
 def _pieces(pattern: str, escape: str) -> list[_Piece]:
-    pieces: list[_Piece] = [[]]
+    piece: _Piece = []
+    pieces: list[_Piece] = [piece]
     escaped = False
     for character in pattern:
         if escaped:
-            pieces[-1].append(character)
+            piece.append(character)
             escaped = False
         elif character == escape:
             escaped = True
         elif character == "%":
-            pieces.append([])
+            piece = []
+            pieces.append(piece)
+        elif character == "_":
+            piece.append(None)
         else:
-            pieces[-1].append(None if character == "_" else character)
+            piece.append(character)
     if escaped:
         raise BadSelector("the LIKE pattern ends with its escape character")
     return pieces
@@ -78,49 +80,55 @@ def _expression(piece: _Piece) -> re.Pattern[str]:
     return re.compile("".join(["." if c is None else re.escape(c) for c in piece]), re.DOTALL)
 
 
-def _whole(piece: _Piece) -> Pattern:
-    if None in piece:
-        return Pattern(_Whole(piece))
-    text = _text(piece)
-    return Pattern(text.__eq__, "{0} == {1}", (text,))
+@final
+class _Exact(Pattern):
+    def __init__(self, text: str) -> None:
+        self._text: Final = text
+
+    def matches(self, text: str) -> bool:
+        return text == self._text
 
 
-def _plain(first: str, between: list[str], last: str) -> Pattern:
-    matches = _Plain(first, between, last)
-    if not between and not last:
-        return Pattern(matches, "{0}.startswith({1})", (first,))
-    if not between and not first:
-        return Pattern(matches, "{0}.endswith({1})", (last,))
-    if len(between) == 1 and not first and not last:
-        return Pattern(matches, "{1} in {0}", (between[0],))
-    return Pattern(matches)
+@final
+class _Ends(Pattern):
+    """first%last, either of which may be empty."""
+
+    def __init__(self, first: str, last: str) -> None:
+        self._first: Final = first
+        self._last: Final = last
+        self._size_min: int = len(first) + len(last)
+
+    def matches(self, text: str) -> bool:
+        return len(text) >= self._size_min and text.startswith(self._first) and text.endswith(self._last)
 
 
-class _Whole:
-    """A pattern without %."""
+@final
+class _Inside(Pattern):
+    """%text%"""
 
-    def __init__(self, piece: _Piece) -> None:
-        self.expression: Final = _expression(piece)
+    def __init__(self, text: str) -> None:
+        self._text: Final = text
 
-    def __call__(self, text: str) -> bool:
-        return self.expression.fullmatch(text) is not None
+    def matches(self, text: str) -> bool:
+        return self._text in text
 
 
-class _Plain:
+@final
+class _Pieces(Pattern):
     """first%between%...%last"""
 
     def __init__(self, first: str, between: list[str], last: str) -> None:
-        self.first: Final = first
-        self.between: Final = between
-        self.last: Final = last
-        self.size_min: Final = len(first) + len(last)
+        self._first: Final = first
+        self._between: Final = between
+        self._last: Final = last
+        self._size_min: int = len(first) + len(last)
 
-    def __call__(self, text: str) -> bool:
-        end = len(text) - len(self.last)
-        if len(text) < self.size_min or not text.startswith(self.first) or not text.endswith(self.last):
+    def matches(self, text: str) -> bool:
+        if len(text) < self._size_min or not text.startswith(self._first) or not text.endswith(self._last):
             return False
-        position = len(self.first)
-        for piece in self.between:
+        position = len(self._first)
+        end = len(text) - len(self._last)
+        for piece in self._between:
             found = text.find(piece, position, end)
             if found < 0:
                 return False
@@ -128,22 +136,35 @@ class _Plain:
         return True
 
 
-class _Loose:
-    """The same where some pieces have places for any one character."""
+@final
+class _Loose(Pattern):
+    """A pattern without %."""
+
+    def __init__(self, piece: _Piece) -> None:
+        self._expression: Final = _expression(piece)
+
+    def matches(self, text: str) -> bool:
+        return self._expression.fullmatch(text) is not None
+
+
+@final
+class _LoosePieces(Pattern):
+    """first%between%...%last with places for any one character."""
 
     def __init__(self, first: _Piece, between: list[_Piece], last: _Piece) -> None:
-        self.first: Final = _expression(first)
-        self.between: Final = [_expression(piece) for piece in between]
-        self.last: Final = _expression(last)
-        self.first_size: Final = len(first)
-        self.last_size: Final = len(last)
+        self._first: Final = _expression(first)
+        self._between: Final = [_expression(piece) for piece in between]
+        self._last: Final = _expression(last)
+        self._first_size: int = len(first)
+        self._last_size: int = len(last)
+        self.loose = sum([len(piece) for piece in between if None in piece])
 
-    def __call__(self, text: str) -> bool:
-        position = self.first_size
-        end = len(text) - self.last_size
-        if end < position or self.first.match(text) is None or self.last.match(text, end) is None:
+    def matches(self, text: str) -> bool:
+        position = self._first_size
+        end = len(text) - self._last_size
+        if end < position or self._first.match(text) is None or self._last.match(text, end) is None:
             return False
-        for piece in self.between:
+        for piece in self._between:
             found = piece.search(text, position, end)
             if found is None:
                 return False

@@ -1,5 +1,4 @@
-"""A message as selectors see it (`MessageView` in `amqpd.routing.selector_fields`): headers and properties, decoded
-when one asks.
+"""A message as selectors see it: its headers and properties, decoded when one asks.
 
 Make one per message and ask all selectors with it: the headers are decoded once. A selector that names no header
 costs no decoding, and each property that is asked for is cut out by itself.
@@ -15,12 +14,13 @@ from amqpd.broker.message import Message
 from amqpd.protocol.codec import decode_table
 from amqpd.protocol.properties import CONTENT_TYPE, field_of
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY
+from amqpd.routing.selector_nodes import Selectable
 
 _NO_HEADERS: Final[dict[str, object]] = {}
 
 
 @final
-class MessageView:
+class MessageView(Selectable):
     """One message. What it gives out is not to be changed."""
 
     def __init__(self, message: Message) -> None:

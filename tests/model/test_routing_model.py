@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqpd.routing.headers import Headers
+from amqpd.routing.jms_topic import JmsTopic, Routed
+from amqpd.routing.selector import parse
 from amqpd.routing.trie import Trie
 
 DESTINATIONS = st.sampled_from(["q1", "q2", "q3"])
@@ -157,3 +159,54 @@ class HeadersTwins(RuleBasedStateMachine):
 
 HeadersTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestHeadersTwins = HeadersTwins.TestCase
+
+
+# -- x-jms-topic -------------------------------------------------------------------------------------------------------
+
+SELECTORS = st.sampled_from(
+    [
+        "a = 'x'",
+        "a='x'",
+        "'y' = a AND b > 1",
+        "a = 'x' AND b IS NULL",
+        "b > 1",
+        "b = 1 OR a = 'x'",
+        "NOT a = 'x'",
+        "",
+        "c = 'x'",
+    ]
+)
+SELECTED = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "y", 1, 2, True, [1]]))
+
+
+class JmsTopicTwins(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchange = JmsTopic()
+        self.bindings: list[tuple[str, str]] = []
+
+    @rule(selector=SELECTORS, destination=DESTINATIONS)
+    def bind(self, selector: str, destination: str) -> None:
+        if (selector, destination) not in self.bindings:
+            self.exchange.bind("", {"x-selector": selector}, destination)
+            self.bindings.append((selector, destination))
+
+    @precondition(lambda self: self.bindings)
+    @rule(data=st.data())
+    def unbind(self, data: st.DataObject) -> None:
+        selector, destination = self.bindings.pop(data.draw(st.integers(0, len(self.bindings) - 1)))
+        self.exchange.unbind("", {"x-selector": selector}, destination)
+
+    @rule(headers=SELECTED)
+    def publish(self, headers: dict[str, object]) -> None:
+        message = Routed("", headers)
+        expected = {destination for selector, destination in self.bindings if parse(selector).matches(message)}
+        assert self.exchange.match("", headers or None) == expected
+
+    @invariant()
+    def nothing_is_left_behind(self) -> None:
+        assert self.exchange.is_empty() is not bool(self.bindings)
+
+
+JmsTopicTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestJmsTopicTwins = JmsTopicTwins.TestCase

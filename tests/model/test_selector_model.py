@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import Selector, parse
-from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, loose_size, pattern_of
+from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, pattern_of
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
 
@@ -150,14 +150,14 @@ def patterns(draw: st.DrawFn) -> tuple[str, str]:
     escape = draw(st.sampled_from(["", "", "!", "a"]))
     pattern = draw(st.text("ab_%%!\n", max_size=8))
     try:
-        loose_size(pattern, escape)
+        pattern_of(pattern, escape)
     except BadSelector:
         return "a%", ""
     return pattern, escape
 
 
 def like(value: nodes.Value, pattern: tuple[str, str]) -> nodes.Like:
-    return nodes.Like(value, *pattern, loose_size(*pattern))
+    return nodes.Like(value, *pattern)
 
 
 def joined(kind: type[nodes.And | nodes.Or]) -> st.SearchStrategy[nodes.Condition]:
@@ -281,7 +281,7 @@ def test_selectors_mean_what_their_trees_say(
         assert opposite.matches(View(headers)) is (truth_of(condition, headers) is False), text
 
 
-class View:
+class View(nodes.Selectable):
     def __init__(self, headers: dict[str, object]) -> None:
         self.table = headers
 

@@ -45,7 +45,7 @@ def test_built_ins(name: str, expected: type, needs_headers: bool) -> None:
 
 def test_names(guests: list[EntryPoint]) -> None:
     guests.append(EntryPoint("x-everyone", "no.such.module:Thing", GROUP))
-    assert exchange_type_names() == ["direct", "fanout", "headers", "topic", "x-everyone"]
+    assert exchange_type_names() == ["direct", "fanout", "headers", "topic", "x-everyone", "x-jms-topic"]
 
 
 def test_an_unknown_type(guests: list[EntryPoint]) -> None:

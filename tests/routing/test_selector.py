@@ -11,15 +11,16 @@ import pytest
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import EVERYTHING, TEXT_SIZE_MAX, parse
+from amqpd.routing.selector_nodes import Selectable
 
 
-class Message:
-    def __init__(self, headers: Mapping[str, object] | None = None, values: Mapping[int, object] | None = None) -> None:
+class Message(Selectable):
+    def __init__(self, headers: dict[str, object] | None = None, values: Mapping[int, object] | None = None) -> None:
         self.table = headers or {}
         self.values = values or {}
         self.asked_for_headers = False
 
-    def headers(self) -> Mapping[str, object]:
+    def headers(self) -> dict[str, object]:
         self.asked_for_headers = True
         return self.table
 

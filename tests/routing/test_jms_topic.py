@@ -1,0 +1,135 @@
+"""x-jms-topic: bindings are selectors, in SQL or as RabbitMQ's JMS client sends them."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.routing import selector_erlang
+from amqpd.routing.errors import BadBinding, BadSelector
+from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.selector import parse
+from amqpd.routing.selector_nodes import Condition
+
+
+def test_selectors_choose() -> None:
+    exchange = JmsTopic()
+    exchange.bind("any.key", {"x-selector": "colour = 'red'"}, "red")
+    exchange.bind("", {"x-selector": "weight > 2"}, "heavy")
+    exchange.bind("", {"rjms_selector": "colour = 'red' AND weight > 2"}, "both")
+    exchange.bind("", {"x-selector": ""}, "all")
+    exchange.bind("", {"x-selector": "p.routing-key LIKE 'eu.%'"}, "europe")
+    assert exchange.match("k", {"colour": "red", "weight": 3}) == {"red", "heavy", "both", "all"}
+    assert exchange.match("k", {"colour": "red", "weight": 1}) == {"red", "all"}
+    assert exchange.match("eu.x", {"colour": ["red"]}) == {"all", "europe"}
+    assert exchange.match("k", None) == {"all"}
+    assert exchange.needs_headers
+
+
+def test_jms_names_are_headers_here() -> None:
+    exchange = JmsTopic()
+    exchange.bind("", {"x-selector": "JMSType = 'order' AND JMSPriority > 4"}, "q")
+    exchange.bind("", {"x-selector": "JMSDeliveryMode = 'NON_PERSISTENT'"}, "fast")
+    assert exchange.match("", {"JMSType": "order", "JMSPriority": 9, "JMSDeliveryMode": "PERSISTENT"}) == {"q"}
+    assert exchange.match("", {"JMSType": "order"}) == {"fast"}
+
+
+def test_what_is_unbound_leaves_nothing_behind() -> None:
+    exchange = JmsTopic()
+    texts = ["a = 'x'", "'x' = a AND b > 1", "b > 1", "a='x'", "a = 'y'", "c = 'x'", ""]
+    for text in texts:
+        exchange.bind("", {"x-selector": text}, "q1")
+        exchange.bind("", {"x-selector": text}, "q2")
+    exchange.unbind("", {"x-selector": "a='x'"}, "q1")
+    assert exchange.match("", {"a": "x"}) == {"q1", "q2"}  # it was bound twice, in two spellings
+    for text in texts:
+        exchange.unbind("", {"x-selector": text}, "q2")
+        if text != "a='x'":
+            exchange.unbind("", {"x-selector": text}, "q1")
+    assert exchange.is_empty()
+    assert exchange.match("", {"a": "x", "b": 5}) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, "has one selector"),
+        ({"x-selector": "a = 1", "rjms_erlang_selector": "true."}, "has one selector"),
+        ({"x-selector": 5}, "x-selector is not a text"),
+        ({"rjms_erlang_selector": b"\xff"}, "rjms_erlang_selector is not a text"),
+        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is not complete"),
+        ({"x-selector": "p.priority = 1"}, "x-selector: an exchange sees the headers and p.routing-key"),
+        ({"rjms_erlang_selector": "{'='"}, "rjms_erlang_selector: line 1, column "),
+        ({"rjms_erlang_selector": '{\'spawn\',<<"a">>,<<"b">>}.'}, "no selector of RabbitMQ's JMS client"),
+    ],
+)
+def test_bad_bindings(arguments: dict[str, object], error: str) -> None:
+    with pytest.raises(BadBinding) as refused:
+        JmsTopic().validate("", arguments)
+    assert error in str(refused.value)
+
+
+def meaning(term: str) -> Condition:
+    return selector_erlang.tree(term)
+
+
+@pytest.mark.parametrize(
+    ("term", "text"),
+    [
+        ("{'=',{'ident',<<\"colour\">>},<<\"red\">>}.", "colour = 'red'"),
+        ('{ident, <<"boolVal">>}.', "boolVal"),
+        ("'true'.", "TRUE"),
+        ("{'not',{'ident',<<\"a\">>}}.", "NOT a"),
+        ("{'and',{'>',{'ident',<<\"w\">>},2},{'or',{'ident',<<\"a\">>},'false'}}.", "w > 2 AND (a OR FALSE)"),
+        ("{'<>',{'ident',<<\"a\">>},-1.5E-3}.", "a <> -1.5E-3"),
+        ('{\'in\',{\'ident\',<<"a">>},[<<"x">>,<<"y">>]}.', "a IN ('x', 'y')"),
+        ("{'not_in',{'ident',<<\"a\">>},[<<\"x\">>]}.", "a NOT IN ('x')"),
+        ("{'like',{'ident',<<\"a\">>},<<\"x%\">>,'no_escape'}.", "a LIKE 'x%'"),
+        ('{\'not_like\',{\'ident\',<<"a">>},<<"x!%">>,<<"!">>}.', "a NOT LIKE 'x!%' ESCAPE '!'"),
+        ("{'like',{'ident',<<\"a\">>},{<<\"x%\">>,'no_escape'}}.", "a LIKE 'x%'"),
+        ("{'between',{'ident',<<\"a\">>},1,2}.", "a BETWEEN 1 AND 2"),
+        ("{'not_between',{'ident',<<\"a\">>},{'range',1,2}}.", "a NOT BETWEEN 1 AND 2"),
+        ("{'is_null',{'ident',<<\"a\">>}}.", "a IS NULL"),
+        ("{'not_null',{'ident',<<\"a\">>}}.", "a IS NOT NULL"),
+        ("{'=',{'+',{'ident',<<\"a\">>},1},{'-',{'ident',<<\"b\">>}}}.", "a + 1 = -b"),
+        ("{'=',{'*',{'ident',<<\"a\">>},2},{'/',{'ident',<<\"b\">>},3}}", "a * 2 = b / 3"),
+        ("{'=',{'ident',<<\"JMSType\">>},<<\"car\">>}.", "JMSType = 'car'"),
+        ('{\'=\',{\'ident\',<<"a.b">>},<<"say \\"x\\" \\\\">>}.', "[a.b] = 'say \"x\" \\'"),
+        ("{'=',{'ident',<<\"a\">>},<<>>}.", "a = ''"),
+    ],
+)
+def test_terms_of_the_jms_client(term: str, text: str) -> None:
+    assert meaning(term) == parse(text).condition
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "",
+        "{}.",
+        "[].",
+        "5.",
+        '<<"a">>.',
+        "'maybe'.",
+        "{'not'}.",
+        "{'=',1}.",
+        "{'=',1,2,3}.",
+        "{'in',{'ident',<<\"a\">>},<<\"x\">>}.",
+        "{'like',{'ident',<<\"a\">>},5,'no_escape'}.",
+        '{\'like\',{\'ident\',<<"a">>},<<"x">>,<<"ab">>}.',
+        '{\'like\',{\'ident\',<<"a">>},<<"x!">>,<<"!">>}.',
+        "{'between',{'ident',<<\"a\">>},1}.",
+        "{'ident',5}.",
+        "{'and',1,2}.",
+        'os:cmd("x").',
+        "true. true.",
+        "{'not'," * 50 + "true" + "}" * 50,
+        "{'not'," * 450 + "true" + "}" * 450,
+        "{" * 2000,
+        "9" * 3000,
+        "{'='," + "[" * 900 + "]" * 900 + ",1}.",
+        "x" * 20_000,
+    ],
+)
+def test_other_terms_are_refused(term: str) -> None:
+    with pytest.raises(BadSelector):
+        meaning(term)
