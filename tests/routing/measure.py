@@ -100,8 +100,10 @@ TEN_TERMS = {
     "ten texts": (" OR ".join([f"x = 'v{number}'" for number in range(10)]), "v9"),
     "ten numbers": (" OR ".join([f"x = {number}" for number in range(10)]), 9),
     "ten of all kinds": (
-        "x <> 'a' AND x LIKE 'v%' AND x LIKE '%9' AND x IN ('v9', 'b') AND NOT x = 'u' AND x IS NOT NULL AND x > 'a' "
-        "AND x < 'z' AND x BETWEEN 'b' AND 'w' AND x NOT LIKE '%t%'",
+        (
+            "x <> 'a' AND x LIKE 'v%' AND x LIKE '%9' AND x IN ('v9', 'b') AND NOT x = 'u' AND x IS NOT NULL "
+            "AND x > 'a' AND x < 'z' AND x BETWEEN 'b' AND 'w' AND x NOT LIKE '%t%'"
+        ),
         "v9",
     ),
     "one text": ("x = 'v9'", "v9"),

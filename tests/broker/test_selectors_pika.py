@@ -1,0 +1,107 @@
+"""Selectors as a stock client meets them: x-jms-topic over the wire and over a kill -9."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from amqpd.testing import BrokerProcess
+
+
+@pytest.fixture
+def channel(amqpd_url: str) -> Iterator[BlockingChannel]:
+    with pika.BlockingConnection(pika.URLParameters(amqpd_url)) as connection:
+        yield connection.channel()
+
+
+def publish(channel: BlockingChannel, exchange: str, body: bytes, **headers: object) -> None:
+    channel.basic_publish(exchange, "some.key", body, pika.BasicProperties(headers=headers, delivery_mode=2))
+
+
+def drained(channel: BlockingChannel, queue: str) -> list[bytes]:
+    found = []
+    while True:
+        method, _, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return found
+        found.append(body)
+
+
+def test_a_message_goes_where_the_selectors_say(channel: BlockingChannel) -> None:
+    exchange, queues = "jms-topic", {}
+    channel.exchange_declare(exchange, "x-jms-topic", auto_delete=True)
+    for arguments in (
+        {"x-selector": "colour = 'red' AND weight > 2"},
+        {"rjms_erlang_selector": "{'=',{'ident',<<\"colour\">>},<<\"blue\">>}."},
+        {"x-selector": ""},
+    ):
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, exchange, "unused", arguments)
+        queues[queue] = arguments
+    publish(channel, exchange, b"heavy red", colour="red", weight=3)
+    publish(channel, exchange, b"light red", colour="red", weight=1)
+    publish(channel, exchange, b"blue", colour="blue")
+    channel.basic_publish(exchange, "k", b"no headers")
+    assert [drained(channel, queue) for queue in queues] == [
+        [b"heavy red"],
+        [b"blue"],
+        [b"heavy red", b"light red", b"blue", b"no headers"],
+    ]
+
+
+def test_behind_a_topic_exchange_as_the_jms_client_has_it(channel: BlockingChannel) -> None:
+    channel.exchange_declare("jms.durable.topic", "topic", auto_delete=True)
+    channel.exchange_declare("jms.selector", "x-jms-topic", auto_delete=True, arguments={"rjms_version": "2.9.0"})
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    channel.exchange_bind("jms.selector", "jms.durable.topic", "news")
+    selector = "{'and',{'=',{'ident',<<\"JMSType\">>},<<\"car\">>},{'>',{'ident',<<\"JMSPriority\">>},4}}."
+    channel.queue_bind(queue, "jms.selector", "news", {"rjms_erlang_selector": selector})
+    for key, kind in (("news", "car"), ("news", "bike"), ("other", "car")):
+        properties = pika.BasicProperties(headers={"JMSType": kind, "JMSPriority": 9})
+        channel.basic_publish("jms.durable.topic", key, f"{key} {kind}".encode(), properties)
+    assert drained(channel, queue) == [b"news car"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (None, "has one selector, in x-selector"),
+        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is not complete"),
+        ({"x-selector": 1}, "x-selector is not a text"),
+        ({"x-selector": "p.type = 'a'"}, "an exchange sees the headers"),
+        ({"rjms_erlang_selector": "os:cmd(\"id\")."}, "not a term of RabbitMQ's JMS client"),
+        ({"x-selector": "NOT " * 1000 + "a"}, "x-selector: the selector has more than 500 words and signs"),
+    ],
+)
+def test_bad_selectors_close_the_channel(channel: BlockingChannel, arguments: dict[str, object], text: str) -> None:
+    channel.exchange_declare("jms-bad", "x-jms-topic")
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        channel.queue_bind(queue, "jms-bad", "", arguments)
+    assert closed.value.reply_code == 406
+    assert closed.value.reply_text.startswith("PRECONDITION_FAILED - ") and text in closed.value.reply_text
+
+
+def test_bindings_survive_a_kill(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("x", "x-jms-topic", durable=True)
+            channel.queue_declare("q", durable=True)
+            channel.queue_bind("q", "x", "", {"x-selector": "colour = 'red'"})
+        broker.kill()
+        broker.start()
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare("x", "x-jms-topic", durable=True)
+            publish(channel, "x", b"red", colour="red")
+            publish(channel, "x", b"blue", colour="blue")
+            assert drained(channel, "q") == [b"red"]
+            channel.queue_unbind("q", "x", "", {"x-selector": "colour = 'red'"})
+            publish(channel, "x", b"red", colour="red")
+            assert drained(channel, "q") == []
