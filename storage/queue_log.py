@@ -223,8 +223,9 @@ class QueueLog:
         raise NotImplementedError
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when the log fails, is
-        deleted or is cut before that; in here where it is known. Offsets of one log come in their order.
+        """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when it could not be
+        written, or the log fails, is deleted or is cut before that; in here where it is known. Offsets of one log come
+        in their order.
         """
         if offset < self.high_watermark:
             done(True)
@@ -242,6 +243,12 @@ class QueueLog:
             safety.moved(self.high_watermark)
             if self.failed:
                 safety.failed()
+
+    def safety_not_written(self, first: i64, last: i64) -> None:
+        """For who implements a log: these offsets are a gap. `safety_moved` follows."""
+        safety = self._safety
+        if safety is not None:
+            safety.not_written(first, last)
 
     def safety_cut(self, end: i64) -> None:
         """For who implements a log: it now ends with `end`, which may rise again, by other messages."""

@@ -20,6 +20,7 @@ class Safety:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Callable[[bool], None]]] = deque()
+        self._unwritten: list[Callable[[bool], None]] = []  # who waited for what could not be written
 
     def wait(self, offset: i64, done: Callable[[bool], None]) -> None:
         """`done(True)` once the high watermark has passed `offset`, `done(False)` when the log fails before."""
@@ -27,6 +28,11 @@ class Safety:
 
     def moved(self, high_watermark: i64) -> None:
         """Offsets below `high_watermark` are safe: who waited for them is told, in the order of waiting."""
+        if self._unwritten:
+            unwritten = self._unwritten
+            self._unwritten = []
+            for done in unwritten:
+                done(False)
         waiting = self._waiting
         while waiting and waiting[0][0] < high_watermark:
             waiting.popleft()[1](True)
@@ -36,6 +42,16 @@ class Safety:
         waiting = self._waiting
         while waiting:
             waiting.popleft()[1](False)
+
+    def not_written(self, first: i64, last: i64) -> None:
+        """`first` to `last` are a gap now, which the high watermark passes over: who waits for them is told with the
+        next call of `moved`, since this is in the middle of a write.
+        """
+        waiting = self._waiting
+        self._unwritten += [each[1] for each in waiting if first <= each[0] <= last]
+        left = [each for each in waiting if each[0] < first or each[0] > last]
+        waiting.clear()
+        waiting.extend(left)
 
     def cut(self, end: i64) -> None:
         """What was at `end` and beyond is gone, and will not be safe."""

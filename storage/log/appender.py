@@ -299,7 +299,10 @@ class Appender:
             last = batch.last_offset
         if first >= 0:
             ranges.append((first, last))
-        self.owner.failed_ranges = self.owner.failed_ranges + ranges
+        owner = self.owner
+        owner.failed_ranges = owner.failed_ranges + ranges
+        for range_first, range_last in ranges:
+            owner.safety_not_written(range_first, range_last)
 
     def give_writer_back(self) -> None:
         """The turn is over: the writer, which is empty, is another log's."""

@@ -415,3 +415,23 @@ def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
         assert len([each for each in gc.get_objects() if type(each) in (LocalLog, Log)]) == before
     finally:
         gc.enable()
+
+
+def test_who_waits_for_what_could_not_be_written_is_told_so(house: Any) -> None:
+    """And not that it is safe, once the high watermark has gone over the gap."""
+    store = house.begin()
+    house.append(b"a")
+    house.turn()
+    told: list[tuple[int, bool]] = []
+    house.append(b"b", b"c")
+    for offset in (1, 2):
+        store.when_safe(offset, lambda safe, offset=offset: told.append((offset, safe)))  # type: ignore[misc]
+    house.filesystem.fault = failing("write", ".log", errno.ENOSPC, 9)
+    house.turn()
+    house.filesystem.fault = None
+    assert store.take_failed_ranges() == [(1, 2)]
+    assert told == [(1, False), (2, False)]
+    assert house.append(b"d") == [3]
+    store.when_safe(3, lambda safe: told.append((3, safe)))
+    house.turn()
+    assert told[2:] == [(3, True)]
