@@ -55,6 +55,17 @@ def check_reader(queue: Queue, prefetch_count: int, no_ack: bool, arguments: Con
         )
 
 
+def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
+    """How long a delivery may be unacked; 0: for ever.
+
+    own_ms: x-consumer-timeout of the consumer. queue_ms: the queue's, by its argument and policies. -1: it has none.
+    rabbit: the consumer's own comes first, the setting last.
+    """
+    if own_ms >= 0:
+        return own_ms
+    return queue_ms if queue_ms >= 0 else session.broker.settings.consumer_timeout_ms
+
+
 def begin(queue: Queue, consumer: Consumer) -> None:
     """It is served from here on, in this very call where something is ready."""
     queue.order.join(queue, consumer)
@@ -64,7 +75,8 @@ def begin(queue: Queue, consumer: Consumer) -> None:
 
 
 def end(session: Session, queue: Queue, consumer: Consumer) -> None:
-    """It leaves by itself. What it has unacked stays with its front end; an auto-delete queue may go with its last."""
+    """It leaves by itself, or is sent away. What it has unacked stays with its front end; an auto-delete queue may go
+    with its last."""
     queue.order.leave(queue, consumer)
     queue.remove_consumer(consumer)
     queue.used()

@@ -53,14 +53,17 @@ class ConsumerArguments:
     """What a consumer asks for beside its flags, as one immutable value (queues/consumer_arguments.py makes it).
 
     values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
-    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. Of streams: start:
-    x-stream-offset. consumer_name: x-stream-consumer-name, "" for none.
+    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. timeout_ms:
+    x-consumer-timeout, -1 for none. Of streams: start: x-stream-offset. consumer_name: x-stream-consumer-name, "" for
+    none.
     """
 
     def __init__(self, values: Mapping[str, object], table: bytes) -> None:
         self.table: Final[bytes] = table
         priority = values.get("priority")
         self.priority: Final[int] = priority if isinstance(priority, int) else 0
+        timeout_ms = values.get("timeout_ms")
+        self.timeout_ms: Final[i64] = timeout_ms if isinstance(timeout_ms, int) else -1
         start = values.get("start")
         self.start: Final[StreamStart | None] = start if isinstance(start, StreamStart) else None
         name = values.get("consumer_name")
@@ -95,6 +98,9 @@ class Consumer:
     def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
         """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
         raise NotImplementedError
+
+    def obey_timeout(self, queue_timeout_ms: i64) -> None:
+        """The queue's x-consumer-timeout is this from now on; -1: it has none. Of interest to who counts the time."""
 
     def cancel(self) -> None:
         """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""

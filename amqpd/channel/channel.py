@@ -47,7 +47,7 @@ class Channel(ChannelState):
         # From confirm.select or tx.select on; never both.
         self.confirms: Confirms | None = None
         self.transaction: Transaction | None = None
-        self.deliveries = Deliveries(session, output, number)
+        self.deliveries = Deliveries(session, output, owner, number)
         self.reply_consumer: ReplyConsumer | None = None
         # What an empty queue name means: the queue that was declared last.
         self.last_queue = ""

@@ -1,27 +1,36 @@
 """What a channel delivers: its consumers, their credit, and what is unacked.
 
-Owned here: the tag of the next delivery, the list of unacked entries by tag, and the window that all consumers of the
-channel share. A delivery goes through `ChannelConsumer.deliver`, which writes it into the output; the way home is
-`ack`. Neither makes a task, decodes a table or formats a string.
+Owned here: the tag of the next delivery, the list of unacked entries by tag, the window that all consumers of the
+channel share, and the clocks of consumers that have a timeout. A delivery goes through `ChannelConsumer.deliver`, which
+writes it into the output; the way home is `ack`. Neither makes a task, decodes a table or formats a string.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
+from amqpd.broker import consuming
 from amqpd.broker.delivery import Consumer, ConsumerArguments, Entry, Source, within
 from amqpd.broker.message import Message
+from amqpd.broker.queues.queue import Queue
 from amqpd.channel.output import CUT_BYTES, Output
+from amqpd.channel.overdue import Overdue
+from amqpd.channel.owner import ChannelOwner
 from amqpd.channel.unacked import Unacked
+from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import shortstr
 from amqpd.protocol.frames import LARGE_BODY_BYTES
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
+
+log = logging.getLogger(__name__)
 
 # Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
 # (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
@@ -57,6 +66,20 @@ class ChannelConsumer(Consumer):
         self._suffix_size: i64 = -1
         self._start = b""
         self._starts: dict[int, bytes] = {}
+        # None: it has no timeout.
+        self.clock: Overdue | None = None
+
+    def obey_timeout(self, queue_timeout_ms: i64) -> None:
+        """queue_timeout_ms: what its queue says, -1: nothing. Its own argument comes first, the setting last."""
+        timeout_ms: i64 = consuming.timeout_ms(self.deliveries.session, self.arguments.timeout_ms, queue_timeout_ms)
+        clock = self.clock
+        if timeout_ms <= 0 or self.no_ack:
+            if clock is not None:
+                self.deliveries.stop_clock(clock)
+        elif clock is None:
+            self.clock = self.deliveries.start_clock(self.queue, self, timeout_ms)
+        elif clock.timeout_ms != timeout_ms:
+            clock.change(timeout_ms)
 
     def can_take(self) -> bool:
         deliveries = self.deliveries
@@ -139,9 +162,10 @@ class ChannelConsumer(Consumer):
 class Deliveries:
     """Of one channel."""
 
-    def __init__(self, session: Session, output: Output, number: i64) -> None:
+    def __init__(self, session: Session, output: Output, owner: ChannelOwner, number: i64) -> None:
         self.session = session
         self.output = output
+        self.owner = owner
         self.number = number
         self.next_tag: i64 = 1
         self.unacked = Unacked()
@@ -155,6 +179,8 @@ class Deliveries:
         self.acked_count: i64 = 0
         # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
         self.cancelled_here: list[str] | None = None
+        # Of all that has a timeout; those of consumers that are gone as long as they have something unacked.
+        self.clocks: dict[Overdue, None] = {}
 
     # -- unacked -----------------------------------------------------------------------------------------------------
 
@@ -163,7 +189,13 @@ class Deliveries:
         if multiple:
             self.settle_all(self.unacked.take_multiple(tag))
         else:
-            self.settle(self.unacked.take_one(tag))
+            try:
+                entry = self.unacked.take_one(tag)
+            except PreconditionFailed:
+                if not self.unacked.was_late(tag):
+                    raise
+                return
+            self.settle(entry)
 
     def settle(self, entry: Entry) -> None:
         self.acked_count += 1
@@ -231,6 +263,105 @@ class Deliveries:
             if entry.queue is queue and within(entry.offset, ranges):
                 entry.offset = -1
 
+    def requeue(self, entries: Sequence[Entry]) -> None:
+        """Back to their places; whoever can take them gets them in the same turn. Their tags have been taken."""
+        queues: dict[Source, None] = {}
+        for entry in entries:
+            queue = entry.queue
+            queues[queue] = None
+            queue.requeue(entry, True)
+            self.returned_credit(entry)
+            entry.consumer = None
+        for queue in queues:
+            if not queue.deleted:
+                queue.pump_later()
+
+    # -- timeouts ----------------------------------------------------------------------------------------------------
+
+    def start_clock(self, queue: Source, consumer: ChannelConsumer | None, timeout_ms: i64) -> Overdue:
+        clock = Overdue(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
+        self.clocks[clock] = None
+        clock.start()
+        return clock
+
+    def got(self, queue: Source, queue_timeout_ms: i64) -> None:
+        """basic.get has taken something of the queue, which is to be acked."""
+        timeout_ms: i64 = consuming.timeout_ms(self.session, -1, queue_timeout_ms)
+        if timeout_ms <= 0:
+            return
+        for clock in self.clocks:
+            if clock.consumer is None and clock.queue is queue:
+                clock.timeout_ms = timeout_ms
+                clock.start()
+                return
+        self.start_clock(queue, None, timeout_ms)
+
+    def timed_out(self, clock: Overdue) -> None:
+        """What this clock looks after is unacked for too long.
+
+        A consumer whose client can be told is cancelled, and all that it has goes back; answers to it are ignored. For
+        anybody else, and where the setting says so, the channel is closed.
+        """
+        session = self.session
+        queue = clock.queue
+        consumer = clock.consumer
+        about: dict[str, object] = {
+            "connection": session.name,
+            "channel": self.number,
+            "vhost": queue.vhost_name,
+            "queue": queue.name,
+        }
+        log.warning(
+            "Consumer '%s' on channel %d and queue '%s' in vhost '%s' has timed out waiting for a delivery "
+            "acknowledgement. Timeout used: %d ms.",
+            "" if consumer is None else consumer.tag,
+            self.number,
+            queue.name,
+            queue.vhost_name,
+            clock.timeout_ms,
+            extra=about,
+        )
+        response: str = session.broker.settings.consumer_timeout_response
+        if consumer is None or response == "close_channel" or not session.can("consumer_cancel_notify"):
+            # rabbit: the text of 3.8 and later
+            error = PreconditionFailed(
+                f"delivery acknowledgement on channel {self.number} timed out. Timeout value used: {clock.timeout_ms} "
+                "ms. This timeout value can be configured, see consumers doc guide to learn more"
+            )
+            self.owner.fail_number(self.number, error)
+            return
+        assert isinstance(consumer, ChannelConsumer)  # start_clock gets no other
+        if not consumer.cancelled:
+            self.consumers.pop(consumer.tag, None)
+            self.output.write(self.cancel_frame(consumer.tag))
+            assert isinstance(queue, Queue)  # who takes direct replies acks nothing
+            consuming.end(session, queue, consumer)
+        self.requeue(self.unacked.take_late(queue, consumer))
+        self.left(consumer)
+        session.turn.want()
+
+    def left(self, consumer: ChannelConsumer) -> None:
+        """It takes nothing more. Its clock goes on while something of it is unacked."""
+        clock = consumer.clock
+        if clock is None:
+            return
+        if clock.idle():
+            self.stop_clock(clock)
+        else:
+            clock.start()
+
+    def stop_clock(self, clock: Overdue) -> None:
+        clock.stop()
+        self.clocks.pop(clock, None)
+        consumer = clock.consumer
+        if isinstance(consumer, ChannelConsumer):
+            consumer.clock = None
+
+    def stop_clocks(self) -> None:
+        """The channel ends."""
+        for clock in list(self.clocks):
+            self.stop_clock(clock)
+
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def make_consumer(
@@ -244,6 +375,7 @@ class Deliveries:
     def cancel_from_queue(self, consumer: ChannelConsumer) -> None:
         """The queue is gone."""
         self.consumers.pop(consumer.tag, None)
+        self.left(consumer)
         if self.cancelled_here is None:
             if not self.output.closing:
                 self.output.write(self.cancel_frame(consumer.tag))

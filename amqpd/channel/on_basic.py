@@ -92,6 +92,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
+    consumer.obey_timeout(queue.rules.consumer_timeout_ms)
     consuming.begin(queue, consumer)
 
 
@@ -151,6 +152,7 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
     consuming.end(channel.session, queue, consumer)
+    channel.deliveries.left(consumer)
 
 
 def get(channel: Channel, command: BasicGet) -> None:
@@ -174,6 +176,7 @@ def get(channel: Channel, command: BasicGet) -> None:
         channel.deliveries.unacked.skip()
     else:
         channel.deliveries.unacked.add(tag, entry)
+        channel.deliveries.got(queue, queue.rules.consumer_timeout_ms)
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     channel.output.send(channel.number, ok)
@@ -244,16 +247,7 @@ def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
 
 def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
     """Back to their places; whoever can take them gets them in the same turn."""
-    queues: dict[Source, None] = {}
-    for entry in entries:
-        queue = entry.queue
-        queues[queue] = None
-        queue.requeue(entry, True)
-        channel.deliveries.returned_credit(entry)
-        entry.consumer = None
-    for queue in queues:
-        if not queue.deleted:
-            queue.pump_later()
+    channel.deliveries.requeue(entries)
 
 
 def recover(channel: Channel, command: BasicRecover) -> None:

@@ -35,6 +35,7 @@ def release(channel: Channel) -> None:
     broker.ended_channels.add(channel_counts(channel))
     for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
+    channel.deliveries.stop_clocks()
     on_basic.end_replies(channel)
     channel.deliveries.window_turn = None
     if channel.confirms is not None:

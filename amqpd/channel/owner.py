@@ -78,6 +78,10 @@ class ChannelOwner:
         """Closes the channel, which is busy no more."""
         raise NotImplementedError
 
+    def fail_number(self, number: i64, error: SoftError) -> None:
+        """Closes the channel of this number, out of the blue."""
+        raise NotImplementedError
+
     def fail(self, error: HardError) -> None:
         """Closes the connection."""
         raise NotImplementedError

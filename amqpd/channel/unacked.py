@@ -2,6 +2,7 @@
 
 A list whose index is the tag less `_base_tag`; None marks what is settled or needs no answer. So an ack in order, out
 of order, or multiple costs O(1) per message. What a transaction has settled stays in its place until the commit.
+What a consumer's timeout has taken is noted as late: its answer, which may still come, means nothing and is no error.
 
 Invariant: nothing but None stands before `_head`.
 """
@@ -15,10 +16,12 @@ from mypy_extensions import i64
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Entry
+    from amqpd.broker.delivery import Consumer, Entry, Source
 
 # Settled places at the front that may stand before the list is moved up.
 _SETTLED_MAX: Final = 1024
+# Late tags that are known; beyond, the oldest are unknown again, as whatever is settled is.
+LATE_MAX: Final = 100_000
 
 
 @final
@@ -29,6 +32,7 @@ class Unacked:
         self._entries: list[Entry | None] = []
         self._head: i64 = 0
         self._base_tag: i64 = 1
+        self._late: dict[i64, None] = {}
 
     def add(self, tag: i64, entry: Entry) -> None:
         """The delivery of this tag, the highest so far, waits for its answer."""
@@ -53,9 +57,63 @@ class Unacked:
     def clear(self) -> None:
         self._entries.clear()
         self._head = 0
+        self._late.clear()
+
+    def end(self) -> i64:
+        """Above every tag that is outstanding now, and not above one that comes."""
+        count: i64 = len(self._entries)
+        return self._base_tag + count
+
+    def first_of(self, tag: i64, queue: Source, consumer: Consumer | None, in_transaction: bool) -> i64:
+        """The first tag, from this one on, of what this consumer has of the queue, or basic.get (None); -1: none.
+
+        in_transaction: what an open transaction has settled counts, too. Cost: the places passed.
+        """
+        entries = self._entries
+        size: i64 = len(entries)
+        position = tag - self._base_tag
+        if position < self._head:
+            position = self._head
+        while position < size:
+            entry = entries[position]
+            if (
+                entry is not None
+                and entry.consumer is consumer
+                and entry.queue is queue
+                and (in_transaction or not entry.in_transaction)
+            ):
+                return self._base_tag + position
+            position += 1
+        return -1
+
+    def take_late(self, queue: Source, consumer: Consumer | None) -> list[Entry]:
+        """Removes what `first_of` counts but for what a transaction has settled; answers to it are late from now on."""
+        taken: list[Entry] = []
+        late = self._late
+        tag = self.first_of(0, queue, consumer, False)
+        while tag >= 0:
+            entry = self._entries[tag - self._base_tag]
+            assert entry is not None  # first_of has looked
+            taken.append(entry)
+            self._entries[tag - self._base_tag] = None
+            late[tag] = None
+            tag = self.first_of(tag + 1, queue, consumer, False)
+        while len(late) > LATE_MAX:
+            del late[next(iter(late))]
+        self._advance(self._head)
+        return taken
+
+    def was_late(self, tag: i64) -> bool:
+        """Whether this is the answer to what a timeout has taken. It is said once: a second answer is one too many."""
+        if tag not in self._late:
+            return False
+        del self._late[tag]
+        return True
 
     def at(self, tag: i64) -> list[tuple[i64, Entry]]:
-        """The entry of this tag, with the tag. It stays. Raises: PreconditionFailed."""
+        """The entry of this tag, with the tag. It stays; none if it is late. Raises: PreconditionFailed."""
+        if tag in self._late:
+            return []
         index = self._index(tag)
         return self._between(index, index)
 
@@ -67,8 +125,10 @@ class Unacked:
         return self._between(self._head, self._last_index(tag))
 
     def take(self, tag: i64, multiple: bool) -> list[Entry]:
-        """Removes one, or all up to the tag (0: all). Raises: PreconditionFailed."""
-        return self.take_multiple(tag) if multiple else [self.take_one(tag)]
+        """Removes one (none if it is late), or all up to the tag (0: all). Raises: PreconditionFailed."""
+        if multiple:
+            return self.take_multiple(tag)
+        return [] if self.was_late(tag) else [self.take_one(tag)]
 
     def take_one(self, tag: i64) -> Entry:
         """Raises: PreconditionFailed."""
@@ -133,6 +193,11 @@ class Unacked:
             # spec: 1.8.3.13 tag zero with multiple means all outstanding, none included
             count: i64 = len(self._entries)
             return count - 1
+        if tag in self._late:
+            index = tag - self._base_tag
+            if index >= len(self._entries):
+                index = len(self._entries) - 1
+            return index if index >= self._head else self._head - 1
         return self._index(tag)
 
     def _advance(self, head: i64) -> None:

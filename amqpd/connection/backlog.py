@@ -265,6 +265,11 @@ class Backlog(ChannelOwner):
             self._ending.fail_channel(channel.number, error)
             self._work_off(channel.number)
 
+    def fail_number(self, number: i64, error: SoftError) -> None:
+        channel = self._channels.get(number)
+        if channel is not None:
+            self.fail_channel(channel, error)
+
     def fail(self, error: HardError) -> None:
         self._ending.fail(error)
 

@@ -127,12 +127,14 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         "active": first,
         "activity_status": "up" if not queue.round_robin.single_active else "single_active" if first else "waiting",
         "prefetch_count": 0,
+        "consumer_timeout": 0,
         "arguments": plain(decode_table(table, 0)[0]) if table else {},
     }
     if isinstance(consumer, ChannelConsumer):
         channel = consumer.deliveries
         session = channel.session
         item["prefetch_count"] = consumer.prefetch_count
+        item["consumer_timeout"] = consumer.clock.timeout_ms if consumer.clock is not None else 0
         host, port = session.peer
         item["channel_details"] = {
             "pid": pid(call, session, channel.number),

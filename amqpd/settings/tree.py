@@ -203,6 +203,16 @@ class Settings:
         COMPAT,
         "Name to clients: empty says amqpd and its version, rabbitmq-3.12 says RabbitMQ 3.12.0.",
     )
+    consumer_timeout_ms: int = _setting(
+        0,
+        integer(0, 315_360_000_000, "ms"),
+        "How long a delivery may be unacked where neither consumer, queue nor policy says so; 0 is for ever.",
+    )
+    consumer_timeout_response: Literal["notify_consumer", "close_channel"] = _setting(
+        "notify_consumer",
+        choice("notify_consumer", "close_channel"),
+        "What a delivery that is unacked for too long does: it cancels its consumer, or closes its channel.",
+    )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from amqpd.broker.delivery import ConsumerArguments
+from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues.argument_checks import erlang_field, erlang_type, is_integer
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
@@ -58,6 +59,13 @@ def _integer(row: ConsumerRow, value: object, context: ConsumerContext) -> objec
     return value
 
 
+def _timeout(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    _integer(row, value, context)
+    if value < 0:
+        raise invalid(row, context, f"{{value_negative,{value}}}")
+    return min(value, TTL_MS_MAX)
+
+
 def _stream_offset(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
     """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
     if isinstance(value, Timestamp):
@@ -95,6 +103,14 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "delivery",
             "those of the highest number that can take are served first; default 0",
             "priority",
+            WORK_QUEUES,
+        ),
+        ConsumerRow(
+            "x-consumer-timeout",
+            _timeout,
+            "consuming",
+            "how many ms a delivery may be unacked; 0: for ever; comes before what its queue says",
+            "timeout_ms",
             WORK_QUEUES,
         ),
         ConsumerRow(

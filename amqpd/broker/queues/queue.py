@@ -102,6 +102,9 @@ class Queue(Source):
         """
         if rules.level_max != self.rules.level_max or rules.single_active != self.rules.single_active:
             raise ValueError("a queue keeps its levels and its single active consumer for life")
+        if rules.consumer_timeout_ms != self.rules.consumer_timeout_ms:
+            for consumer in self.consumers:
+                consumer.obey_timeout(rules.consumer_timeout_ms)
         self.rules = rules
         if self.expiry is None and rules.ttl_ms >= 0:
             self.expiry = Expiry(self, self.host, -1)

@@ -48,6 +48,7 @@ class Rules:
         self.length_max: Final[i64] = number(values, "length_max")
         self.length_bytes_max: Final[i64] = number(values, "length_bytes_max")
         self.delivery_limit: Final[i64] = number(values, "delivery_limit")
+        self.consumer_timeout_ms: Final[i64] = number(values, "consumer_timeout_ms")
         self.level_max: Final[i64] = number(values, "level_max")
         self.overflow: Final[str] = text(values, "overflow") or OVERFLOWS[0]
         self.dead_letter_exchange: Final[str | None] = text(values, "dead_letter_exchange")

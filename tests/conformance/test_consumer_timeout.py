@@ -1,0 +1,211 @@
+"""Deliveries that are unacked for too long, with the two answers of RabbitMQ 4.3; before it there was one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from deliveries import fill, rest
+from parties import Broker
+from peer import Peer
+
+from amqpd.testing import BrokerProcess
+
+TIMEOUT_MS = 250
+WITHIN_S = 5.0
+TEXT = (
+    f"delivery acknowledgement on channel 1 timed out. Timeout value used: {TIMEOUT_MS} ms. This timeout value can be "
+    "configured, see consumers doc guide to learn more"
+)
+ARGUMENT = {"x-consumer-timeout": TIMEOUT_MS}
+
+
+@pytest.fixture(autouse=True)
+def ours(broker_is_ours: bool) -> None:
+    if not broker_is_ours:
+        pytest.skip("RabbitMQ looks once a minute, and cancels consumers of quorum queues alone")
+
+
+@pytest.fixture(scope="module")
+def closing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker whose setting says a timeout, and that the channel is closed."""
+    settings = {"consumer_timeout_ms": str(TIMEOUT_MS), "consumer_timeout_response": "close_channel"}
+    with BrokerProcess(tmp_path_factory.mktemp("closing"), settings=settings) as process:
+        yield Broker(process.url, process)
+
+
+def declare(peer: Peer, kind: str = "classic", **arguments: Any) -> None:
+    table = {"x-queue-type": kind} | {name.replace("_", "-"): value for name, value in arguments.items()}
+    exclusive = kind != "quorum"
+    peer.queue(exclusive=exclusive, durable=not exclusive, arguments=table)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("where", ["queue", "consumer"])
+def test_its_consumer_is_cancelled_and_all_it_has_goes_back(peer: Peer, kind: str, where: str) -> None:
+    declare(peer, kind, **(ARGUMENT if where == "queue" else {}))
+    fill(peer, 3)
+    peer.call("basic.qos", prefetch_count=2)
+    started = time.monotonic()
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow", arguments=ARGUMENT if where == "consumer" else {})
+    tags = [peer.content("basic.deliver").method["delivery_tag"] for _ in range(2)]
+    cancel = peer.expect("basic.cancel", within=WITHIN_S)
+    assert (cancel["consumer_tag"], cancel["nowait"]) == ("slow", True)
+    assert time.monotonic() - started >= TIMEOUT_MS / 1000
+    for tag in tags:
+        peer.method("basic.ack", delivery_tag=tag)  # late, and ignored
+    peer.fence()
+    assert peer.call("queue.declare", queue=peer.q, passive=True)["consumer_count"] == 0
+    assert rest(peer) == [(0, True), (1, True), (2, False)]
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow")  # its tag is free
+    peer.call("queue.delete", queue=peer.q)
+
+
+def test_other_consumers_of_the_channel_go_on(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
+    peer.queue(peer.q + "2")
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow")
+    peer.call("basic.consume", queue=peer.q + "2", consumer_tag="free")
+    peer.publish(peer.q + "2", b"1")
+    free = peer.content("basic.deliver").method["delivery_tag"]
+    peer.publish(peer.q, b"2")
+    peer.content("basic.deliver")
+    assert peer.expect("basic.cancel", within=WITHIN_S)["consumer_tag"] == "slow"
+    time.sleep(TIMEOUT_MS / 1000 * 2)
+    peer.method("basic.ack", delivery_tag=free)
+    peer.publish(peer.q + "2", b"3")
+    assert peer.content("basic.deliver").body == b"3"
+
+
+def test_another_one_gets_them_at_once(peer: Peer) -> None:
+    declare(peer)
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow", arguments=ARGUMENT)
+    peer.publish(payload=b"1")
+    peer.content("basic.deliver")
+    peer.channel(2)
+    peer.call("basic.consume", 2, queue=peer.q, consumer_tag="other")
+    peer.expect("basic.cancel", within=WITHIN_S)
+    again = peer.content("basic.deliver", 2)
+    assert (again.method["redelivered"], again.body) == (True, b"1")
+
+
+@pytest.mark.parametrize("answer", ["basic.ack", "basic.nack", "basic.reject"])
+def test_a_second_late_answer_is_one_too_many(peer: Peer, answer: str) -> None:
+    declare(peer, **ARGUMENT)
+    peer.call("basic.consume", queue=peer.q)
+    peer.publish()
+    tag = peer.content("basic.deliver").method["delivery_tag"]
+    peer.expect("basic.cancel", within=WITHIN_S)
+    peer.method(answer, delivery_tag=tag)
+    peer.fence()
+    peer.method(answer, delivery_tag=tag)
+    peer.expect_channel_close(406, text=f"unknown delivery tag {tag}")
+
+
+def test_acks_in_time_and_automatic_ones(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
+    peer.call("basic.consume", queue=peer.q, consumer_tag="auto", no_ack=True)
+    for _ in range(4):
+        peer.publish()
+        peer.content("basic.deliver")
+        time.sleep(TIMEOUT_MS / 2000)
+    peer.call("basic.cancel", consumer_tag="auto")
+    peer.call("basic.consume", queue=peer.q)
+    for _ in range(6):
+        peer.publish()
+        tag = peer.content("basic.deliver").method["delivery_tag"]
+        time.sleep(TIMEOUT_MS / 2000)
+        peer.method("basic.ack", delivery_tag=tag)
+    peer.fence()
+
+
+def test_who_cannot_be_told_has_his_channel_closed(broker: Broker) -> None:
+    with broker.peer("untold") as peer:
+        peer.handshake(client_properties={"capabilities": {}})
+        peer.channel()
+        declare(peer, **ARGUMENT)
+        peer.call("basic.consume", queue=peer.q)
+        peer.publish(payload=b"7")
+        peer.content("basic.deliver")
+        time.sleep(TIMEOUT_MS / 1000)
+        peer.expect_channel_close(406, 0, 0, TEXT)
+        assert rest(peer) == [(7, True)]
+
+
+def test_basic_get_closes_the_channel(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
+    fill(peer, 1)
+    assert peer.get(no_ack=False) is not None
+    peer.expect_channel_close(406, 0, 0, TEXT)
+    assert rest(peer) == [(0, True)]
+
+
+def test_the_setting_and_the_other_answer(closing: Broker) -> None:
+    with closing.peer("closing") as peer:
+        peer.handshake()
+        peer.channel()
+        declare(peer)
+        fill(peer, 2)
+        peer.call("basic.consume", queue=peer.q)
+        for _ in range(2):
+            peer.content("basic.deliver")
+        peer.expect_channel_close(406, 0, 0, TEXT)
+        assert rest(peer) == [(0, True), (1, True)]
+    assert "has timed out waiting for a delivery acknowledgement. Timeout used: 250 ms" in closing.process.stderr
+
+
+def test_the_consumers_own_comes_before_the_setting(closing: Broker) -> None:
+    with closing.peer("own") as peer:
+        peer.handshake()
+        peer.channel()
+        declare(peer)
+        fill(peer, 1)
+        peer.call("basic.consume", queue=peer.q, arguments={"x-consumer-timeout": 0})
+        peer.content("basic.deliver")
+        time.sleep(TIMEOUT_MS / 1000 * 3)
+        peer.fence()
+
+
+def test_what_a_cancelled_consumer_has_is_still_counted(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
+    peer.call("basic.consume", queue=peer.q, consumer_tag="gone")
+    peer.publish(payload=b"5")
+    tag = peer.content("basic.deliver").method["delivery_tag"]
+    peer.call("basic.cancel", consumer_tag="gone")
+    time.sleep(TIMEOUT_MS / 1000 * 2)
+    peer.method("basic.ack", delivery_tag=tag)
+    peer.fence()
+    assert rest(peer) == [(5, True)]
+
+
+def test_a_transaction_may_take_its_time(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
+    fill(peer, 1)
+    peer.call("tx.select")
+    peer.call("basic.consume", queue=peer.q)
+    tag = peer.content("basic.deliver").method["delivery_tag"]
+    peer.method("basic.ack", delivery_tag=tag)
+    time.sleep(TIMEOUT_MS / 1000 * 2)
+    peer.call("tx.commit")
+    assert rest(peer) == []
+
+
+@pytest.mark.parametrize(("value", "why"), [(-1, "{value_negative,-1}"), ("1", '"expected integer, got longstr"')])
+def test_what_is_no_timeout(peer: Peer, value: object, why: str) -> None:
+    declare(peer)
+    peer.method("basic.consume", queue=peer.q, arguments={"x-consumer-timeout": value})
+    text = f"invalid arg 'x-consumer-timeout' for queue '{{q}}' in vhost '/': {why}"
+    peer.expect_channel_close(406, 60, 20, text)
+    peer.method("queue.declare", queue=peer.q + "2", arguments={"x-consumer-timeout": value})
+    peer.expect_channel_close(406, 50, 10)
+
+
+def test_a_stream_has_none(peer: Peer) -> None:
+    arguments = {"x-queue-type": "stream"}
+    peer.call("queue.declare", queue=peer.q, durable=True, arguments=arguments)
+    peer.call("basic.qos", prefetch_count=1)
+    peer.method("basic.consume", queue=peer.q, arguments=ARGUMENT)
+    peer.expect_channel_close(406, 60, 20)
+    peer.call("queue.delete", queue=peer.q)

@@ -1,0 +1,47 @@
+"""Examples in docs/ run as they stand, but for the port, and print what the page says they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+DOCS = Path(__file__).parent.parent / "docs"
+# Page: what the log of its examples has to be like.
+PAGES = {
+    "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("docs")) as process:
+        yield process
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_examples_run(page: str, broker: BrokerProcess, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    said = ""
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"example{number}.py"
+        script.write_text(block.replace("127.0.0.1:5672", f"127.0.0.1:{broker.amqp_port}"), "utf-8")
+        run = subprocess.run(
+            [sys.executable, "-P", str(script)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=dict(os.environ),
+        )
+        assert run.returncode == 0, run.stderr
+        said += run.stdout
+    assert re.fullmatch(PAGES[page], said), said
