@@ -37,7 +37,7 @@ static u64 now_ns(void) {
 static const char *o_host = "127.0.0.1", *o_user = "guest", *o_pass = "guest", *o_vhost = "/", *o_name = "run", *o_prefix;
 static int o_port = 5672, o_pid, o_body = 16, o_persist, o_durable, o_confirm, o_window = 1000, o_autoack, o_prefetch;
 static int o_ackevery = 1, o_queues = 1, o_consumers = 1, o_publishers = 1, o_fanout, o_topic, o_unique, o_rich, o_rr, o_pair;
-static int o_bodymax, o_celery, o_ids;
+static int o_bodymax, o_celery, o_ids, o_stream, o_spread;
 static int o_inflight = 10000, o_pubonly, o_drain, o_keep, o_coalesce, o_rate, o_verify, o_chunk = 64 * 1024;
 static double o_time = 5, o_warm = 1, o_count;
 
@@ -84,6 +84,8 @@ static const struct option_row {
     {"--pubonly", 0, 0, 0, &o_pubonly, "no consumer"},
     {"--drain", 0, 0, 0, &o_drain, "no publisher: consume --count messages that an earlier run left"},
     {"--keep", 0, 0, 0, &o_keep, "leave queues and messages"},
+    {"--stream", 0, 0, 0, &o_stream, "queues are streams, read from their first message on"},
+    {"--spread", 0, 0, 0, &o_spread, "with --stream --drain: consumer i begins where its share of --count does"},
     {"--coalesce", &o_coalesce, 0, 0, 0, "MICROSECONDS  sleep between passes: a cheaper generator"},
     {"--chunk", &o_chunk, 0, 0, 0, "BYTES  per write"},
     {"--verify", 0, 0, 0, &o_verify, "check tags, order, headers and bodies"},
@@ -92,7 +94,7 @@ static const struct option_row {
 
 __attribute__((noreturn)) static void usage(void) {
     puts("usage: amqpload [-s SCENARIO] [options]   scenarios: S1 S2 S3 S4pub S4drain S5 S6 S7 S6u S1v S1h S3h S1c S3c\n"
-         "                                          S3x200 50x50 window1 window10 window100; options after -s change it");
+         "                                          S3x200 50x50 window1 window10 window100 ST3 STpub ST1 ST10; options after -s change it");
     for (size_t i = 0; i < NROWS; i++) printf("  %-12s %s\n", ROWS[i].name, ROWS[i].help);
     exit(2);
 }
@@ -107,6 +109,9 @@ static void preset(const char *s) {
     else if (!strcmp(s, "S3") || !strcmp(s, "S3h") || !strcmp(s, "S3c")) durable_with_confirms();
     else if (!strcmp(s, "S4pub")) durable_with_confirms(), o_pubonly = o_keep = 1, o_inflight = 0;
     else if (!strcmp(s, "S4drain")) durable_with_confirms(), o_confirm = 0, o_drain = 1;
+    else if (!strcmp(s, "ST3")) durable_with_confirms(), o_stream = 1;
+    else if (!strcmp(s, "STpub")) durable_with_confirms(), o_stream = o_pubonly = o_keep = 1, o_inflight = 0;
+    else if (!strcmp(s, "ST1") || !strcmp(s, "ST10")) durable_with_confirms(), o_confirm = 0, o_stream = o_drain = 1;
     else if (!strcmp(s, "S5")) o_autoack = 1, o_fanout = 1, o_queues = o_consumers = 10, o_inflight = 2000;
     else if (!strcmp(s, "S6") || !strcmp(s, "S6u")) o_autoack = 1, o_topic = 10000, o_queues = 10;
     else if (!strcmp(s, "S7")) o_autoack = 1, o_rate = 1000;
@@ -115,6 +120,10 @@ static void preset(const char *s) {
     else if (!strncmp(s, "window", 6)) o_autoack = 1, o_inflight = atoi(s + 6);
     else die("unknown scenario %s", s);
     if (!strncmp(s, "S4", 2)) o_count = 500000, o_warm = 0, o_prefix = "perfS4";
+    if (!strcmp(s, "STpub") || (o_stream && o_drain)) o_count = 500000, o_warm = 0, o_prefix = "perfST";
+    if (o_stream && o_drain) o_prefetch = 2000, o_ackevery = 500;
+    if (!strcmp(s, "ST1")) o_keep = 1;
+    if (!strcmp(s, "ST10")) o_consumers = 10, o_spread = 1;
     o_rich = !strcmp(s, "S1h") || !strcmp(s, "S3h");
     o_celery = !strcmp(s, "S1c") || !strcmp(s, "S3c");
     if (o_celery) o_body = 60, o_bodymax = 260;
@@ -141,6 +150,8 @@ static void read_options(int count, char **words) {
     if (o_unique && !o_topic) die("--unique goes with --topic");
     if (o_rich && o_celery) die("either --rich or --celery");
     o_ids = o_rich || o_celery;
+    if (o_stream && (o_ids || o_autoack)) die("--stream goes with acks, without ids");
+    if (o_spread && !(o_stream && o_drain)) die("--spread goes with --stream --drain");
     if (o_bodymax < o_body) o_bodymax = o_body;
     if (o_rate && (o_ids || o_bodymax > o_body)) die("--rate goes with bodies of one size, without ids");
 }
@@ -372,6 +383,17 @@ static void confirmed(conn *c, u64 tag, int multiple) {
     while (c->ring[(c->conf_low + 1) & c->rmask]) c->ring[++c->conf_low & c->rmask] = 0;
     total_confirmed += c->conf_low - before;
 }
+/* What a stream adds: a table of headers with the offset in it, behind the flags. */
+static void check_stream_header(conn *c, const u8 *header, u32 size, u64 nth) {
+    static const u8 table[] = "\0\0\0\x19\x0fx-stream-offsetl";
+    const u32 more = sizeof table - 1 + 8;
+    const sample *s = samples;
+    u32 flags = 12 + 2; /* class, weight, size; flags */
+    if (size != s->header_size + more || memcmp(header, s->header, 12) || header[12] != (s->header[12] | 0x20)
+        || memcmp(header + flags, table, sizeof table - 1) || g64(header + flags + sizeof table - 1) != c->v_first + nth
+        || memcmp(header + flags + more, s->header + flags, s->header_size - flags))
+        wrong++;
+}
 /* The header names its message by its ids, and that says what all of it must be. */
 static void check_header(conn *c, const u8 *header, u32 size) {
     const sample *s = samples;
@@ -438,7 +460,8 @@ static size_t receive(conn *c) {
             } else if (method == METHOD(60, 80)) confirmed(c, g64(p + 11), p[19]);
             else if (method == METHOD(60, 120)) c->nnack++, confirmed(c, g64(p + 11), p[19] & 1);
             else die_of_close(method, p + 11);
-        } else if (p[0] == 2 && o_verify) check_header(c, p + 7, size);
+        } else if (p[0] == 2 && o_verify && o_stream) check_stream_header(c, p + 7, size, c->delivered + bodies);
+        else if (p[0] == 2 && o_verify) check_header(c, p + 7, size);
         p += 8 + size;
     }
     c->rs = p - c->rb;
@@ -550,8 +573,8 @@ static void answer(snapshot a, snapshot z, double setup_s) {
 static void prepare_keys(conn *control, const char *exchange, char **keys, u32 *nkeys) {
     buf b = {0};
     for (int i = 0; i < o_queues; i++) {
-        if (o_keep) delete_queue(control, queue_name(i)); /* what an earlier run may have left */
-        declare_queue(control, queue_name(i), o_durable);
+        if (o_keep && !o_drain) delete_queue(control, queue_name(i)); /* what an earlier run may have left */
+        declare_queue(control, queue_name(i), o_durable, o_stream);
     }
     *nkeys = 0;
     if (o_fanout) {
@@ -607,7 +630,8 @@ int main(int count, char **words) {
     for (int i = 0; i < nconsumers; i++) {
         conn *c = dial_one(0);
         expect(c, i);
-        consume(c, queue_name(o_topic ? 0 : i % o_queues), o_prefetch, o_autoack);
+        if (o_stream) c->v_stride = 1, c->v_first = o_spread ? (u64)o_count / o_consumers * i : 0;
+        consume(c, queue_name(o_topic ? 0 : i % o_queues), o_prefetch, o_autoack, o_stream ? (int64_t)c->v_first : -1);
     }
     conn *publishers = conns + nconns;
     for (int i = 0; i < npublishers; i++) {

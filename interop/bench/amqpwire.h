@@ -162,10 +162,13 @@ static void dial(conn *c, const char *host, int port, const char *user, const ch
     call(c, &b, at, 20, 11);
     free(b.p);
 }
-static void declare_queue(conn *c, const char *name, int durable) {
+/* A stream is durable whatever is asked for. */
+static void declare_queue(conn *c, const char *name, int durable, int stream) {
     buf b = {0};
     size_t at = method_begin(&b, 1, 50, 10);
-    b16(&b, 0), bshort(&b, name), b8(&b, durable ? 2 : 0), b32(&b, 0);
+    b16(&b, 0), bshort(&b, name), b8(&b, durable || stream ? 2 : 0);
+    b32(&b, stream ? 1 + 12 + 1 + 4 + 6 : 0);
+    if (stream) bshort(&b, "x-queue-type"), b8(&b, 'S'), blong(&b, "stream");
     call(c, &b, at, 50, 11);
     free(b.p);
 }
@@ -197,7 +200,8 @@ static void bind_queue(conn *c, buf *b, const char *exchange, const char *queue,
     if (no_wait) frame_end(b, at);
     else call(c, b, at, 50, 21);
 }
-static void consume(conn *c, const char *queue, int prefetch, int auto_ack) {
+/* offset: where in a stream it begins; -1: of a queue. */
+static void consume(conn *c, const char *queue, int prefetch, int auto_ack, int64_t offset) {
     buf b = {0};
     size_t at;
     if (prefetch) {
@@ -206,7 +210,9 @@ static void consume(conn *c, const char *queue, int prefetch, int auto_ack) {
         call(c, &b, at, 60, 11);
     }
     at = method_begin(&b, 1, 60, 20);
-    b16(&b, 0), bshort(&b, queue), bshort(&b, "ct"), b8(&b, auto_ack ? 2 : 0), b32(&b, 0);
+    b16(&b, 0), bshort(&b, queue), bshort(&b, "ct"), b8(&b, auto_ack ? 2 : 0);
+    b32(&b, offset >= 0 ? 1 + 15 + 1 + 8 : 0);
+    if (offset >= 0) bshort(&b, "x-stream-offset"), b8(&b, 'l'), b64(&b, offset);
     call(c, &b, at, 60, 21);
     free(b.p);
 }

@@ -26,6 +26,8 @@ from .scenarios import SCENARIOS
 
 NOT_PROFILED = frozenset({"S4cold", "window10", "window100"})
 """S4cold restarts its broker; the small windows look like window1."""
+COUNTED = frozenset({"S4pub", "S4drain", "STpub", "ST1", "ST10"})
+"""Measured over so many messages, not so many seconds."""
 
 SAMPLER = Path(__file__).resolve().parent / "sampler.py"
 SHOWN, SHOWN_SHORT = 9, 3
@@ -110,9 +112,10 @@ def profile(plan: Plan, broker: Broker, name: str, directory: Path) -> Profile:
     """Runs one scenario under perf. Raises: RunFailed."""
     plan = replace(plan, seconds=max(SECONDS_MIN, plan.seconds))
     data = directory / "perf.data"
-    if name == "S4drain":
-        _load(plan, broker, ["-s", "S4pub", "--count", f"{plan.count}"])
-    if name in {"S4pub", "S4drain"}:
+    before = {"S4drain": "S4pub", "ST1": "STpub", "ST10": "STpub"}.get(name)
+    if before:
+        _load(plan, broker, ["-s", before, "--count", f"{plan.count}"])
+    if name in COUNTED:
         how, delay_s = ["-s", name, "--count", f"{plan.count}"], 0.1
     else:
         how, delay_s = options(plan, name), warm_s(plan, name) + 0.3
@@ -127,8 +130,8 @@ def profile(plan: Plan, broker: Broker, name: str, directory: Path) -> Profile:
     finally:
         recorder.terminate()
         recorder.wait(30)
-    if name == "S4pub":  # leaves its backlog behind
-        _load(plan, broker, ["-s", "S4drain", "--count", f"{plan.count}"])
+    if behind := {"S4pub": "S4drain", "STpub": "ST10", "ST1": "ST10"}.get(name):  # it leaves its backlog behind
+        _load(plan, broker, ["-s", behind, "--count", f"{plan.count}"])
     sort = ["--no-children", "-g", "none", "--sort", "dso,symbol", "--percent-limit", "0.05"]
     told = subprocess.run(
         ["perf", "report", "--stdio", "-i", str(data), *sort], capture_output=True, text=True, check=False

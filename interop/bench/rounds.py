@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is made. seconds: per measurement; count, cold_count: messages of S4 and S4cold."""
+    """How a run is made. seconds: per measurement; count, cold_count: messages of S4 (and ST), S4cold."""
 
     program: Path
     seconds: float
@@ -74,6 +74,8 @@ def measure(plan: Plan, broker: Broker, group: str) -> dict[str, Result]:
         return _backlog(plan, broker)
     if group == "S4cold":
         return _cold(plan, broker)
+    if group == "ST":
+        return _stream(plan, broker)
     return {group: generator.run(plan.program, broker.host, broker.port, broker.pid, options(plan, group))}
 
 
@@ -86,6 +88,14 @@ def _backlog(plan: Plan, broker: Broker) -> dict[str, Result]:
     published = _step(plan, broker, "S4pub", plan.count)
     time.sleep(PAUSE_S)
     return {"S4pub": published, "S4drain": _step(plan, broker, "S4drain", plan.count)}
+
+
+def _stream(plan: Plan, broker: Broker) -> dict[str, Result]:
+    published = _step(plan, broker, "STpub", plan.count)
+    time.sleep(PAUSE_S)
+    one = _step(plan, broker, "ST1", plan.count)
+    time.sleep(PAUSE_S)
+    return {"STpub": published, "ST1": one, "ST10": _step(plan, broker, "ST10", plan.count)}
 
 
 def long_backlog(plan: Plan, broker: Broker, count: int, timeout_s: float) -> Result:

@@ -91,6 +91,15 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("S3h", "S3, five headers, one an id of its own, and an expiration each", _faster(13, 18)),
     Scenario("S3c", "S3 with Celery task messages: ids of their own, 60 to 260 B", _faster(15, 20)),
     Scenario("S3x200", "S3 over 200 durable queues with a consumer connection each", _faster(5, 12), longer=2),
+    Scenario("ST3", "S3 into a stream, its consumer at the end of it", _faster(5, 12)),
+    Scenario(
+        "STpub",
+        "persistent 1 KiB with confirms into a stream without consumer",
+        _faster(5, 12),
+        group="ST",
+    ),
+    Scenario("ST1", "that stream read by one, acks (prefetch 2000, every 500)", _faster(10, 20), group="ST"),
+    Scenario("ST10", "the same by ten, each from another place on", _faster(10, 20), group="ST"),
     Scenario("50x50", "50 publishers, 50 queues, 50 consumers, 16 B transient, auto-ack", coalesce_us=50),
     Scenario("window1", "S1 with 1 message in flight"),
     Scenario("window10", "S1 with 10 messages in flight"),
@@ -98,7 +107,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 """In the order of the report."""
 
-DURABLE = frozenset({"S3", "S3h", "S3c", "S3x200", "S4", "S4cold"})
+DURABLE = frozenset({"S3", "S3h", "S3c", "S3x200", "S4", "S4cold", "ST", "ST3"})
 """Run last in a round: what they leave to be written does not disturb the others."""
 
 
