@@ -439,6 +439,7 @@ class LocalLog(TurnLog):
         list: a circle of references would keep everything until the collector comes, which is rarely.
         """
         self._cursors.let_go()
+        self.recounted = None
         nobody = TurnLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
         nobody.next_offset = self.next_offset
         nobody.failed = nobody.deleted = nobody.dirty = nobody.late = True

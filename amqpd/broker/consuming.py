@@ -27,7 +27,7 @@ def check_free(queue: Queue, exclusive: bool) -> None:
         raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost_name}' in exclusive use")
 
 
-def refuse_of_streams(queue: Source, what: str, method: int) -> None:
+def refuse_of_streams(queue: Source, what: str, method: int = 0) -> None:
     """Nothing is taken out of a stream. what: was asked for. Raises: NotImplementedByBroker where it is one."""
     if KINDS[queue.kind].stream:
         raise NotImplementedByBroker(

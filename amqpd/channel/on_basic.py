@@ -50,7 +50,8 @@ def qos(channel: Channel, command: BasicQos) -> None:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
     if command.global_:
         for consumer in channel.deliveries.consumers.values():
-            if not KINDS[consumer.queue.kind].global_qos:
+            kind = KINDS[consumer.queue.kind]
+            if not kind.global_qos and not kind.stream:  # rabbit: of streams it is not looked at
                 raise NotImplementedByBroker(
                     f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
                     commands.BASIC_QOS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.channel.deliveries import ChannelConsumer, Deliveries
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
@@ -130,6 +131,8 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         "consumer_timeout": 0,
         "arguments": plain(decode_table(table, 0)[0]) if table else {},
     }
+    if isinstance(consumer.reader, StreamReader):
+        item["stream"] = stream_item(queue, consumer.reader)
     if isinstance(consumer, ChannelConsumer):
         channel = consumer.deliveries
         session = channel.session
@@ -147,6 +150,19 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
             "peer_port": port,
         }
     return item
+
+
+def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
+    """Where a consumer stands: offset, of the next record it looks at, null while it has not begun; lag, from there to
+    the end; committed: all below is acked, null where nobody asks. RabbitMQ has no such field."""
+    end = queue.store.next_offset if queue.store is not None else 0
+    committed = reader.committed()
+    return {
+        "name": reader.consumer_name or None,
+        "offset": reader.offset if reader.offset >= 0 else None,
+        "lag": max(0, end - reader.offset) if reader.offset >= 0 else None,
+        "committed": committed if committed >= 0 else None,
+    }
 
 
 # -- what the caller may see -----------------------------------------------------------------------------------------

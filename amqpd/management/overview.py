@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import Call, NotThere, Reply, Role, reply
+from amqpd.management.counts import unacked_apart
 from amqpd.management.rates import CHANNEL, QUEUE
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -69,7 +70,7 @@ class Totals:
                 counts["queues"] += 1
                 counts["consumers"] += len(queue.consumers)
                 counts["messages_ready"] += queue.ready_count
-                counts["messages_unacked"] += queue.unacked_count
+                counts["messages_unacked"] += unacked_apart(queue)
                 if slices.due:
                     await slices.rest()
         names = {vhost.name for vhost in vhosts}

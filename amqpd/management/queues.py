@@ -10,11 +10,13 @@ from amqpd.broker.catalogue import queues as declarations
 from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.policy_table import NONE
+from amqpd.broker.consuming import refuse_of_streams
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, Role, clean_name, number, reply
 from amqpd.management.connections import connection_details, consumer_item
+from amqpd.management.counts import unacked_apart
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.rates import QUEUE
 from amqpd.management.router import Route
@@ -62,7 +64,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "state": "running" if opened and (store is None or not store.failed) else "down",
         "degraded": store is not None and store.degraded,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
-        "messages": queue.ready_count + queue.unacked_count,
+        "messages": queue.ready_count + unacked_apart(queue),
         "messages_ready": queue.ready_count,
         "messages_unacknowledged": queue.unacked_count,
         "message_bytes": bytes_ready,
@@ -144,6 +146,7 @@ async def purge_queue(call: Call) -> Reply:
 
 def purge(call: Call, queue: Queue) -> int:
     """Removes what is ready. Returns how many went."""
+    refuse_of_streams(queue, "queue.purge")
     queue.prepare()
     count = queue.purge()
     call.broker.turn.want()
@@ -180,6 +183,7 @@ async def get_messages(call: Call) -> Reply:
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)
     queue = _to_change(call, "read", call.params["queue"])
+    refuse_of_streams(queue, "basic.get")
     queue.prepare()
     queue.used()
     # No await between taking and giving back: a request that is broken off must not keep messages.

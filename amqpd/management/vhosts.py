@@ -10,6 +10,7 @@ from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
+from amqpd.management.counts import unacked_apart
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -25,7 +26,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
     for queue in list(vhost.queues.values()):
         await opened(queue)
         ready += queue.ready_count
-        unacked += queue.unacked_count
+        unacked += unacked_apart(queue)
         if slices.due:
             await slices.rest()
     own = [each for each in call.server.connections if each.session.vhost is vhost]

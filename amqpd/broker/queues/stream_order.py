@@ -108,6 +108,7 @@ class StreamOrder(ReadyOrder):
         if not isinstance(reader, StreamReader):
             return
         reader.end()
+        consumer.reader = None  # which knows its consumer
         name = reader.consumer_name
         if name:
             self._store_moved(queue)
