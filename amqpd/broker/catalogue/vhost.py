@@ -300,10 +300,14 @@ class VHost(Names):
         if isinstance(thing, Queue):
             thing.obey(new.rules(kind, thing.arguments))
         elif thing is not self.default_exchange:  # rabbit: it names a policy, and has no use for an alternate
-            self._unlink_alternate(thing)
-            thing.alternate = alternate_of(thing.arguments, new.definition)
-            self._link_alternate(thing)
-            thing.touch()
+            self._set_alternate(thing, alternate_of(thing.arguments, new.definition))
+
+    def _set_alternate(self, exchange: Exchange, name: str) -> None:
+        if name != exchange.alternate:
+            self._unlink_alternate(exchange)
+            exchange.alternate = name
+            self._link_alternate(exchange)
+            exchange.touch()
 
     def add_binding(self, binding: Binding) -> None:
         """Its row is committed, or it has none."""
