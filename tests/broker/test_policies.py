@@ -105,6 +105,12 @@ class TestKeys:
     def test_what_a_kind_cannot_follow(self) -> None:
         assert unsupported("classic") >= {"queue-leader-locator", "delivery-limit", "dead-letter-strategy"}
         assert unsupported("quorum") >= {"queue-mode", "ha-mode", "ha-params", "ha-sync-mode", "queue-master-locator"}
+        assert unsupported("stream") >= {
+            "expires", "message-ttl", "dead-letter-exchange", "dead-letter-routing-key", "max-length",
+            "max-in-memory-length", "max-in-memory-bytes", "overflow", "queue-mode", "delivery-limit", "ha-mode",
+            "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure", "queue-master-locator",
+            "dead-letter-strategy",
+        }  # fmt: skip
         assert not {"message-ttl", "max-length", "dead-letter-exchange", "overflow"} & (
             unsupported("classic") | unsupported("quorum")
         )

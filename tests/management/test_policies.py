@@ -5,6 +5,8 @@ from __future__ import annotations
 import pika
 import pytest
 
+from amqpd.testing import BrokerProcess
+
 GOOD = {"pattern": "^q", "definition": {"max-length": 5}}
 
 
@@ -339,3 +341,38 @@ def test_a_policy_takes_no_other_consumer_timeout(api, v):
     for value in (-1, "86400000", 1.5, True):
         body = {"pattern": "^q", "definition": {"consumer-timeout": value}}
         assert "is not a valid consumer timeout" in reason(api("PUT", f"/api/policies/{v}/p", body))
+
+
+class TestAfterAKill:
+    def test_what_was_answered_holds(self, tmp_path, api):
+        """kill -9 right behind the answer, again and again: what was set is set, what was cleared is cleared."""
+        with BrokerProcess(tmp_path / "data") as broker:
+            api = type(api)(broker)
+            api.done("PUT", "/api/queues/%2F/q", {"durable": True})
+            for number in range(6):
+                definition = {"max-length": number + 1, "message-ttl": 90_000}
+                api.done("PUT", "/api/policies/%2F/p", {"pattern": "^q", "definition": definition})
+                api.done("PUT", f"/api/operator-policies/%2F/o{number}", GOOD)
+                api.done("PUT", "/api/global-parameters/g", {"value": number})
+                if number:
+                    done = broker.ctl("clear_operator_policy", f"o{number - 1}")
+                    assert done.returncode == 0, done.stderr
+                broker.kill()
+                broker.start()
+                shown = api.get("/api/queues/%2F/q")
+                assert (shown["policy"], shown["operator_policy"]) == ("p", f"o{number}")
+                assert shown["effective_policy_definition"] == {**definition, "max-length": min(number + 1, 5)}
+                assert [each["name"] for each in api.get("/api/operator-policies")] == [f"o{number}"]
+                assert api.get("/api/global-parameters/g")["value"] == number
+            with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                for _ in range(9):
+                    channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
+                assert channel.queue_declare("q", passive=True).method.message_count == 5
+            api.done("DELETE", "/api/policies/%2F/p")
+            api.done("DELETE", "/api/operator-policies/%2F/o5")
+            broker.kill()
+            broker.start()
+            assert api.get("/api/queues/%2F/q")["effective_policy_definition"] == {}
+            assert api.get("/api/queues/%2F/q")["messages"] == 5
