@@ -74,8 +74,8 @@ def queue(channel: BlockingChannel, name: str, **arguments: Any) -> str:
 
 
 def test_time_to_live(policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
-    """With RabbitMQ a message ages by what its queue said when it came, so what was there before stays; with ours by what
-    the queue says, so it goes too."""
+    """With RabbitMQ a message ages by what its queue said when it came, so what was there before stays; with ours by
+    what the queue says, so it goes too."""
     name = queue(channel, unique("ttl"))
     policies.set(name, f"^{name}$", {"message-ttl": 100}, "--apply-to", "queues")
     fill(channel, name)
