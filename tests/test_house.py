@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from amqpd.broker.catalogue.policy_keys import keys
 from amqpd.settings import rows
 from amqpd.settings.help import shown
 
@@ -486,3 +487,16 @@ def f(self, limits: AmqpSettings):
         found = settings_read(ast.parse(text))
         assert {"default.user", "amqp.port", "settings.data_dir", "tls.key"} <= found
         assert not any(reading.endswith(".password") and reading.startswith("default") for reading in found)
+
+
+def test_every_key_of_policies_is_documented() -> None:
+    """After a change of the keys: put this text between the two marks of docs/policies.md."""
+    table = ["| key | argument | operator policies too | merged | meaning |", "|---|---|---|---|---|"]
+    for key in keys().values():
+        argument = f"`{key.argument}`" if key.argument else ""
+        operator = "yes" if key.operator else ""
+        merge = "" if key.meaning.startswith("ignored: ") else f"the {key.merge}"
+        table.append(f"| `{key.name}` | {argument} | {operator} | {merge} | {key.meaning} |")
+    manual = (ROOT / "docs" / "policies.md").read_text("utf-8")
+    documented = manual.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
+    assert documented.splitlines() == table
