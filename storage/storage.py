@@ -127,8 +127,8 @@ class Storage(LogKeeper):
         """
         queue_id = queue_id or secrets.token_hex(16)
         log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
-        self._keep(log, policy)
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, True)
+        self.set_policy(store, policy)
         self._stores[store] = None
         return queue_id, store
 
@@ -146,8 +146,8 @@ class Storage(LogKeeper):
         `store.recover()`.
         """
         log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
-        self._keep(log, policy)
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
+        self.set_policy(store, policy)
         self._stores[store] = None
         self._openings.expect(store)
         return store
@@ -182,13 +182,11 @@ class Storage(LogKeeper):
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """What the store's log keeps from now on; the next `maintain` acts on it. None: what is settled goes."""
-        self._keep(store.log, policy)
-
-    def _keep(self, log: Log, policy: RetentionPolicy | None) -> None:
-        log.policy = policy
         size = policy.segment_size_bytes if policy is not None else -1
-        log.segment_size_bytes = size if size > 0 else self.segment_size_bytes
-        log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
+        store.log.policy = policy
+        store.log.segment_size_bytes = size if size > 0 else self.segment_size_bytes
+        store.log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
+        store.appender.codec = policy.codec if policy is not None else 0
 
     def find_hold(self, store: QueueLog) -> Hold | None:
         """What the log keeps for exports, if anything was ever to be kept of it."""

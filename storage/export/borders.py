@@ -7,9 +7,10 @@ made for a record, and no field is touched.
 
     per record: i32 borders (little endian) of routing key, gap, body, gap, exchange, gap, properties, gap
 
-Whole batches only. A batch that a checksum, its header or its records give away as bad ends the scan; the caller
-(read.py) decides whether that is an error. A batch whose headers come in another order than ours (another program wrote
-it) ends the scan too, and is read record by record.
+Whole batches only, and none that is compressed: the scan ends there, and the caller unpacks it (compression.py) into
+bytes that are scanned instead. A batch that a checksum, its header or its records give away as bad ends the scan; the
+caller (read.py) decides whether that is an error. A batch whose headers come in another order than ours (another
+program wrote it) ends the scan too, and is read record by record.
 
 Compiled by mypyc: some 60 ns a record without the checksum; interpreted about 2 us.
 """
@@ -22,7 +23,7 @@ from google_crc32c import value
 from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, BatchHeader
+from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LOG_APPEND_TIME, BatchHeader
 from amqpd.storage.log.record import BadRecord, read_varint
 
 # How a scan ended.
@@ -36,6 +37,8 @@ BAD: Final[i64] = 3
 """No good batch stands at `position`; `reason` says why."""
 IRREGULAR: Final[i64] = 4
 """The batch at `position` is good, and its records have headers in another order than ours."""
+PACKED: Final[i64] = 5
+"""The batch at `position` is good, and its records are compressed."""
 
 _MARK_EXCHANGE: Final = b"\x04\x10exchange"
 _MARK_PROPERTIES: Final = b"\x14properties"
@@ -133,6 +136,8 @@ def scan(
             return MORE
         if check_crc and not _whole(found, data, position, header):
             return BAD
+        if header.compressed():
+            return PACKED
         ended: i64 = _batch(found, data, position, header, first, stop, settled, settled_base)
         if ended != DONE:
             return ended
@@ -304,6 +309,7 @@ def _records(
 ) -> bool:
     """The records of one batch; False when a record's headers are not in our order. Raises: BadRecord, IndexError."""
     timestamp_us: i64 = header.max_timestamp_ms * 1000
+    create_time: bool = header.attributes & LOG_APPEND_TIME == 0
     base: i64 = header.base_offset
     end: i64 = position + header.size
     settled_end: i64 = settled_base + len(settled) * 8
@@ -314,6 +320,9 @@ def _records(
         count -= 1
         record_end: i64 = _record_end(found, data, position, end)
         position = found.at
+        if create_time:
+            timestamp_us, _ = read_varint(data, position + 1)
+            timestamp_us = (timestamp_us + header.base_timestamp_ms) * 1000
         # Attributes, timestamp delta, offset delta.
         delta: i64 = data[position + 2]
         if delta < 0x80 and data[position + 1] == 0:

@@ -22,10 +22,11 @@ from typing import Any
 import pyarrow as pa
 
 from amqpd.storage.export.arrow import Decoder
-from amqpd.storage.export.borders import BAD, DONE, FULL, IRREGULAR, Borders, scan
+from amqpd.storage.export.borders import BAD, DONE, FULL, IRREGULAR, PACKED, Borders, scan
 from amqpd.storage.export.files import LogFiles
 from amqpd.storage.export.plan import DataLoss, Part, Snapshot
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OffsetIndex
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import segment_name
@@ -98,9 +99,11 @@ class PartReader:
             if status == DONE:
                 return
             if status == IRREGULAR:
-                records = self._one_by_one()
+                records = self._one_by_one(self._data, found)
                 if records:
                     yield self._decoder.scalar(records)
+            elif status == PACKED:
+                yield from self._unpacked()
             elif status == BAD:
                 self._still_there()
                 if not self._pass_over(position, found.reason):
@@ -114,6 +117,39 @@ class PartReader:
                     return
                 if BatchHeader(self._data, 0).base_offset != found.expected:
                     self._still_there()  # where names are followed, and not files, this may be another log's middle
+
+    def _unpacked(self) -> Iterator[Any]:
+        """The compressed batches that begin at the scan's position, up to a piece's size unpacked; it goes on behind
+        them.
+        """
+        found, part = self._found, self._part
+        images: list[bytes] = []
+        first, size = found.expected, 0
+        while size < self._files.read_size:
+            header = BatchHeader(self._data, found.position)
+            try:
+                image, _, _ = plain(self._data, found.position, header)
+                images.append(image)
+                size += len(image)
+            except BadRecord as error:
+                self._lose(header.base_offset, header.last_offset, f"the checksum is right, but the batch {error}")
+            found.position += header.size
+            found.expected = header.last_offset + 1
+            if self._scan() != PACKED or found.rows:
+                break
+        inner = Borders(first, part.end)
+        inner.at_end = True
+        data = b"".join(images)
+        while True:
+            status = scan(inner, data, part.first, part.stop, _NO_LIMIT, False, *self._left_out())
+            if inner.rows:
+                yield self._decoder.batch(data, inner)
+                inner.clear()
+            if status not in (IRREGULAR, BAD):
+                return
+            records = self._one_by_one(data, inner)
+            if records:
+                yield self._decoder.scalar(records)
 
     def _planned_anew(self) -> Iterator[Any]:
         """What is left of the part, as it stands in the log now. What was settled when it was planned stays so."""
@@ -179,10 +215,12 @@ class PartReader:
             part.stop,
             self._batch_rows,
             self._check_crc,
-            part.bits,
-            part.bits_base,
-            part.transient_start,
+            *self._left_out(),
         )
+
+    def _left_out(self) -> tuple[bytes, int, int]:
+        """What `scan` needs to know of offsets that do not count."""
+        return self._part.bits, self._part.bits_base, self._part.transient_start
 
     def _load(self, position: int, needed: int) -> bool:
         """The piece from `position` on becomes the one that is scanned; False when it has not `needed` bytes.
@@ -204,13 +242,13 @@ class PartReader:
         if len(self._data) > 0 or position < self._part.log_size:
             self._lose(self._found.expected, self._part.stop - 1, f"the file ends at {position + len(self._data)}")
 
-    def _one_by_one(self) -> list[Record]:
-        """The batch at the scan's position, read by the generic parser; the scan goes on behind it."""
-        found, part = self._found, self._part
-        header = BatchHeader(self._data, found.position)
+    def _one_by_one(self, data: bytes, found: Borders) -> list[Record]:
+        """The (plain) batch at the scan's position, read by the generic parser; the scan goes on behind it."""
+        part = self._part
+        header = BatchHeader(data, found.position)
         records: list[Record] = []
         try:
-            BatchCursor(self._data, found.position, header).read(part.first, None, {}, _NO_LIMIT, records)
+            BatchCursor(data, found.position, header).read(part.first, None, {}, _NO_LIMIT, records)
         except (BadRecord, IndexError) as error:
             reason = f"the checksum is right and the records are none: {error}"
             self._lose(header.base_offset, header.last_offset, reason)

@@ -31,6 +31,7 @@ from google_crc32c import extend, value
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.keep.policy import CleanerPolicy
 from amqpd.storage.log.batch import (
+    COMPRESSION,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME,
@@ -38,7 +39,8 @@ from amqpd.storage.log.batch import (
     BatchHeader,
     crc_fits,
 )
-from amqpd.storage.log.record import BadRecord, Record, read_offset_delta, read_record, record_stop
+from amqpd.storage.log.compression import compress, plain
+from amqpd.storage.log.record import BadRecord, Record, read_offset_delta, read_record, read_varint, record_stop
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled import SettledSet
 
@@ -205,11 +207,12 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], 
 
 @dataclass
 class Piece:
-    """One good batch: `header` stands at `at` in `data`."""
+    """One good batch, plain: `header` stands at `at` in `data`. codec: how it is compressed in the file."""
 
     data: bytes
     at: int
     header: BatchHeader
+    codec: int
 
 
 def batches(filesystem: FileSystem, view: View) -> Iterator[Piece]:
@@ -236,7 +239,7 @@ def batches(filesystem: FileSystem, view: View) -> Iterator[Piece]:
             good = header is not None and header.plausible() and crc_fits(chunk, at, header)
             if header is None or not good or not expected <= header.base_offset <= header.last_offset < view.end:
                 raise BadRecord(f"{view.path} is damaged at {position}")
-            yield Piece(chunk, at, header)
+            yield Piece(*plain(chunk, at, header), int(header.attributes & COMPRESSION))
             expected = int(header.last_offset) + 1
             position += int(header.size)
     finally:
@@ -254,17 +257,21 @@ def records(piece: Piece) -> Iterator[tuple[Record, int, int]]:
         delta, key = read_offset_delta(piece.data, start)
         persistent = not header.transient()
         offset = header.base_offset + delta
-        yield read_record(piece.data, key, stop, offset, header.max_timestamp_ms, persistent), position, int(stop)
+        time_ms = header.max_timestamp_ms
+        if not header.attributes & LOG_APPEND_TIME:
+            time_ms = header.base_timestamp_ms + read_varint(piece.data, start + 1)[0]
+        yield read_record(piece.data, key, stop, offset, time_ms, persistent), position, int(stop)
         position = int(stop)
 
 
 @dataclass
 class Kept:
-    """What stays of a batch: the records, and their bytes."""
+    """What stays of a batch: the records, and their bytes. codec: how it was compressed, and is again."""
 
     header: BatchHeader
     records: list[Record]
     parts: list[bytes]
+    codec: int
 
     def encoded(self, last_offset: int) -> bytes:
         """The batch, with `last_offset` as its last: that of its last record, or of holes behind it.
@@ -273,9 +280,12 @@ class Kept:
         """
         header = self.header
         body = b"".join(self.parts)
-        attributes = LOG_APPEND_TIME | (int(header.attributes) & TRANSIENT)
-        delta, time_ms = last_offset - header.base_offset, header.max_timestamp_ms
-        covered = _COVERED.pack(attributes, delta, time_ms, time_ms, -1, -1, -1, len(self.records))
+        attributes = int(header.attributes) & (LOG_APPEND_TIME | TRANSIENT)
+        if self.codec and len(packed := compress(self.codec, body)) < len(body):
+            body = packed
+            attributes |= self.codec
+        delta, first_ms, last_ms = last_offset - header.base_offset, header.base_timestamp_ms, header.max_timestamp_ms
+        covered = _COVERED.pack(attributes, delta, first_ms, last_ms, -1, -1, -1, len(self.records))
         length = HEADER_SIZE - LENGTH_OVERHEAD + len(body)
         crc = extend(value(covered), body)
         return _BEFORE_CRC.pack(header.base_offset, length, header.epoch, 2, crc) + covered + body
@@ -283,7 +293,7 @@ class Kept:
 
 def kept_of(piece: Piece, cleaning: Cleaning, view: View) -> Kept:
     """The batch without what goes."""
-    kept = Kept(piece.header, [], [])
+    kept = Kept(piece.header, [], [], piece.codec)
     for record, start, stop in records(piece):
         if view.settled.contains(record.offset):
             continue

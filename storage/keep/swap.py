@@ -93,7 +93,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
     filesystem = log.filesystem
     segment = Segment(filesystem, log.directory, group[0].base)
     segment.begin_index()
-    dropped = cleaning.dropped_count
+    dropped, whole = cleaning.dropped_count, True
     fd = filesystem.open(segment.prefix + ".log.cleaned", APPEND)
     try:
         last: Kept | None = None
@@ -103,6 +103,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
                     raise Cancelled
                 give_way()
                 kept = kept_of(piece, cleaning, view)
+                whole = whole and not piece.header.control() and len(kept.records) == piece.header.count
                 if not kept.records:
                     continue
                 if last is not None:
@@ -110,7 +111,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
                 last = kept
         if last is not None:  # the holes at the end are in the last batch's range, so the log alone tells where it ends
             _append(filesystem, fd, segment, last, group[-1].end - 1)
-        if len(group) == 1 and segment.size == group[0].size:
+        if len(group) == 1 and whole:
             _unlink_cleaned(filesystem, group[0])
             cleaning.dropped_count = dropped
             return None

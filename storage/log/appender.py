@@ -3,6 +3,9 @@
 `append` writes into the open batch and makes no object per message, nor a system call. `write`, once per loop turn,
 closes the batch and writes all of the turn's batches in one `writev`. Offsets rise by one with each append and are
 never used twice, also when a write fails: what did not get into the files is named in `QueueLog.failed_ranges`.
+
+Where the log has a codec, a batch is compressed as it is closed. Of small messages it takes more then: the more there
+is of them, the less each of them takes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from amqpd.storage.log.batch import (
     ClosedBatch,
     close_batch,
 )
+from amqpd.storage.log.compression import compress_records
 from amqpd.storage.log.foreign import check_batches, place
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
@@ -33,12 +37,16 @@ from amqpd.storage.log.writing import append as append_to
 
 _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64
+_PACKED_RECORDS_MAX: Final[i64] = 1024
 _NO_PARTS: Final[list[bytes]] = []
 
 
 @final
 class Appender:
-    """Puts messages at the end of one log. One per log (owner), whose `next_offset` and counts it moves on."""
+    """Puts messages at the end of one log. One per log (owner), whose `next_offset` and counts it moves on.
+
+    codec: how batches are compressed from the next one on, 0: not at all; see compression.py.
+    """
 
     def __init__(self, owner: TurnLog, log: Log) -> None:
         self.owner: TurnLog = owner
@@ -47,6 +55,8 @@ class Appender:
         # the open batch
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
+        self._count_max: i64 = RECORDS_MAX
+        self.codec: i64 = 0
         self._persistent: bool = True
         self._timestamp_ms: i64 = 0
         self._body_bytes: i64 = 0
@@ -70,7 +80,7 @@ class Appender:
         if writer is None:
             writer = self._open_batch(persistent)
         elif self._count > 0 and (
-            self._count >= RECORDS_MAX
+            self._count >= self._count_max
             or persistent != self._persistent
             or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
             > RECORDS_SIZE_BYTES_MAX
@@ -205,6 +215,7 @@ class Appender:
             self._writer = writer
         self._persistent = persistent
         self._timestamp_ms = self._context.clock.time_ms()
+        self._count_max = RECORDS_MAX if self.codec == 0 else _PACKED_RECORDS_MAX
         return writer
 
     def _close_batch(self) -> None:
@@ -220,6 +231,12 @@ class Appender:
     def _close(self, records: bytes, more: list[bytes] = _NO_PARTS) -> None:
         """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it."""
         attributes: i64 = LOG_APPEND_TIME
+        codec: i64 = self.codec
+        if codec != 0 and not more:
+            packed = compress_records(codec, records)
+            if packed is not records:
+                records = packed
+                attributes |= codec
         if not self._persistent:
             attributes |= TRANSIENT
         producer: i64 = NO_PRODUCER

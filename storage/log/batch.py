@@ -4,9 +4,11 @@
     attributes i16 | last offset delta i32 | base timestamp i64 | max timestamp i64 | producer id i64 | producer epoch
     i16 | base sequence i32 | record count i32 | records
 
-All big endian; batch length counts what follows it. Attributes: bit 3 LogAppendTime (always ours), bit 4 part of a
-transaction, bit 5 control batch, and bit 14, which Kafka leaves free: *transient*. A transient batch is delivered as
-any other, is not waited for by a confirm, and does not count after a restart.
+All big endian; batch length counts what follows it. Attributes: bits 0 to 2 how the records are compressed
+(compression.py), bit 3 LogAppendTime (always ours: the max timestamp is the time of all; without it, CreateTime, each
+record has its own, the base timestamp and its delta), bit 4 part of a transaction, bit 5 control batch, and bit 14,
+which Kafka leaves free: *transient*. A transient batch is delivered as any other, is not waited for by a confirm, and
+does not count after a restart.
 
 A batch closes at 64 records or 64 KiB (a larger message goes alone): one record is cheap to read, and offset deltas
 stay one byte. It never mixes transient and persistent messages. The CRC does not cover the base offset nor the epoch.
@@ -29,6 +31,7 @@ from amqpd.storage.log.record import (
     Record,
     RecordDecoder,
     read_offset_delta,
+    read_varint,
     record_stop,
     value_size,
     varint,
@@ -47,6 +50,9 @@ TRANSACTIONAL: Final[i64] = 0x10
 CONTROL: Final[i64] = 0x20
 TRANSIENT: Final[i64] = 0x4000
 COMPRESSION: Final[i64] = 0x07
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Names of the numbers that `COMPRESSION` masks; there are no others. See compression.py."""
+_CODEC_MAX: Final[i64] = 4
 
 NO_PRODUCER: Final[i64] = -1
 _CRC_PIECE: Final[i64] = 1 << 14  # stays in the nearest cache between its copy and its sum
@@ -162,6 +168,7 @@ class BatchHeader:
         word = read_i64_be(data, position + 21)
         self.attributes: i64 = (word >> 48) & 0xFFFF
         self.last_offset: i64 = self.base_offset + ((word >> 16) & 0xFFFF_FFFF)
+        self.base_timestamp_ms: i64 = read_i64_be(data, position + 27)
         self.max_timestamp_ms: i64 = read_i64_be(data, position + 35)
         self.producer_id: i64 = read_i64_be(data, position + 43)
         self.count: i64 = read_i64_be(data, position + 53) & 0xFFFF_FFFF
@@ -175,7 +182,7 @@ class BatchHeader:
             and self.last_offset >= self.base_offset
             and self.count > 0
             and self.count <= self.last_offset - self.base_offset + 1
-            and self.attributes & COMPRESSION == 0
+            and self.attributes & COMPRESSION <= _CODEC_MAX
         )
 
     def leads_to(self, behind: BatchHeader, expected: i64) -> bool:
@@ -200,6 +207,10 @@ class BatchHeader:
     def control(self) -> bool:
         """Whether it holds a marker instead of messages."""
         return self.attributes & CONTROL != 0
+
+    def compressed(self) -> bool:
+        """Whether its records are, and `compression.plain` comes before them."""
+        return self.attributes & COMPRESSION != 0
 
 
 def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
@@ -226,7 +237,10 @@ def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
 
 
 def body_size_bytes(data: bytes, position: i64, header: BatchHeader) -> i64:
-    """Sum of the sizes of the bodies in the batch at `position`. Cost: about 30 ns a record. Raises: BadRecord."""
+    """Sum of the sizes of the bodies in the (plain) batch at `position`. Cost: about 30 ns a record.
+
+    Raises: BadRecord.
+    """
     end: i64 = position + header.size
     position += HEADER_SIZE
     total: i64 = 0
@@ -241,7 +255,7 @@ def body_size_bytes(data: bytes, position: i64, header: BatchHeader) -> i64:
 
 
 def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tuple[int, int]]:
-    """Ranges between the batch's first and last offset that no record of it has: the cleaner took them.
+    """Ranges between the (plain) batch's first and last offset that no record of it has: the cleaner took them.
 
     Cost: none where there are none, else some 50 ns a record. Raises: BadRecord.
     """
@@ -271,9 +285,9 @@ def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tup
 
 @final
 class BatchCursor:
-    """A place within one batch: where reading goes on. Holds the batch's bytes while it does.
+    """A place within one (plain) batch: where reading goes on. Holds the batch's bytes while it does.
 
-    decoder: the one of the log, where batch after batch is read.
+    decoder: the one of the log, where batch after batch is read. timestamp_ms: no record is later.
     """
 
     def __init__(self, data: bytes, position: i64, header: BatchHeader, decoder: RecordDecoder | None = None) -> None:
@@ -286,6 +300,8 @@ class BatchCursor:
         self.last_offset: i64 = header.last_offset
         self.next_offset: i64 = header.base_offset  # no record of a lower offset is still to come
         self.timestamp_ms: i64 = header.max_timestamp_ms
+        self._base_timestamp_ms: i64 = header.base_timestamp_ms
+        self._create_time: bool = header.attributes & LOG_APPEND_TIME == 0
         self._persistent: bool = not header.transient()
 
     def read(
@@ -306,11 +322,15 @@ class BatchCursor:
         position: i64 = self._position
         end: i64 = self._end
         check: bool = settled is not None and settled.highest >= self.next_offset
+        timestamp_ms: i64 = self.timestamp_ms
         while self.remaining > 0 and budget > 0:
             start: i64 = 0
             stop: i64 = 0
             start, stop = record_stop(data, position, end)
             delta: i64 = 0
+            if self._create_time:
+                timestamp_ms, _ = read_varint(data, start + 1)
+                timestamp_ms += self._base_timestamp_ms
             delta, start = read_offset_delta(data, start)
             offset: i64 = self.base_offset + delta
             position = stop
@@ -320,7 +340,7 @@ class BatchCursor:
                 continue
             if check and settled is not None and settled.contains(offset):
                 continue
-            record = decoder.read(data, start, stop, offset, self.timestamp_ms, self._persistent)
+            record = decoder.read(data, start, stop, offset, timestamp_ms, self._persistent)
             if returned:
                 record.delivery_count = returned.get(offset, 0)
             records.append(record)

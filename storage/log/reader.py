@@ -24,9 +24,10 @@ from mypy_extensions import i64
 
 from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.compression import plain
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.readahead import RANGE_SIZE, FileRange, ReadAhead
-from amqpd.storage.log.record import RecordDecoder
+from amqpd.storage.log.record import BadRecord, RecordDecoder
 from amqpd.storage.log.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -233,10 +234,26 @@ class LogReader:
                 continue
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
-            return BatchCursor(chunk, at, header, self._decoder)
+            if not header.compressed():
+                return BatchCursor(chunk, at, header, self._decoder)
+            cursor = self._unpacked(segment, chunk, at, header)
+            if cursor is not None:
+                return cursor
+            position = self._next_position
+            expected = self._expected
         self._next_position = position
         self._expected = expected
         return None
+
+    def _unpacked(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
+        """The cursor of a compressed batch; None where it does not unpack: it is lost, and it alone."""
+        try:
+            image, image_at, image_header = plain(chunk, at, header)
+        except BadRecord as error:
+            logger.error("%s.log: the batch of offset %d: %s", segment.prefix, header.base_offset, error)
+            self._lose(segment, header.base_offset, header.last_offset)
+            return None
+        return BatchCursor(image, image_at, image_header, self._decoder)
 
     def _belongs(self, header: BatchHeader, segment: Segment, position: i64, expected: i64) -> bool:
         if header.base_offset < expected or header.last_offset >= segment.end:

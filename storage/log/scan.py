@@ -23,6 +23,7 @@ from amqpd.storage.log.batch import (
     crc_fits,
     missing_offsets,
 )
+from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OffsetIndex
 from amqpd.storage.log.segment import Segment
 
@@ -71,7 +72,9 @@ class Scan:
         self._chunk_start: i64 = 0
 
     def run(self) -> None:
-        """Reads the whole log file. Cost: 0.3 ms a MiB from the page cache. Raises: OSError."""
+        """Reads the whole log file. Cost: 0.3 ms a MiB from the page cache, some 1 ms a MiB unpacked where it is
+        compressed. Raises: OSError.
+        """
         segment = self._segment
         segment.size = 0
         segment.begin_index()
@@ -108,8 +111,9 @@ class Scan:
                     position += header.size
                     continue
                 try:
-                    holes = missing_offsets(self._chunk, at, header)
-                    bodies = 0 if header.control() else body_size_bytes(self._chunk, at, header)
+                    chunk, at, whole = plain(self._chunk, at, header)
+                    holes = missing_offsets(chunk, at, whole)
+                    bodies = 0 if header.control() else body_size_bytes(chunk, at, whole)
                 except BadRecord as error:
                     logger.error("%s.log at %d: %s", segment.prefix, position, error)
             if header is None or bodies < 0:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader
+from amqpd.storage.log.compression import plain
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, read_offset_delta, record_stop, value_size
 from amqpd.storage.log.segment import Segment
@@ -95,7 +96,8 @@ def _measured(log: Log, cut: Cut, position: int) -> Cut:
         if not header.control():
             data = log.filesystem.pread(segment.open_log().fd, header.size, position)
             try:
-                bodies, settled_bodies = _body_bytes(segment, data, header)
+                data, _, whole = plain(data, 0, header)
+                bodies, settled_bodies = _body_bytes(segment, data, whole)
             except BadRecord:
                 break  # the sums stay too large, as they are where anything is damaged
             cut.body_bytes = max(0, cut.body_bytes - bodies)

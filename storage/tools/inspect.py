@@ -18,7 +18,19 @@ from typing import Final, NamedTuple
 
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log import checkpoint
-from amqpd.storage.log.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, TRANSIENT, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.batch import (
+    CODECS,
+    COMPRESSION,
+    CONTROL,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    TRANSIENT,
+    BatchCursor,
+    BatchHeader,
+    crc_fits,
+)
+from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, OffsetIndex, TimeIndex
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import segment_name
@@ -65,7 +77,12 @@ class Batch(NamedTuple):
     @property
     def flags(self) -> list[str]:
         names = ((TRANSIENT, "transient"), (TRANSACTIONAL, "transaction"), (CONTROL, "marker"))
-        return [name for bit, name in names if self.attributes & bit]
+        found = [name for bit, name in names if self.attributes & bit]
+        if not self.attributes & LOG_APPEND_TIME:
+            found.append("create-time")
+        if self.attributes & COMPRESSION:
+            found.append(CODECS[self.attributes & COMPRESSION])
+        return found
 
 
 class IndexEntry(NamedTuple):
@@ -271,7 +288,7 @@ def _batch(file: _LogFile, path: str, position: int, header: BatchHeader, deep: 
     assert piece is not None
     records: list[Record] = []
     try:
-        BatchCursor(*piece, header).read(0, None, {}, 1 << 62, records)
+        BatchCursor(*plain(*piece, header)).read(0, None, {}, 1 << 62, records)
     except (BadRecord, IndexError) as error:
         yield Damage(path, position, f"the checksum is right, but the records are none: {error}")
         return

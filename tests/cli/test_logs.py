@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 from fake_broker import Ctl
 
 from amqpd.protocol.properties import Properties, encode_properties
@@ -125,6 +126,37 @@ def test_dump_beside_kafka(ctl: Ctl, data: Data) -> None:
     assert [each["file"] for each in found if each["type"] == "file"] == [
         str(path) for path in sorted(data.directory.iterdir())
     ]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_dump_of_what_kafka_clients_wrote(ctl: Ctl, data: Data, codec: int) -> None:
+    """Compressed, with a time for each record: beside kafka-python, and without damage for verify_log."""
+    builder = AioBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    headers = [("exchange", b"orders"), ("properties", b"\x00\x00")]
+    for number in range(40):
+        builder.append(number, 1_700_000_000_000 + 7 * number, b"key", b"%d " % number * 50, headers)
+    first = data.store.appender.append_batches(bytes(builder.build()))
+    data.turn()
+    data.storage.commits.flush()
+    data.turn()
+    found = elements(ctl, str(data.directory), "--deep", "--offsets", f"{first}-")
+    (batch,) = [each for each in found if each["type"] == "batch"]
+    assert batch["flags"] == ["create-time", *(["gzip", "snappy", "lz4", "zstd"][codec - 1 : codec] if codec else [])]
+    ours = [each for each in found if each["type"] == "record"]
+    theirs = by_kafka(data.file(".log", -1))[-40:]
+    assert [(each["offset"], each["timestamp_ms"], each["body"].encode()) for each in ours] == [
+        (offset, timestamp_ms, value) for offset, _, value, _, timestamp_ms in theirs
+    ]
+    assert ours[39]["timestamp_ms"] == 1_700_000_000_000 + 7 * 39
+    assert ctl("verify_log", str(data.directory)).code == 0
 
 
 def test_dump_as_text(ctl: Ctl, data: Data) -> None:
