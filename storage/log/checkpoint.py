@@ -31,7 +31,9 @@ CLEAN_SHUTDOWN = "clean-shutdown"
 HIGH_WATERMARK = "high-watermark"
 HIGH_WATERMARK_SIZE = 16
 FORMAT = "format"
-FORMAT_VERSION = 1  # of a data directory as a whole; raised when an older amqpd must not touch it any more
+FORMAT_VERSION = 2
+"""Of a data directory as a whole; raised when an older amqpd must not touch it any more. 1: until the first streams.
+2: batches may be compressed or have a time for each record, which format 1 takes for damage."""
 VERSION = 0
 
 
@@ -46,7 +48,8 @@ def encode_format() -> bytes:
 
 
 def check_format(filesystem: FileSystem, path: str) -> bool:
-    """Whether there is a good `format` file. A damaged one is as good as none: metadata and `.settled` tell theirs.
+    """Whether there is a good `format` file of today's format. A damaged one is as good as none: metadata and `.settled`
+    tell theirs. One of an older format is, too: this one reads all that stands there, and from now on it is of today's.
 
     Cost: one small read. Raises: UnknownFormat when a newer version wrote it; OSError.
     """
@@ -59,7 +62,7 @@ def check_format(filesystem: FileSystem, path: str) -> bool:
         return False
     if version > FORMAT_VERSION:
         raise UnknownFormat(f"{path}: format {version} of a newer version of amqpd; this one knows {FORMAT_VERSION}")
-    return True
+    return version == FORMAT_VERSION
 
 
 def encode_lines(entries: list[tuple[int, ...]]) -> bytes:

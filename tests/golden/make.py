@@ -3,10 +3,11 @@
     format-N/data/            a data directory as the amqpd of that day left it
     format-N/expected.json    what is in it, told by that amqpd
 
-It refuses to write over one that is there: a golden directory is never made anew. Three queues: one stopped cleanly
+It refuses to write over one that is there: a golden directory is never made anew. Its queues: one stopped cleanly
 (several segments, one of them gone; settled, returned and delivered messages; a transaction), one left by a kill (a
-torn tail, a transient message, no clean mark), one compacted log (a tombstone, holes). And the metadata that names
-them.
+torn tail, a transient message, no clean mark), one compacted log (a tombstone, holes). From format 2 on a fourth: a log
+that was compressed with each codec, here and by a client of Kafka's, whose batches have a time for each record. And the
+metadata that names them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import FORMAT_VERSION
+from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import (
     BindingRow,
@@ -32,6 +36,7 @@ from amqpd.storage.metadata.metadata import (
     Put,
     QueueRow,
     Row,
+    StoredOffsetRow,
     UserRow,
     VhostRow,
 )
@@ -136,6 +141,25 @@ def compacted_queue(maker: Maker) -> str:
     return queue_id
 
 
+def packed_queue(maker: Maker) -> str:
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "packed", "/")
+    for codec in (GZIP, SNAPPY, LZ4, ZSTD, 0):
+        maker.storage.set_policy(store, RetentionPolicy(codec=codec))
+        maker.fill(store, 12)
+        for number in range(40):
+            store.append_parts(RecordRoute(b"events", b"key.4"), PROPERTIES, b"body %d " % number * 9, True)
+        maker.turn()
+        builder = DefaultRecordBatchBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
+        for number in range(30):
+            headers = [("exchange", b"events"), ("properties", PROPERTIES)]
+            builder.append(number, 1_600_000_000_000 + 50 * number, b"key.5", b"theirs %d " % number * 9, headers)
+        store.appender.append_batches(bytes(builder.build()))
+        maker.turn()
+    store.settle_range(100, 119)
+    maker.sync()
+    return queue_id
+
+
 def killed_queue(maker: Maker) -> str:
     queue_id, store = maker.storage.create_queue(VHOST_ID, "killed", "/")
     maker.fill(store, 10)
@@ -154,7 +178,7 @@ def make(target: Path) -> None:
     metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
     metadata.open(lambda: first)
     maker = Maker(path)
-    ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker)}
+    ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker), "packed": packed_queue(maker)}
     maker.storage.close(clean=True)
     killed = Maker(path)
     ids["killed"] = killed_queue(killed)
@@ -166,6 +190,7 @@ def make(target: Path) -> None:
         ExchangeRow("/", "events", "topic"),
         *(QueueRow("/", name, queue_id) for name, queue_id in ids.items()),
         BindingRow("/", "events", "clean", "queue", "key.*"),
+        StoredOffsetRow(ids["packed"], "reader", 42, 1_700_000_000_000),
     ]
     metadata.submit([Put(row) for row in rows], _done)
     metadata.close()

@@ -59,10 +59,12 @@ def test_read(golden: Path, make: ModuleType, tmp_path: Path) -> None:
         assert any(row == {name: one[name] for name in row if name in one} for one in rows), row
     assert found == expected
     counts = {name: len(told["records"]) for name, told in expected["stores"].items()}
-    assert counts == {"clean": 40 + 70 - 16 - 5, "compacted": counts["compacted"], "killed": 9}
+    packed = {"packed": 5 * (12 + 40 + 30) - 20} if golden.name != "format-1" else {}
+    assert counts == {"clean": 40 + 70 - 16 - 5, "compacted": counts["compacted"], "killed": 9, **packed}
     compacted = expected["stores"]["compacted"]
     assert sum(record["tombstone"] for record in compacted["records"]) == 1
     assert len(compacted["records"]) < 20 < compacted["next_offset"]
+    assert (path / "format").read_bytes() == encode_format(), "an older amqpd must not touch it any more"
     again = make.read(path, expected["queues"])
     for name, told in again["stores"].items():
         assert told["records"] == expected["stores"][name]["records"], "and once more, after recovery has been there"
