@@ -178,6 +178,9 @@ class LocalLog(TurnLog):
     ) -> i64:
         return self.appender.append_large(route, properties, parts, body_size, persistent)
 
+    def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
+        return self.appender.append_tombstone(route, properties)
+
     def append_prepared(self, prepared: Prepared) -> i64:
         return self.appender.append_prepared(prepared)
 

@@ -187,6 +187,10 @@ class QueueLog:
         """As `append`, for a large message whose body is at hand in parts, which nobody joins. Raises: LogFailed."""
         raise NotImplementedError
 
+    def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
+        """A persistent message with no value: in a compacted log its routing key ends here. Raises: LogFailed."""
+        raise NotImplementedError
+
     def append_prepared(self, prepared: Prepared) -> i64:
         """What was prepared, as one transaction; returns the offset of its first record. Raises: LogFailed."""
         raise NotImplementedError

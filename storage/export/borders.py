@@ -136,8 +136,6 @@ def scan(
             return MORE
         if check_crc and not _whole(found, data, position, header):
             return BAD
-        if header.compressed():
-            return PACKED
         ended: i64 = _batch(found, data, position, header, first, stop, settled, settled_base)
         if ended != DONE:
             return ended
@@ -280,7 +278,9 @@ def _batch(
     settled: bytes,
     settled_base: i64,
 ) -> i64:
-    """Adds the batch's records, all that are wanted or none. DONE; else BAD or IRREGULAR."""
+    """Adds the batch's records, all that are wanted or none. DONE; else BAD, IRREGULAR or PACKED."""
+    if header.compressed():
+        return PACKED
     rows: i64 = found.rows
     try:
         regular = _records(found, data, position, header, first, stop, settled, settled_base)

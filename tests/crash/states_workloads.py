@@ -16,7 +16,9 @@ from states_workloads_paced import (
 )
 
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
+from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
 
+CODECS: Final = (0, GZIP, SNAPPY, LZ4, ZSTD)
 Steps = Callable[[Life, random.Random], Iterator[None]]
 
 
@@ -315,8 +317,9 @@ def dead_letter(life: Life, chance: random.Random) -> Iterator[None]:
 
 def retention(life: Life, chance: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
-        life.create("q", RetentionPolicy(max_records=5, file_delete_delay_ms=chance.choice((0, 2000))))
-        by_bytes = RetentionPolicy(max_bytes=2500, file_delete_delay_ms=0)
+        codec = chance.choice(CODECS)
+        life.create("q", RetentionPolicy(max_records=5, file_delete_delay_ms=chance.choice((0, 2000)), codec=codec))
+        by_bytes = RetentionPolicy(max_bytes=2500, file_delete_delay_ms=0, codec=codec)
         by_age = RetentionPolicy(max_age_ms=3000, segment_age_ms=1500, file_delete_delay_ms=0)
         life.create("r", chance.choice((by_bytes, by_age)))
     for _ in range(2):
@@ -340,7 +343,8 @@ def retention(life: Life, chance: random.Random) -> Iterator[None]:
 def compaction(life: Life, chance: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         cleaner = CleanerPolicy(min_dirty_ratio=0.0, tombstone_retention_ms=4000)
-        life.create("q", RetentionPolicy(file_delete_delay_ms=chance.choice((0, 2000)), compaction=cleaner))
+        delay_ms, codec = chance.choice((0, 2000)), chance.choice(CODECS)
+        life.create("q", RetentionPolicy(file_delete_delay_ms=delay_ms, compaction=cleaner, codec=codec))
     for turn in range(3):
         for _ in range(4):
             life.append("q", 1, chance.choice((60, 700)), key=b"k%d" % chance.randrange(3))
@@ -360,6 +364,30 @@ def compaction(life: Life, chance: random.Random) -> Iterator[None]:
     life.append("q", 1, 1200, key=b"k9")
     life.append("q", 1, 1200, key=b"k9")
     life.maintain()
+    yield
+
+
+def compressed(life: Life, chance: random.Random) -> Iterator[None]:
+    if "q" not in life.stores:
+        life.create("q", RetentionPolicy(file_delete_delay_ms=0, codec=chance.choice(CODECS[1:])))
+    for turn in range(3):
+        life.append("q", chance.randint(1, 3), chance.choice((10, 400, 900)))
+        life.append("q", 1, chance.choice((10, 2600)))
+        if turn == 1:
+            life.append("q", 2, 300, persistent=False)
+            life.transaction("q", 70, 12)
+        life.write()
+        yield
+        life.loop()
+        yield
+        live = life.live("q")
+        life.settle("q", live[: len(live) // 2])
+        life.turn()
+        policy = RetentionPolicy(file_delete_delay_ms=0, codec=chance.choice(CODECS))  # it may change, or cease
+        life.storage.set_policy(life.stores["q"], policy)
+    life.append("q", 3, 500)
+    life.turn()
+    life.flush()
     yield
 
 
@@ -412,6 +440,7 @@ WORKLOADS: Final = (
     Workload("dead letters", dead_letter),
     Workload("retention", retention, ends=("kill",)),
     Workload("compaction", compaction, ends=("kill",)),
+    Workload("compressed batches", compressed, 4000, ends=("kill", "stop")),
     Workload("export hold", export_hold, ends=("kill",)),
     Workload("settled and not yet written", settled_and_not_written, ends=("kill", "stop"), paced=True),
     Workload("marks that run ahead", marks_ahead, 6000, ends=("kill", "stop"), paced=True),

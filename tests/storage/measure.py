@@ -6,6 +6,8 @@ CPU time of this thread only, so that the committer's and the machine's other wo
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import sys
 import tempfile
@@ -15,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import amqpd.storage.local_log
+from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.log.batch import CODECS
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
@@ -129,6 +133,52 @@ def wide(directory: str, loop: Loop) -> None:
     storage.close(clean=False)
 
 
+def packed(directory: str, loop: Loop) -> None:
+    """What a codec costs: JSON bodies, each another one. The longest is what the loop was held for at once."""
+    words = ["view", "cart", "order", "refund", "login", "search"]
+    draw = random.Random(1)  # noqa: S311
+    bodies = [
+        json.dumps(
+            {
+                "id": f"{draw.getrandbits(64):016x}",
+                "user": draw.randrange(100_000),
+                "action": draw.choice(words),
+                "time": 1_700_000_000_000 + 137 * number,
+                "price": round(draw.random() * 100, 2),
+                "items": [{"sku": draw.randrange(10**6), "count": draw.randrange(9)} for _ in range(4)],
+            }
+        ).encode()
+        for number in range(20_000)
+    ]
+    print(f"JSON bodies of {sum(map(len, bodies)) // len(bodies)} bytes, {TURN} in a turn, with a codec")
+    storage = Storage(directory, post=loop.post)
+    route = RecordRoute(b"events", b"shop.orders")
+    for codec, name in enumerate(CODECS):
+        _, store = storage.create_queue("v", name, "/", RetentionPolicy(codec=codec))
+        appending = longest = 0.0
+        for first in range(0, len(bodies), TURN):
+            began = time.thread_time()
+            for body in bodies[first : first + TURN]:
+                store.append_parts(route, b"\x10\x00\x02", body, True)
+            store.write()
+            took = time.thread_time() - began
+            appending += took
+            longest = max(longest, took)
+            storage.commits.end_of_turn()
+            loop.run()
+        loop.settle(storage)
+        size = sum(segment.size for segment in store.log.segments)
+        began = time.thread_time()
+        offset = 0
+        while (fetch := store.cursor.read(offset, 256 * 1024)).records:
+            offset = fetch.next_offset
+        reading = time.thread_time() - began
+        per(f"{name}: append and write", appending, len(bodies))
+        per(f"{name}: read", reading, len(bodies))
+        print(f"  {'':34} {size / len(bodies):10.1f} bytes a message, longest turn {longest * 1e3:.2f} ms")
+    storage.close(clean=False)
+
+
 def main() -> None:
     print(amqpd.storage.local_log.__file__)
     directory = tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None)
@@ -142,6 +192,7 @@ def main() -> None:
             storage.commits.end_of_turn()
         per("end of turn, nothing to do", time.thread_time() - began, 100_000)
         storage.close(clean=True)
+        packed(directory + "/packed", loop)
         backlog(directory + "/backlog", loop)
         wide(directory + "/wide", loop)
     finally:

@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Entry
 from amqpd.broker.message import Envelope, FromLog, Message
+from amqpd.broker.queues.compaction import is_tombstone
 from amqpd.protocol.frames import LARGE_BODY_BYTES
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -20,11 +21,14 @@ from amqpd.storage.queue_log import QueueLog
 
 @final
 class Backing:
-    """Of one queue. store: its log, where it has one. spilled: that is a temporary one."""
+    """Of one queue. store: its log, where it has one. spilled: that is a temporary one. compacts: of each routing key
+    the last message stays, and a tombstone ends it (compaction.py).
+    """
 
     def __init__(self, store: QueueLog | None) -> None:
         self.store = store
         self.spilled = False
+        self.compacts = False
         self.log_start: i64 = 0
         self.next_offset: i64 = 0
         self._from_log: FromLog | None = None
@@ -43,7 +47,10 @@ class Backing:
             content = message.content
             header_size = message.header_size
             if message.body_size == 0:
-                offset = store.append(route, content, 19, header_size - 1, 0, 0, message.persistent)
+                if self.compacts and is_tombstone(message):
+                    offset = store.append_tombstone(route, message.properties())
+                else:
+                    offset = store.append(route, content, 19, header_size - 1, 0, 0, message.persistent)
             else:
                 offset = store.append(
                     route,
