@@ -344,9 +344,6 @@ class LocalLog(TurnLog):
             settlements = self._begin_settling()
         settlements.mark_returned(offset, delivery_count)
 
-    def delivery_count(self, offset: i64) -> i64:
-        return self.returned.get(offset, 0)
-
     def redelivered(self, offset: i64) -> bool:
         settlements = self._settlements
         return settlements is not None and settlements.redelivered(offset)

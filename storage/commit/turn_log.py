@@ -97,6 +97,9 @@ class TurnLog(QueueLog):
         """Where reading ends. What was appended and settled is written first: readers look at files alone."""
         raise NotImplementedError
 
+    def delivery_count(self, offset: i64) -> i64:
+        return self.returned.get(offset, 0)
+
     # -- for the group commit
 
     @property

@@ -13,7 +13,7 @@ part for `tombstone_retention_ms`, so that a reader that began before has the ti
 the last line their CRC-32C. Without it everything is dirty.
 
 The new files are made and put in their place by swap.py, which also says what a crash leaves. All of this module but
-`plan` runs in a thread of its own, on sealed files and copies. It gives way after each batch.
+`plan` runs in a thread of its own, on sealed files and copies. It gives way after each batch, and within a large one.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ _COVERED: Final = struct.Struct(">hiqqqhii")
 _BEFORE_CRC: Final = struct.Struct(">qiibI")
 _SLOT_SIZE: Final = 24
 _CHUNK_SIZE: Final = 1 << 20
+_GIVE_WAY_RECORDS: Final = 64
 
 
 class Cancelled(Exception):
@@ -196,7 +197,9 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], 
             if cleaning.cancelled:
                 raise Cancelled
             give_way()
-            for record, _, _ in records(piece):
+            for number, (record, _, _) in enumerate(records(piece)):
+                if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
+                    give_way()
                 if record.offset < cleaning.first_dirty or view.settled.contains(record.offset):
                     continue
                 key = cleaning.policy.key(record)
@@ -291,10 +294,12 @@ class Kept:
         return _BEFORE_CRC.pack(header.base_offset, length, header.epoch, 2, crc) + covered + body
 
 
-def kept_of(piece: Piece, cleaning: Cleaning, view: View) -> Kept:
+def kept_of(piece: Piece, cleaning: Cleaning, view: View, give_way: Callable[[], None]) -> Kept:
     """The batch without what goes."""
     kept = Kept(piece.header, [], [], piece.codec)
-    for record, start, stop in records(piece):
+    for number, (record, start, stop) in enumerate(records(piece)):
+        if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
+            give_way()
         if view.settled.contains(record.offset):
             continue
         key = cleaning.policy.key(record)

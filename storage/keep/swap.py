@@ -102,7 +102,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
                 if cleaning.cancelled:
                     raise Cancelled
                 give_way()
-                kept = kept_of(piece, cleaning, view)
+                kept = kept_of(piece, cleaning, view, give_way)
                 whole = whole and not piece.header.control() and len(kept.records) == piece.header.count
                 if not kept.records:
                     continue

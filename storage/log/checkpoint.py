@@ -48,8 +48,8 @@ def encode_format() -> bytes:
 
 
 def check_format(filesystem: FileSystem, path: str) -> bool:
-    """Whether there is a good `format` file of today's format. A damaged one is as good as none: metadata and `.settled`
-    tell theirs. One of an older format is, too: this one reads all that stands there, and from now on it is of today's.
+    """Whether there is a good `format` file of today's format. A damaged one is as good as none: metadata and
+    `.settled` tell theirs. So is one of an older format: all of it is read, and from now on it is of today's.
 
     Cost: one small read. Raises: UnknownFormat when a newer version wrote it; OSError.
     """

@@ -136,7 +136,7 @@ def wide(directory: str, loop: Loop) -> None:
 def packed(directory: str, loop: Loop) -> None:
     """What a codec costs: JSON bodies, each another one. The longest is what the loop was held for at once."""
     words = ["view", "cart", "order", "refund", "login", "search"]
-    draw = random.Random(1)  # noqa: S311
+    draw = random.Random(1)
     bodies = [
         json.dumps(
             {

@@ -18,6 +18,7 @@ from amqpd.broker.queues.rules import OVERFLOWS, Admission
 from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
+from amqpd.storage.log.batch import CODECS
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME
 
 IGNORED: Final = "arguments"
@@ -182,6 +183,11 @@ def segment_size(row: Row, value: object, context: Context) -> None:
 def overflow(row: Row, value: object, context: Context) -> None:
     if text(row, value, context) not in OVERFLOWS:
         raise invalid(row, context, "invalid_overflow")
+
+
+def codec(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in CODECS:
+        raise invalid(row, context, "invalid_compression")
 
 
 def exchange_name(row: Row, value: object, context: Context) -> None:

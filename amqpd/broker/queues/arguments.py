@@ -21,10 +21,12 @@ from typing import Final
 from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues import argument_checks as checks
 from amqpd.broker.queues.argument_checks import IGNORED, Context, Row, check_kind, erlang_type
+from amqpd.broker.queues.compaction import CLEANUPS
 from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.rules import OVERFLOWS, PLAIN, Admission, Rules
 from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
+from amqpd.storage.log.batch import CODECS
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +187,30 @@ ROWS: Final[dict[str, Row]] = {
             policy="stream-max-segment-size-bytes",
             accepts=checks.is_natural,
             called="segment size",
+        ),
+        Row(
+            "x-compression",
+            checks.codec,
+            True,
+            "stream_order",
+            "of a stream: none, gzip, snappy, lz4 or zstd",
+            field="codec",
+            kinds=STREAM,
+            policy="compression",
+            accepts=checks.is_one_of(*CODECS),
+            called="compression",
+        ),
+        Row(
+            "x-compact",
+            checks.boolean,
+            True,
+            "compaction",
+            "of a stream: the last message of each routing key stays",
+            field="cleanup",
+            kinds=STREAM,
+            policy="cleanup-policy",
+            accepts=checks.is_one_of(*CLEANUPS),
+            called="cleanup policy",
         ),
         Row(
             "x-initial-cluster-size",

@@ -1,9 +1,10 @@
-"""Streams that keep the latest message of each routing key: x-compact, and the policy key cleanup-policy.
+"""What streams are told of how they are stored: x-compact and the policy key cleanup-policy; x-compression.
 
-What is superseded goes in the background, some time after it was superseded (storage/keep/cleaner.py); offsets stay,
-so readers see gaps. A *tombstone* takes what was before it under its routing key away, and goes itself a day after it
-was cleaned: a message without a body that has the header `x-tombstone: true`. AMQP knows no message without a value,
-so the header says it; with a body it is a message as any other, since nobody means to throw a body away.
+A compacted stream keeps the latest message of each routing key. What is superseded goes in the background, some time
+after it was superseded (storage/keep/cleaner.py); offsets stay, so readers see gaps. A *tombstone* takes what was
+before it under its routing key away, and goes itself a day after it was cleaned: a message without a body that has the
+header `x-tombstone: true`. AMQP knows no message without a value, so the header says it; with a body it is a message as
+any other, since nobody means to throw a body away.
 
 `x-compact: true` compacts besides what x-max-age and x-max-length-bytes let go. A policy says `compact` (nothing goes
 by age or size), `delete` (no compaction) or `compact,delete`, as Kafka's cleanup.policy does.
@@ -16,6 +17,7 @@ from typing import Final
 from amqpd.broker.message import Message
 from amqpd.protocol.codec import CodecError
 from amqpd.protocol.properties import headers_of
+from amqpd.storage.log.batch import CODECS
 
 TOMBSTONE: Final = "x-tombstone"
 CLEANUPS: Final = ("compact", "delete", "compact,delete")
@@ -32,11 +34,13 @@ def is_tombstone(message: Message) -> bool:
         return False
 
 
-def compacts(cleanup: object) -> bool:
-    """cleanup: the value of x-compact, or of the policy."""
-    return cleanup is True or cleanup in ("compact", "compact,delete")
+def codec_of(name: object) -> int:
+    """The number of a codec that x-compression names, as the storage knows it; 0 for `none`."""
+    return CODECS.index(name) if name in CODECS else 0
 
 
-def deletes(cleanup: object) -> bool:
-    """Whether age and size let messages go."""
-    return cleanup != "compact"
+def cleanup_of(value: object) -> str:
+    """One of CLEANUPS, for what x-compact (a boolean) or the policy says."""
+    if isinstance(value, str) and value in CLEANUPS:
+        return value
+    return "compact,delete" if value is True else "delete"

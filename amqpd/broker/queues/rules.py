@@ -14,6 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Source
 from amqpd.broker.message import Message
+from amqpd.broker.queues.compaction import cleanup_of, codec_of
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.stream_start import interval_ms
 
@@ -40,6 +41,8 @@ class Rules:
     happens beyond the lengths. dead_letter_exchange, dead_letter_key: None where there is none. counts_shown:
     deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream: nothing is taken, and
     length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes (x-stream-max-segment-size-bytes) say what stays.
+    codec: of its batches (x-compression), a number of storage/log/compression.py; 0: none. cleanup: `compact`, `delete`
+    or both: whether what is superseded goes, and what is too old or too much (compaction.py).
     """
 
     def __init__(self, values: Mapping[str, object], admissions: Sequence[Admission] = ()) -> None:
@@ -58,6 +61,8 @@ class Rules:
         self.stream: Final[bool] = values.get("stream") is True
         self.max_age_ms: Final[i64] = age_ms(values, "max_age_ms")
         self.segment_size_bytes: Final[i64] = number(values, "segment_size_bytes")
+        self.codec: Final[i64] = codec_of(values.get("codec", "none"))
+        self.cleanup: Final[str] = cleanup_of(values.get("cleanup"))
         has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
         # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"

@@ -19,13 +19,14 @@ from mypy_extensions import i64
 from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.message import FromLog, Message
 from amqpd.broker.queues.backing import Backing
+from amqpd.broker.queues.compaction import SEGMENT_AGE_MS
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.rules import Rules
 from amqpd.broker.queues.stream_reader import END, MORE, Shared, StreamReader
 from amqpd.broker.queues.stream_slices import Slices
 from amqpd.broker.queues.windows import BYTES_MAX
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.queue_log import QueueLog
 
 # How many shares one pump hands out before other queues and sockets have their turn: some 2,000 messages.
@@ -69,6 +70,7 @@ class StreamOrder(ReadyOrder):
         store = self.backing.store
         if store is not None:
             self._host.keep(store, retention_of(rules))
+        self.backing.compacts = "compact" in rules.cleanup
 
     def look_at_first(self, queue: Source) -> None:
         """Nothing of a stream has a time to live."""
@@ -209,10 +211,23 @@ class StreamOrder(ReadyOrder):
 
 
 def retention_of(rules: Rules) -> RetentionPolicy:
-    """What a stream with these rules keeps: x-max-age, x-max-length-bytes, x-stream-max-segment-size-bytes."""
-    age_ms: int = rules.max_age_ms
-    bytes_max: int = rules.length_bytes_max
+    """What a stream with these rules keeps, and how it is stored: x-max-age, x-max-length-bytes, x-compact,
+    x-stream-max-segment-size-bytes, x-compression.
+    """
+    compacts, deletes = "compact" in rules.cleanup, "delete" in rules.cleanup
+    age_ms: int = rules.max_age_ms if deletes else -1
+    bytes_max: int = rules.length_bytes_max if deletes else -1
+    roll_ms: int = age_ms
+    if compacts:
+        roll_ms = SEGMENT_AGE_MS if age_ms < 0 else min(age_ms, SEGMENT_AGE_MS)
     size: int = rules.segment_size_bytes
     if size >= 0:
         size = min(max(size, SEGMENT_SIZE_BYTES_MIN), SEGMENT_SIZE_BYTES_MAX)
-    return RetentionPolicy(max_age_ms=age_ms, max_bytes=bytes_max, segment_age_ms=age_ms, segment_size_bytes=size)
+    return RetentionPolicy(
+        max_age_ms=age_ms,
+        max_bytes=bytes_max,
+        segment_age_ms=roll_ms,
+        segment_size_bytes=size,
+        compaction=CleanerPolicy() if compacts else None,
+        codec=rules.codec,
+    )
