@@ -13,6 +13,7 @@ itself and its lane in its message-id, and its body follows from the two. Events
     heard              (consumer, when it was asked): what was asked behind the settlements until then has been answered
     commit, committed, rollback, rolled back                                    transaction
     purge, purged, delete, deleted                                              number of the command
+    ruled                                                                       another policy of `ruled` was answered
     ended              "kill" | "cut" | "stop"
 """
 
@@ -27,15 +28,22 @@ import pamqp.header
 from ledger import PERSISTENT, body_of
 from quickclient import Message
 
-LANES: Final = ("work", "rank", "aged", "full", "limit", "tx.a", "tx.b", "purge", "again", "plain")
+LANES: Final = ("work", "rank", "aged", "full", "limit", "tx.a", "tx.b", "purge", "again", "plain", "ruled")
 """Who publishes; each to the queue of its name."""
-LETTERS: Final = {"work": "work.dead", "aged": "aged.dead", "full": "full.dead", "limit": "limit.dead"}
-"""Queue -> where its dead letters go."""
+LETTERS: Final = {
+    "work": "work.dead",
+    "aged": "aged.dead",
+    "full": "full.dead",
+    "limit": "limit.dead",
+    "ruled": "ruled.dead",
+}
+"""Queue -> where its dead letters go; of `ruled` a policy says so."""
 REASONS: Final = {
     "work": {"rejected"},
     "aged": {"rejected", "expired"},
     "full": {"rejected", "maxlen"},
     "limit": {"rejected", "delivery_limit"},
+    "ruled": {"rejected", "expired", "maxlen"},
 }
 TTL_S: Final = 0.3
 LENGTH_MAX: Final = 25

@@ -36,7 +36,7 @@ from history import DELIVERY_LIMIT, LETTERS, REASONS, TTL_S, Event, Given, Sent
 
 AGE_S: Final = 0.1
 LETTER_AGE_S: Final = 1.0
-DROPPING: Final = {"full", "aged"}
+DROPPING: Final = {"full", "aged", "ruled"}
 CLOCK_S: Final = 0.002
 """The broker counts time to live in whole milliseconds of the wall clock."""
 SOURCES: Final = {letters: queue for queue, letters in LETTERS.items()}
@@ -156,6 +156,9 @@ class Judge:
         copy = self.copies[event.queue, event.message]
         copy.promised_at = event.at
         self._slowest_s = max(self._slowest_s, event.at - copy.sent_at)
+
+    def _ruled(self, event: Event) -> None:
+        """Nothing follows for any message but what it may be dead-lettered for."""
 
     def _nacked(self, event: Event) -> None:
         self.violate(f"{event.queue} {event.message} was nacked")

@@ -2,7 +2,8 @@
 
 `Crowd` is everybody of one life of the broker. Each lane of `history.LANES` has a publisher (confirms, priorities,
 plain, transactions) and somebody who settles: `work` acks, rejects and requeues; `rank` has five priorities; `aged`
-is read too slowly for its time to live, `full` for its length; `limit` is requeued until it has had enough; `tx.a` is
+is read too slowly for its time to live, `full` for its length; `ruled` has no argument and a policy, which is another
+one every moment; `limit` is requeued until it has had enough; `tx.a` is
 read and written in transactions; `purge` is got from, held, requeued and purged; `again` is deleted and declared
 again.
 """
@@ -15,13 +16,14 @@ import random
 import struct
 import time
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeAlias
 
 import pamqp.encode
 from history import DELIVERY_LIMIT, LANES, LENGTH_MAX, LETTERS, TTL_S, Held, History, Sent
 from quickclient import Gone, Link, connect, content, method, publish_prefix, shortstr
 
+Rule: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "rank": {"x-max-priority": 5},
     "aged": {"x-message-ttl": int(TTL_S * 1000)},
@@ -34,9 +36,20 @@ VERDICTS: Final = {
     "aged": ("ack", "ack", "reject", "requeue"),
     "full": ("ack", "reject", "requeue"),
     "limit": ("ack", "requeue", "requeue", "reject"),
+    "ruled": ("ack", "ack", "reject", "requeue"),
 }
-PREFETCH: Final = {"work": 20, "rank": 10, "aged": 2, "full": 2, "limit": 10}
-SLOW: Final = {"aged", "full"}
+PREFETCH: Final = {"work": 20, "rank": 10, "aged": 2, "full": 2, "limit": 10, "ruled": 4}
+SLOW: Final = {"aged", "full", "ruled"}
+LETTERS_GO: Final = {"dead-letter-exchange": "", "dead-letter-routing-key": LETTERS["ruled"]}
+POLICIES: Final[tuple[dict[str, Any], ...]] = (
+    LETTERS_GO,
+    LETTERS_GO | {"max-length": LENGTH_MAX},
+    LETTERS_GO | {"max-length": 3},
+    LETTERS_GO | {"message-ttl": int(TTL_S * 1000)},
+    LETTERS_GO | {"message-ttl": 0, "max-length-bytes": 50_000},
+)
+"""Of `ruled`; all of them say where its dead letters go."""
+
 UNCONFIRMED_MAX: Final = 60
 BACKLOG_MAX: Final = 300
 """Messages a lane has published beyond what its consumer was given: more would only lengthen the drain."""
@@ -49,12 +62,13 @@ def settlement(tag: int, verdict: str) -> bytes:
     return method(0x003C005A, struct.pack(">QB", tag, verdict == "requeue"))
 
 
-async def prepare(port: int) -> None:
-    """All queues; there already after the first start."""
+async def prepare(port: int, rule: Rule) -> None:
+    """All queues, and the policy of `ruled`; there already after the first start."""
+    await rule(LETTERS_GO)
     link = await connect(port)
     for queue in (*LETTERS.values(), *LANES):
         arguments = dict(ARGUMENTS.get(queue, {}))
-        if queue in LETTERS:
+        if queue in LETTERS and queue != "ruled":
             arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS[queue]}
         await link.declare_queue(queue, table=pamqp.encode.field_table(arguments))
     link.close()
@@ -62,10 +76,12 @@ async def prepare(port: int) -> None:
 
 
 class Crowd:
-    """All clients of one life of the broker. draining: nobody publishes, and everything is acked."""
+    """All clients of one life of the broker. rule: sets the policy of `ruled`. draining: nobody publishes, and
+    everything is acked."""
 
-    def __init__(self, port: int, history: History, seed: int, *, draining: bool = False) -> None:
+    def __init__(self, port: int, rule: Rule, history: History, seed: int, *, draining: bool = False) -> None:
         self.port = port
+        self._rule = rule
         self.history = history
         self.ended = False
         self._draining = draining
@@ -92,6 +108,7 @@ class Crowd:
         self._run(self._publish("purge"))
         self._run(self._purges())
         self._run(self._deletions())
+        self._run(self._policies())
 
     async def gone(self) -> None:
         """After the broker has ended: everybody has noticed."""
@@ -299,6 +316,13 @@ class Crowd:
             await link.delete_queue("again")
             history.note("deleted", "again", more=number)
 
+    async def _policies(self) -> None:
+        choose = random.Random(self._seed)
+        while not self.ended:
+            await self._rule(choose.choice(POLICIES))
+            self.history.note("ruled")
+            await asyncio.sleep(choose.uniform(0.0, 0.4))
+
     async def _get_some(self, link: Link, queue: str, held: list[Held], choose: random.Random) -> None:
         """A few basic.get; some of what is held is acked or returned, and the broker asked whether it has read that."""
         history = self.history
@@ -317,10 +341,10 @@ class Crowd:
         history.note("heard", queue, more=(queue, asked_at))
 
 
-async def drain(port: int, history: History, *, timeout_s: float = 600.0) -> None:
+async def drain(port: int, rule: Rule, history: History, *, timeout_s: float = 600.0) -> None:
     """Takes everything that is left, until all queues are empty, all is settled, and the broker has read that."""
-    await prepare(port)  # one of them may have been deleted
-    crowd = Crowd(port, history, 0, draining=True)
+    await prepare(port, rule)  # one of them may have been deleted
+    crowd = Crowd(port, rule, history, 0, draining=True)
     crowd.start()
     watcher = await connect(port)
     deadline = time.monotonic() + timeout_s

@@ -13,7 +13,9 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults_disk import LoopDisk, skip_or_fail, stop_process
@@ -27,7 +29,7 @@ EPOCH_LIVES = 10
 SETTINGS = {"storage.segment_size_bytes": 1 << 20, "log.level": "warning"}
 CLEANLY = 0.1
 """How many lives end by SIGTERM, under load as well."""
-AT_STAKE = {"purged", "deleted", "committed", "rolled back"}
+AT_STAKE = {"purged", "deleted", "committed", "rolled back", "ruled"}
 """A run without these has proved nothing about them."""
 AT_ONCE = 0.2
 """How many lives end while the load only begins."""
@@ -62,6 +64,13 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         history.events.clear()
         assert "Traceback" not in broker.stderr, broker.stderr
 
+    async def rule(definition: dict[str, Any]) -> None:
+        value = {"pattern": "^ruled$", "definition": definition}
+        try:
+            await asyncio.to_thread(broker.api, "PUT", "/api/policies/%2F/ruled", value, 120.0)
+        except HTTPException as error:
+            raise OSError("the broker has gone") from error
+
     async def stop() -> str:
         await asyncio.to_thread(broker.stop, 120.0)
         return "stop"
@@ -69,8 +78,8 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
     ended = life = 0
     while ended < count:
         await asyncio.to_thread(broker.start)
-        await prepare(broker.amqp_port)
-        crowd = Crowd(broker.amqp_port, history, seed * 1_000_003 + life * 100)
+        await prepare(broker.amqp_port, rule)
+        crowd = Crowd(broker.amqp_port, rule, history, seed * 1_000_003 + life * 100)
         crowd.start()
         cleanly = choose.random() < CLEANLY
         last = ended == count - 1 and not cleanly
@@ -84,7 +93,7 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         life += 1
         if life % EPOCH_LIVES == 0 or last:
             await asyncio.to_thread(broker.start)
-            await drain(broker.amqp_port, history)
+            await drain(broker.amqp_port, rule, history)
             await over(None, stop())
             judge.account()
     totals = ", ".join(f"{each} {number}" for each, number in sorted(judge.totals.items()))
