@@ -35,7 +35,8 @@ REMEMBERED_MAX: Final = 256
 class Selector:
     """One selector, ready to be asked. Equal to every other one that says the same.
 
-    text: as it was written. needs_headers: whether it may look at headers at all. required: a header and the text it
+    text: as it was written. needs_headers: whether it may look at headers at all. asks_time: whether it has UTC(), so
+    that it may answer otherwise later. required: a header and the text it
     must have for any match, where that is plain to see.
     """
 
@@ -43,6 +44,7 @@ class Selector:
         self.text: Final = text
         self.condition: Final = condition
         self.needs_headers: bool = any([_names_header(node) for node in condition.all()])  # noqa: C419
+        self.asks_time: bool = any([isinstance(node, nodes.Now) for node in condition.all()])  # noqa: C419
         self.required: tuple[str, str] | None = _required_text(condition)
 
     def matches(self, message: Selectable) -> bool:

@@ -19,6 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
 from amqpd.broker.stream_start import StreamStart
+from amqpd.routing.selector import Selector
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -54,8 +55,9 @@ class ConsumerArguments:
 
     values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
     came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. timeout_ms:
-    x-consumer-timeout, -1 for none. Of streams: start: x-stream-offset. consumer_name: x-stream-consumer-name, "" for
-    none.
+    x-consumer-timeout, -1 for none. selector: x-filter, None for everything. Of streams: start: x-stream-offset.
+    consumer_name: x-stream-consumer-name, "" for none. filter_values: x-stream-filter, empty for all; match_unfiltered:
+    x-stream-match-unfiltered.
     """
 
     def __init__(self, values: Mapping[str, object], table: bytes) -> None:
@@ -64,10 +66,15 @@ class ConsumerArguments:
         self.priority: Final[int] = priority if isinstance(priority, int) else 0
         timeout_ms = values.get("timeout_ms")
         self.timeout_ms: Final[i64] = timeout_ms if isinstance(timeout_ms, int) else -1
+        selector = values.get("selector")
+        self.selector: Final[Selector | None] = selector if isinstance(selector, Selector) else None
         start = values.get("start")
         self.start: Final[StreamStart | None] = start if isinstance(start, StreamStart) else None
         name = values.get("consumer_name")
         self.consumer_name: Final[str] = name if isinstance(name, str) else ""
+        wanted = values.get("filter_values")
+        self.filter_values: Final[frozenset[str]] = wanted if isinstance(wanted, frozenset) else frozenset()
+        self.match_unfiltered: Final[bool] = values.get("match_unfiltered") is True
 
 
 NO_ARGUMENTS: Final = ConsumerArguments({}, b"")

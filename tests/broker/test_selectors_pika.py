@@ -1,4 +1,4 @@
-"""Selectors as a stock client meets them: x-jms-topic over the wire and over a kill -9."""
+"""Selectors as a stock client meets them: x-jms-topic, and filters on streams; over the wire and over a kill -9."""
 
 from __future__ import annotations
 
@@ -105,3 +105,59 @@ def test_bindings_survive_a_kill(tmp_path: Path) -> None:
             channel.queue_unbind("q", "x", "", {"x-selector": "colour = 'red'"})
             publish(channel, "x", b"red", colour="red")
             assert drained(channel, "q") == []
+
+
+@pytest.fixture
+def stream(channel: BlockingChannel) -> Iterator[str]:
+    channel.queue_declare("filtered", durable=True, arguments={"x-queue-type": "stream"})
+    channel.basic_qos(prefetch_count=100)
+    yield "filtered"
+    channel.connection.channel().queue_delete("filtered")
+
+
+def consumed(channel: BlockingChannel, queue: str, count: int, **arguments: object) -> list[bytes]:
+    """What a consumer gets, `count` messages at least, and no more within a moment."""
+    got: list[bytes] = []
+    table = {"x-stream-offset": "first"} | {name.replace("_", "-"): value for name, value in arguments.items()}
+
+    def on_message(_channel: object, method: pika.spec.Basic.Deliver, _properties: object, body: bytes) -> None:
+        got.append(body)
+        channel.basic_ack(method.delivery_tag)
+
+    tag = channel.basic_consume(queue, on_message, arguments=table)
+    for _ in range(300):
+        if len(got) >= count:
+            break
+        channel.connection.process_data_events(0.1)
+    channel.connection.process_data_events(0.2)
+    channel.basic_cancel(tag)
+    return got
+
+
+def test_filters_on_a_stream(channel: BlockingChannel, stream: str) -> None:
+    for number in range(300):
+        headers = {"n": number, "x-stream-filter-value": f"v{number % 3}"} if number % 2 else {"n": number}
+        channel.basic_publish("", stream, b"%d" % number, pika.BasicProperties(headers=headers, type=f"t{number % 5}"))
+    assert consumed(channel, stream, 2, x_filter="n > 297") == [b"298", b"299"]
+    assert consumed(channel, stream, 60, x_filter="p.type = 't3'") == [b"%d" % n for n in range(3, 300, 5)]
+    of_values = [b"%d" % n for n in range(1, 300, 2) if n % 3 != 2]
+    assert consumed(channel, stream, 100, x_stream_filter=["v0", "v1"]) == of_values
+    asked = {"x_stream_filter": "v0", "x_stream_match_unfiltered": True, "x_filter": "n BETWEEN 8 AND 10"}
+    both = consumed(channel, stream, 3, **asked)
+    assert both == [b"8", b"9", b"10"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"x-filter": "n >"}, "invalid arg 'x-filter' for queue 'filtered' in vhost '/': line 1, column 4: the"),
+        ({"x-filter": 5}, "{unacceptable_type,signedint}"),
+        ({"x-stream-filter": [1]}, "invalid arg 'x-stream-filter' for queue 'filtered' in vhost '/': {unaccept"),
+    ],
+)
+def test_bad_filters_close_the_channel(
+    channel: BlockingChannel, stream: str, arguments: dict[str, object], text: str
+) -> None:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        channel.basic_consume(stream, lambda *_: None, arguments=arguments)
+    assert closed.value.reply_code == 406 and text in closed.value.reply_text

@@ -180,6 +180,11 @@ def segment_size(row: Row, value: object, context: Context) -> None:
         raise PreconditionFailed(f"Exceeded max value for {row.name}")
 
 
+def filter_size(row: Row, value: object, context: Context) -> None:
+    if not is_filter_size(integer(row, value, context)):
+        raise invalid(row, context, f"{{value_out_of_range,{value}}}")
+
+
 def overflow(row: Row, value: object, context: Context) -> None:
     if text(row, value, context) not in OVERFLOWS:
         raise invalid(row, context, "invalid_overflow")
@@ -273,6 +278,11 @@ def is_natural(value: object) -> bool:
 
 def is_positive(value: object) -> bool:
     return is_natural(value) and value != 0
+
+
+def is_filter_size(value: object) -> bool:
+    """Of a stream's filters, as RabbitMQ bounds it."""
+    return isinstance(value, int) and not isinstance(value, bool) and 16 <= value <= 255
 
 
 def is_text(value: object) -> bool:

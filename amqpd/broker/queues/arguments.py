@@ -213,6 +213,17 @@ ROWS: Final[dict[str, Row]] = {
             called="cleanup policy",
         ),
         Row(
+            "x-stream-filter-size-bytes",
+            checks.filter_size,
+            False,
+            IGNORED,
+            "ignored: filters are exact",
+            kinds=STREAM,
+            policy="stream-filter-size-bytes",
+            accepts=checks.is_filter_size,
+            called="stream filter size",
+        ),
+        Row(
             "x-initial-cluster-size",
             checks.positive,
             False,

@@ -22,6 +22,8 @@ from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
+from amqpd.routing.errors import BadSelector
+from amqpd.routing.selector import EVERYTHING, parse
 
 
 class ConsumerContext(NamedTuple):
@@ -89,7 +91,35 @@ def _consumer_name(row: ConsumerRow, value: Any, context: ConsumerContext) -> ob
     return value
 
 
+def _selector(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    if not isinstance(value, str):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    try:
+        selector = parse(value)
+    except BadSelector as error:
+        raise invalid(row, context, str(error)) from None
+    return None if selector is EVERYTHING else selector
+
+
+def _filter_values(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    """rabbit: what is no text in an array is left out there, with a warning in the broker's log."""
+    values = value if isinstance(value, list) else [value]
+    for each in values:
+        if not isinstance(each, str):
+            raise invalid(row, context, f"{{unacceptable_type,{erlang_type(each)}}}")
+    if not 0 < len(values) <= FILTER_VALUES_MAX:
+        raise invalid(row, context, f'"expected 1 to {FILTER_VALUES_MAX} values, got {len(values)}"')
+    return frozenset(values)
+
+
+def _boolean(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+    if not isinstance(value, bool):
+        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    return value
+
+
 NAME_SIZE_MAX: Final = 255
+FILTER_VALUES_MAX: Final = 1024
 _TIME_MS_MAX: Final = 1 << 60
 WORK_QUEUES: Final = frozenset({"classic", "quorum"})
 STREAMS: Final = frozenset({"stream"})
@@ -127,6 +157,30 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "stream_reader",
             "a name under which the broker stores how far it has acked; it goes on from there",
             "consumer_name",
+            STREAMS,
+        ),
+        ConsumerRow(
+            "x-filter",
+            _selector,
+            "stream_filter",
+            "it gets only what this selector matches (SQL)",
+            "selector",
+            STREAMS,
+        ),
+        ConsumerRow(
+            "x-stream-filter",
+            _filter_values,
+            "stream_filter",
+            "it gets only what was published with one of these texts in the header `x-stream-filter-value`",
+            "filter_values",
+            STREAMS,
+        ),
+        ConsumerRow(
+            "x-stream-match-unfiltered",
+            _boolean,
+            "stream_filter",
+            "beside `x-stream-filter`: what was published without that header, too",
+            "match_unfiltered",
             STREAMS,
         ),
     )

@@ -1,15 +1,15 @@
 """Which records of a stream a consumer wants: x-filter, x-stream-filter, x-stream-match-unfiltered.
 
     x-filter                    a selector (amqpd/routing/selector.py): what matches is wanted
-    x-stream-filter             texts: what was published with one of them in its header x-stream-filter-value is wanted,
-    x-stream-match-unfiltered   and, if that is true, what was published without the header
+    x-stream-filter             texts: wanted is what has one of them in its header x-stream-filter-value,
+    x-stream-match-unfiltered   and, if this is true, what has no such header
 
-Both are exact. (RabbitMQ filters by values whole chunks of a stream, and a client gets what stands beside what it wants.)
+Both are exact. (RabbitMQ filters whole chunks by values, and a client gets what stands beside what it wants.)
 Who has both a selector and values wants what both let through.
 
 A record is looked at through a `RecordView`, which all readers that are near each other share, and which serves all
-records behind each other that have the same properties, exchange and routing key; a filter answers for it once. So headers
-are decoded once for many records and many consumers, and not at all where the header's name is nowhere in them.
+records behind each other that have the same properties, exchange and routing key; a filter answers for it once. So
+headers are decoded once for many records and consumers, and not at all where a value's header is nowhere in them.
 
 Compiled by mypyc.
 """
@@ -20,6 +20,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.delivery import ConsumerArguments
 from amqpd.protocol.codec import CodecError
 from amqpd.protocol.properties import CONTENT_TYPE, field_of, headers_of
 from amqpd.routing.selector import Selector
@@ -93,7 +94,7 @@ class StreamFilter:
         self._answer = False
 
     def wants(self, view: RecordView) -> bool:
-        """Whether the records of `view` are wanted. Raises nothing. Cost: one test for the view it was last asked of."""
+        """Whether the records of `view` are wanted. Raises nothing. Cost: a test for the view it was asked of last."""
         if view is self._view and self._answers_once:
             return self._answer
         self._view = view
@@ -108,7 +109,8 @@ class StreamFilter:
         return value in self._values if isinstance(value, str) else self._match_unfiltered
 
 
-def looked_at(record: Record) -> i64:
-    """What a record counts for that was looked at and not wanted: 1, and more where there is much to decode."""
-    size: i64 = len(record.properties)
-    return 1 + (size >> 9)
+def filter_of(arguments: ConsumerArguments) -> StreamFilter | None:
+    """What a consumer with these arguments wants; None: everything."""
+    if arguments.selector is None and not arguments.filter_values:
+        return None
+    return StreamFilter(arguments.selector, arguments.filter_values, arguments.match_unfiltered)

@@ -31,6 +31,8 @@ from amqpd.storage.queue_log import QueueLog
 
 # How many shares one pump hands out before other queues and sockets have their turn: some 2,000 messages.
 SHARES_MAX: Final = 8
+# And less where filters find little and look at much.
+SCAN_MS: Final = 4
 # x-stream-max-segment-size-bytes below and above these counts as the nearer one: a file for each batch is none of a
 # log's business, and an index has positions of 32 bits.
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
@@ -109,6 +111,7 @@ class StreamOrder(ReadyOrder):
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
             return
+        reader.note_passed_over()
         reader.end()
         consumer.reader = None  # which knows its consumer
         name = reader.consumer_name
@@ -135,6 +138,7 @@ class StreamOrder(ReadyOrder):
         robin = queue.round_robin
         shared = self._shared
         shares: i64 = 0
+        until_ms: i64 = -1
         while shares < SHARES_MAX:
             consumer = robin.pick()
             if consumer is None:
@@ -144,8 +148,12 @@ class StreamOrder(ReadyOrder):
             shares += 1
             if reader.offset < 0:
                 reader.begin(self._host.timers.wall_ms())
+            if until_ms < 0 and reader.filter is not None:
+                until_ms = self._host.timers.now_ms() + SCAN_MS
             ended = reader.deliver(self.bytes_max)
             if ended == MORE:
+                if until_ms >= 0 and self._host.timers.now_ms() >= until_ms:
+                    break
                 continue
             robin.rest(consumer)
             if ended == END:

@@ -10,8 +10,8 @@ given back: what a consumer has not acked it gets again when it, or who goes on 
 What a named reader has committed is stored when the queue is pumped next, once however many acks there were; of two
 that read under one name the one that began last is believed.
 
-**Which records a consumer wants** is decided in one place: `StreamReader.deliver` looks at `filter`. What is not wanted
-is passed over; a long way without anything wanted ends with the turn's share, as a delivery would.
+**Which records a consumer wants** is decided in one place: `StreamReader.deliver` asks `filter` (stream_filter.py).
+What is not wanted is passed over; a long way without anything wanted ends with the turn's share, as a delivery would.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
+from amqpd.broker.queues.stream_filter import filter_of
 from amqpd.broker.queues.stream_slices import Place, Slice, Slices
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart
-from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
 # How a reader's share of a turn ended: there is more; at the high watermark; the disk is asked; its consumer is full.
@@ -34,16 +34,9 @@ DISK: Final = 2
 FULL: Final = 3
 # What one reader delivers or passes over before it is the next one's turn.
 SHARE_COUNT: Final = 256
+# What is passed over counts once more for as many bytes that had to be looked at.
+DEAR_PROPERTIES_BYTES: Final = 512
 _FROM_NOW: Final = StreamStart(NEXT)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class RecordFilter:
-    """Which records a consumer wants. One object serves one consumer."""
-
-    def wants(self, record: Record) -> bool:
-        """Raises nothing."""
-        raise NotImplementedError
 
 
 @final
@@ -75,7 +68,8 @@ class StreamReader(Source):
         self.consumer = consumer
         arguments = consumer.arguments
         self.consumer_name = arguments.consumer_name
-        self.filter: RecordFilter | None = None
+        self.filter: Final = filter_of(arguments)
+        self._passed_over = False  # since its place was last to be stored
         self.stored: i64 = stored
         # Of the next record to look at; -1: it has not begun.
         self.offset: i64 = -1
@@ -162,6 +156,7 @@ class StreamReader(Source):
                 )
                 self._slice = piece
                 if piece is None:
+                    self.note_passed_over()
                     return END if self._place is None else DISK
                 self._index = piece.index_of(self.offset)
             records = piece.records
@@ -170,10 +165,16 @@ class StreamReader(Source):
                 record = records[self._index]
                 count += 1
                 if count > SHARE_COUNT:
+                    self.note_passed_over()
                     return MORE
-                if (record.timestamp_ms < self._from_ms) or (filter_ is not None and not filter_.wants(record)):
+                if (record.timestamp_ms < self._from_ms) or (
+                    filter_ is not None and not filter_.wants(piece.view(self._index))
+                ):
                     self._index += 1
                     self.offset = record.offset + 1
+                    self._passed_over = True
+                    size: i64 = len(record.properties)
+                    count += size // DEAR_PROPERTIES_BYTES
                     continue
                 if count > 1 and not consumer.can_take():
                     return FULL
@@ -238,9 +239,16 @@ class StreamReader(Source):
             return -1
         return self._unacked[0] if self._unacked else self.offset
 
+    def note_passed_over(self) -> None:
+        """What it passed over since its last ack is to be stored under its name as acked, not to be looked at again."""
+        if self._passed_over and self.consumer_name and not self._moved:
+            self._moved = True
+            self._shared.moved.append(self)
+
     def take_moved(self) -> i64:
         """What is to be stored under its name; -1: nothing, another reader has the name by now."""
         self._moved = False
+        self._passed_over = False
         owner = self._shared.names.get(self.consumer_name)
         return self.committed() if owner is None or owner is self else -1
 

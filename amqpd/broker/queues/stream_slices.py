@@ -20,6 +20,7 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, FromLog, Message, begun, make_message, write_begun
+from amqpd.broker.queues.stream_filter import RecordView
 from amqpd.protocol.codec import Long, encode_entry
 from amqpd.protocol.frames import PROPERTIES_START
 from amqpd.protocol.properties import headers_place, with_entries, with_headers
@@ -115,6 +116,22 @@ class Slice:
         self.records: Final[list[Record]] = records
         self.messages: Final[list[Message | None]] = [None] * len(records)
         self.count: Final[i64] = len(records)
+        # What filters look at, at the same places; empty until one does.
+        self._views: list[RecordView | None] = []
+
+    def view(self, index: i64) -> RecordView:
+        """The record there as filters see it: one with the record before where they have the same properties."""
+        if not self._views:
+            self._views = [None] * len(self.records)
+        view = self._views[index]
+        if view is None:
+            record = self.records[index]
+            if index > 0:
+                view = self._views[index - 1]
+            if view is None or not view.serves(record):
+                view = RecordView(record)
+            self._views[index] = view
+        return view
 
     def index_of(self, offset: i64) -> i64:
         """The first record of this offset or a later one. Cost: a bisection."""

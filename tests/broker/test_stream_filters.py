@@ -1,0 +1,322 @@
+"""Filters on streams: who has one gets what it wants and nothing else, in order, and nobody waits for his search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.broker import consuming
+from amqpd.broker.delivery import Consumer, Entry
+from amqpd.broker.message import Message
+from amqpd.broker.queues.arguments import rules_of
+from amqpd.broker.queues.consumer_arguments import consumer_arguments
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.stream_filter import RecordView, StreamFilter
+from amqpd.broker.queues.stream_order import SCAN_MS, StreamOrder
+from amqpd.broker.queues.stream_reader import SHARE_COUNT, StreamReader
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.routing.selector import parse
+from amqpd.storage.log.record import Record
+
+
+class Reader(Consumer):
+    def __init__(self, queue: Queue, credit: int, arguments: Mapping[str, object]) -> None:
+        asked = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
+        super().__init__(queue, f"c{id(self)}", False, False, asked)
+        self.credit = credit
+        self.got: list[bytes] = []
+        self.entries: list[Entry] = []
+
+    def can_take(self) -> bool:
+        return self.in_flight < self.credit
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        assert entry is not None
+        self.in_flight += 1
+        entry.consumer = self
+        self.got.append(message.body())
+        self.entries.append(entry)
+
+    def cancel(self) -> None:
+        raise AssertionError
+
+    def ack(self) -> None:
+        for entry in self.entries:
+            self.in_flight -= 1
+            entry.queue.settle(entry)
+        self.entries.clear()
+        if self.parked:
+            self.queue.activate(self)
+
+    @property
+    def place(self) -> StreamReader:
+        assert isinstance(self.reader, StreamReader)
+        return self.reader
+
+
+def read(room, queue: Queue, credit: int = 100_000, turn: bool = True, **arguments: object) -> Reader:
+    table: dict[str, object] = {"x-stream-offset": "first"}
+    table |= {name.replace("_", "-"): value for name, value in arguments.items()}
+    reader = Reader(queue, credit, table)
+    consuming.check_reader(queue, credit, False, reader.arguments, 0)
+    consuming.begin(queue, reader)
+    if turn:
+        room.turns()
+    return reader
+
+
+@pytest.fixture
+def stream(room) -> Queue:
+    return room.queue("s", x_queue_type="stream")
+
+
+def publish(room, *headers: Mapping[str, object], turn: bool = True, **properties: object) -> list[bytes]:
+    """One message for each, with its number as body."""
+    bodies = []
+    for table in headers:
+        publish.number += 1  # type: ignore[attr-defined]
+        bodies.append(b"%d" % publish.number)  # type: ignore[attr-defined]
+        room.publish("s", bodies[-1], turn=False, headers=table, **properties)
+    if turn:
+        room.turn.want()
+        room.turns()
+    return bodies
+
+
+publish.number = 0  # type: ignore[attr-defined]
+
+COLOURS = [{"colour": colour, "weight": weight} for weight in range(4) for colour in ("red", "blue")]
+
+
+class TestSelectors:
+    def test_a_reader_gets_what_matches(self, room, stream) -> None:
+        bodies = publish(room, *COLOURS)
+        readers = [
+            read(room, stream, x_filter=text)
+            for text in ("colour = 'red'", "weight > 1 AND colour LIKE 'b%'", "p.routing-key = 's'", "missing = 1", "")
+        ]
+        bodies += publish(room, *COLOURS)
+        assert readers[0].got == bodies[0::2]
+        assert readers[1].got == [bodies[5], bodies[7], bodies[13], bodies[15]]
+        assert readers[2].got == bodies and readers[4].got == bodies
+        assert readers[3].got == []
+        assert readers[4].place.filter is None
+        assert stream.ready_count == 16 and stream.unacked_count == sum(len(each.got) for each in readers)
+
+    def test_who_wants_nothing_moves_on_all_the_same(self, room, stream) -> None:
+        publish(room, *COLOURS)
+        reader = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me")
+        assert reader.place.offset == 8
+        stream.order.leave(stream, reader)
+        stream.remove_consumer(reader)
+        publish(room, {"missing": 1})
+        again = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me", turn=False)
+        assert again.place.stored == 8  # stored without an ack: there was nothing to ack
+        room.turns()
+        assert len(again.got) == 1
+        again.ack()
+        room.turns()
+        stream.order.leave(stream, again)
+        assert room.vhost.queue_host.stored_offset(stream.id, "me") == 9
+
+    def test_what_is_delivered_and_not_acked_is_not_passed_over(self, room, stream) -> None:
+        publish(room, {"a": 1}, {"a": 2}, {"a": 2})
+        reader = read(room, stream, x_filter="a = 1", x_stream_consumer_name="me")
+        assert len(reader.got) == 1
+        stream.order.leave(stream, reader)
+        assert room.vhost.queue_host.stored_offset(stream.id, "me") <= 0
+
+    def test_acks_give_credit_across_what_is_passed_over(self, room, stream) -> None:
+        bodies = publish(room, *COLOURS)
+        reader = read(room, stream, 1, x_filter="colour = 'blue'")
+        for count in range(1, 5):
+            assert reader.got == bodies[1::2][:count]
+            reader.ack()
+            room.turns()
+
+    def test_it_survives_a_restart(self, room, stream) -> None:
+        bodies = publish(room, *COLOURS)
+        room.restart()
+        queue = room.vhost.queues["s"]
+        queue.prepare()
+        assert read(room, queue, x_filter="colour = 'red'").got == bodies[0::2]
+
+    def test_time_goes_on_for_utc(self) -> None:
+        data = encode_properties(Properties(timestamp=1))
+        view = RecordView(Record(0, 0, b"", b"s", data, b"", True))
+        selector = parse("p.creation-time < UTC()")
+        assert selector.asks_time and not parse("a = 1").asks_time
+        assert StreamFilter(selector, frozenset(), False).wants(view)
+
+
+class TestValues:
+    def test_one_value_or_several(self, room, stream) -> None:
+        values = ("eu", "us", "eu", "asia")
+        bodies = publish(room, *[{"x-stream-filter-value": value} for value in values], {"other": 1})
+        assert read(room, stream, x_stream_filter="eu").got == [bodies[0], bodies[2]]
+        assert read(room, stream, x_stream_filter=["us", "asia"]).got == [bodies[1], bodies[3]]
+        assert read(room, stream, x_stream_filter=["us"], x_stream_match_unfiltered=True).got == [bodies[1], bodies[4]]
+        assert read(room, stream, x_stream_filter=["us"], x_stream_match_unfiltered=False).got == [bodies[1]]
+        assert read(room, stream, x_stream_match_unfiltered=True).got == bodies
+
+    def test_a_value_that_is_no_text_is_none(self, room, stream) -> None:
+        name = "x-stream-filter-value"
+        bodies = publish(room, {name: 5}, {name: "5"}, {"a": name})
+        assert read(room, stream, x_stream_filter="5").got == [bodies[1]]
+        got = read(room, stream, x_stream_filter="5", x_stream_match_unfiltered=True).got
+        assert got == bodies
+
+    def test_both_have_to_let_it_through(self, room, stream) -> None:
+        bodies = publish(room, *[{"x-stream-filter-value": value, "a": n} for n in (1, 2) for value in ("eu", "us")])
+        assert read(room, stream, x_stream_filter="eu", x_filter="a = 2").got == [bodies[2]]
+
+    def test_the_header_stays_on_the_message(self, room, stream) -> None:
+        publish(room, {"x-stream-filter-value": "eu"})
+        reader = read(room, stream, x_stream_filter="eu")
+        message = reader.entries[0].message
+        assert message is not None
+        assert b"x-stream-filter-value" in message.properties() and b"x-stream-offset" in message.properties()
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"x-filter": 5}, "invalid arg 'x-filter' for queue 'q' in vhost '/': {unacceptable_type,signedint}"),
+            ({"x-filter": "a = "}, "invalid arg 'x-filter' for queue 'q' in vhost '/': line 1, column 5: the selector"),
+            ({"x-filter": "a" * 5000}, "the selector has more than 4096 characters"),
+            ({"x-stream-filter": 5}, "invalid arg 'x-stream-filter' for queue 'q' in vhost '/': {unacceptable_type,"),
+            ({"x-stream-filter": ["a", 5]}, "{unacceptable_type,signedint}"),
+            ({"x-stream-filter": []}, "expected 1 to 1024 values, got 0"),
+            ({"x-stream-filter": ["a"] * 1025}, "expected 1 to 1024 values, got 1025"),
+            ({"x-stream-match-unfiltered": "yes"}, "{unacceptable_type,longstr}"),
+        ],
+    )
+    def test_bad_ones_are_refused(self, arguments: dict[str, Any], text: str) -> None:
+        with pytest.raises(PreconditionFailed) as refused:
+            consumer_arguments("q", "/", "stream", arguments, b"")
+        assert text in refused.value.text
+
+    @pytest.mark.parametrize("value", [16, 255])
+    def test_the_size_of_rabbits_filters_is_taken(self, value: int) -> None:
+        rules_of({"x-queue-type": "stream", "x-stream-filter-size-bytes": value})
+
+    def test_and_nothing_else_for_it(self, room) -> None:
+        for value in (15, 256, "16", True):
+            with pytest.raises(PreconditionFailed, match="x-stream-filter-size-bytes"):
+                room.queue("bad", x_queue_type="stream", x_stream_filter_size_bytes=value)
+        with pytest.raises(PreconditionFailed, match="x-stream-filter-size-bytes"):
+            room.queue("bad", x_stream_filter_size_bytes=16)
+
+
+class TestCost:
+    def test_a_pump_looks_at_so_many(self, room, stream, monkeypatch) -> None:
+        publish(room, *[{"n": n} for n in range(5000)])
+        looked = count_looks(monkeypatch)
+        reader = read(room, stream, x_filter="n = 4999", turn=False)  # which pumps
+        assert reader.place.offset == 8 * SHARE_COUNT
+        plain = read(room, stream, turn=False)
+        assert len(plain.got) > SHARE_COUNT / 2  # one that searches leaves others their turn
+        room.turns()
+        assert len(reader.got) == 1 and len(plain.got) == 5000
+        assert len(looked) <= 2 * 5000
+
+    def test_a_clock_that_runs_ends_a_pump_early(self, room, stream) -> None:
+        publish(room, *[{"n": n} for n in range(5000)])
+        room.clock.per_look_ms = SCAN_MS
+        reader = read(room, stream, x_filter="n = 4999", turn=False)
+        assert reader.place.offset == SHARE_COUNT
+        room.clock.per_look_ms = 0
+        room.turns()
+        assert len(reader.got) == 1
+
+    def test_large_headers_count_for_more(self, room, stream) -> None:
+        publish(room, *[{"n": n, "large": "x" * 50_000} for n in range(40)])
+        room.clock.per_look_ms = SCAN_MS
+        reader = read(room, stream, x_filter="n = 39", turn=False)
+        assert reader.place.offset < 5
+        room.clock.per_look_ms = 0
+        room.turns()
+        assert len(reader.got) == 1
+
+    def test_headers_are_decoded_once_for_all(self, room, stream, monkeypatch) -> None:
+        publish(room, *[{"n": n} for n in range(50)], *[{"n": "same"}] * 50)
+        looked = count_looks(monkeypatch)
+        readers = [read(room, stream, x_filter=f"n = {number} OR n = 'same'", turn=False) for number in range(10)]
+        room.turns()
+        assert all(len(each.got) == 51 for each in readers)
+        assert len(looked) <= 60  # 50 of their own, and one for the 50 that are alike
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Each record whose headers are decoded for a filter. Compiled code cannot be watched: then it stays empty."""
+    looked: list[object] = []
+    from amqpd.broker.queues import stream_filter
+
+    decode = stream_filter.headers_of
+
+    def watched(data: bytes, start: int, end: int) -> dict[str, object]:
+        looked.append(data)
+        return decode(data, start, end)
+
+    monkeypatch.setattr(stream_filter, "headers_of", watched)
+    return looked
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"n": st.integers(0, 3)}, optional={"x-stream-filter-value": st.sampled_from(["a", "b", 1])}),
+    max_size=12,
+)
+
+READERS = st.tuples(
+    st.sampled_from([None, "n > 1", "n = 0 OR n = 3"]),
+    st.sampled_from([None, ["a"], ["a", "b"]]),
+    st.booleans(),
+    st.integers(1, 5),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(MESSAGES, max_size=4),
+    readers=st.lists(READERS, max_size=4),
+)
+def test_everybody_gets_what_he_wants_in_order(tmp_path_factory, batches, readers) -> None:
+    from tests.broker.conftest import Room
+
+    room = Room(tmp_path_factory.mktemp("data"))
+    stream = room.queue("s", x_queue_type="stream")
+    there = []
+    wanted: list[list[bytes]] = []
+    for selector, values, unfiltered, credit in readers:
+        arguments: dict[str, object] = {"x_stream_match_unfiltered": unfiltered}
+        if selector is not None:
+            arguments["x_filter"] = selector
+        if values is not None:
+            arguments["x_stream_filter"] = values
+        there.append(read(room, stream, credit, **arguments))
+        wanted.append([])
+    for batch in batches:
+        for body, headers in zip(publish(room, *batch), batch, strict=True):
+            for (selector, values, unfiltered, _), mine in zip(readers, wanted, strict=True):
+                value = headers.get("x-stream-filter-value")
+                fits = values is None or (value in values if isinstance(value, str) else unfiltered)
+                if fits and (selector is None or (headers["n"] > 1 if selector == "n > 1" else headers["n"] in (0, 3))):
+                    mine.append(body)
+        for each in there:
+            if each.entries:
+                each.ack()
+        room.turns()
+    for _ in range(60):
+        for each in there:
+            if each.entries:
+                each.ack()
+        room.turns()
+    assert [each.got for each in there] == wanted
+    assert isinstance(stream.order, StreamOrder)
+    room.storage.close(clean=False)
