@@ -228,8 +228,7 @@ class QueueLog:
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
         """`done(True)` on the loop once the high watermark has passed `offset`, `done(False)` when it could not be
-        written, or the log fails, is deleted or is cut before that; in here where it is known. Offsets of one log come
-        in their order.
+        written, or the log fails, is deleted or is cut before that; in here where it is known.
         """
         if offset < self.high_watermark:
             done(True)

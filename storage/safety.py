@@ -16,15 +16,24 @@ from mypy_extensions import i64
 
 @final
 class Safety:
-    """The waiting of one log. Their offsets rise, as appends do, so the first one that is not safe ends each look."""
+    """The waiting of one log, by offset: the first one that is not safe ends each look."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Callable[[bool], None]]] = deque()
         self._unwritten: list[Callable[[bool], None]] = []  # who waited for what could not be written
 
     def wait(self, offset: i64, done: Callable[[bool], None]) -> None:
-        """`done(True)` once the high watermark has passed `offset`, `done(False)` when the log fails before."""
-        self._waiting.append((offset, done))
+        """`done(True)` once the high watermark has passed `offset`, `done(False)` when the log fails before.
+
+        Cost: O(1) where it is the highest offset so far; a stream's readers ask for the lowest, seldom.
+        """
+        waiting = self._waiting
+        waiting.append((offset, done))
+        place = len(waiting) - 1
+        while place > 0 and waiting[place - 1][0] > offset:
+            waiting[place] = waiting[place - 1]
+            place -= 1
+        waiting[place] = (offset, done)
 
     def moved(self, high_watermark: i64) -> None:
         """Offsets below `high_watermark` are safe: who waited for them is told, in the order of waiting."""

@@ -160,7 +160,16 @@ class RoundRobin:
         return True
 
     def rest(self, consumer: Consumer) -> None:
-        """It is parked until `back`, though it might take: there is nothing for it just now."""
+        """It is parked until `back`, though it might take: there is nothing for it just now. Cost: O(1) for the one
+        that was picked last.
+        """
+        for group in self._groups:
+            if group[-1] is consumer:
+                group.pop()
+                if not group:
+                    self._groups.remove(group)
+                consumer.parked = True
+                return
         self._leave(consumer)
         consumer.parked = True
 

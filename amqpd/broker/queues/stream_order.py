@@ -29,8 +29,10 @@ from amqpd.broker.queues.windows import BYTES_MAX
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.queue_log import QueueLog
 
-# How many shares one pump hands out before other queues and sockets have their turn: some 2,000 messages.
-SHARES_MAX: Final = 8
+# How many records one pump looks at before other queues and sockets have their turn; a reader's share of it counts as
+# SHARE_COST more.
+PUMP_COUNT_MAX: Final = 2048
+SHARE_COST: Final = 8
 # And less where filters find little and look at much.
 SCAN_MS: Final = 4
 # x-stream-max-segment-size-bytes below and above these counts as the nearer one: a file for each batch is none of a
@@ -137,20 +139,20 @@ class StreamOrder(ReadyOrder):
         self._store_moved(queue)
         robin = queue.round_robin
         shared = self._shared
-        shares: i64 = 0
+        left: i64 = PUMP_COUNT_MAX
         until_ms: i64 = -1
-        while shares < SHARES_MAX:
+        while left > 0:
             consumer = robin.pick()
             if consumer is None:
                 return False
             reader = consumer.reader
             assert isinstance(reader, StreamReader)  # `join` has made it
-            shares += 1
             if reader.offset < 0:
                 reader.begin(self._host.timers.wall_ms())
             if until_ms < 0 and reader.filter is not None:
                 until_ms = self._host.timers.now_ms() + SCAN_MS
             ended = reader.deliver(self.bytes_max)
+            left -= reader.looked_count + SHARE_COST
             if ended == MORE:
                 if until_ms >= 0 and self._host.timers.now_ms() >= until_ms:
                     break
@@ -173,9 +175,11 @@ class StreamOrder(ReadyOrder):
         store.when_safe(store.high_watermark, self._safe_moved)
 
     def _safe_moved(self, safe: bool) -> None:
+        """It has, or what was at it could not be written and is passed over; or nothing comes any more."""
         self._asked = False
         queue = self._queue
-        if queue is None or not safe:
+        store = self.backing.store
+        if queue is None or store is None or store.failed:
             return
         resting = self._shared.resting
         if resting:

@@ -74,6 +74,8 @@ class StreamReader(Source):
         # Of the next record to look at; -1: it has not begun.
         self.offset: i64 = -1
         self.in_line = queue.round_robin.single_active
+        # How many records its last share looked at.
+        self.looked_count: i64 = 0
         self._shared = shared
         self._log = log
         # From there on records count that are not older: x-stream-offset as a time.
@@ -141,13 +143,13 @@ class StreamReader(Source):
 
         Returns MORE, END, DISK or FULL. Raises: OSError.
         """
+        self.looked_count = 0
         if self._seeks_last and not self._seek_last():
             return DISK
         consumer = self.consumer
         stream = self.stream
         filter_ = self.filter
         dresser = self._shared.slices.dresser
-        count: i64 = 0
         while True:
             piece = self._slice
             if piece is None or self._index >= piece.count:
@@ -163,10 +165,10 @@ class StreamReader(Source):
             messages = piece.messages
             while self._index < piece.count:
                 record = records[self._index]
-                count += 1
-                if count > SHARE_COUNT:
+                if self.looked_count >= SHARE_COUNT:
                     self.note_passed_over()
                     return MORE
+                self.looked_count += 1
                 if (record.timestamp_ms < self._from_ms) or (
                     filter_ is not None and not filter_.wants(piece.view(self._index))
                 ):
@@ -174,14 +176,15 @@ class StreamReader(Source):
                     self.offset = record.offset + 1
                     self._passed_over = True
                     size: i64 = len(record.properties)
-                    count += size // DEAR_PROPERTIES_BYTES
+                    self.looked_count += size // DEAR_PROPERTIES_BYTES
                     continue
-                if count > 1 and not consumer.can_take():
+                if self.looked_count > 1 and not consumer.can_take():
                     return FULL
                 message = messages[self._index]
                 if message is None:
                     message = dresser.message(record)
-                    messages[self._index] = message
+                    if piece.shared:
+                        messages[self._index] = message
                 self._from_ms = -1
                 self._index += 1
                 self.offset = record.offset + 1

@@ -27,7 +27,8 @@ from amqpd.protocol.properties import headers_place, with_entries, with_headers
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
 
-SLICE_BYTES_MAX: Final = 256 * 1024
+# What fits the processor's nearer caches, with what is made of it.
+SLICE_BYTES_MAX: Final = 64 * 1024
 SLICE_BYTES_MIN: Final = 32 * 1024
 SLICES_MAX: Final = 8
 CURSORS_MAX: Final = 16
@@ -106,8 +107,9 @@ def first_difference(one: bytes, other: bytes) -> i64:
 
 @final
 class Slice:
-    """Some records that follow each other. messages: of those that were delivered, at the same places. start: whoever
-    looks for this offset or a later one below next_offset finds it here.
+    """Some records that follow each other. start: whoever looks for this offset or a later one below next_offset finds
+    it here. shared: several readers have asked for it, and what one has made of a record is kept in `messages`, at the
+    same place. (A message that nobody keeps is where the one before it was: it costs half.)
     """
 
     def __init__(self, start: i64, records: list[Record], next_offset: i64) -> None:
@@ -116,6 +118,7 @@ class Slice:
         self.records: Final[list[Record]] = records
         self.messages: Final[list[Message | None]] = [None] * len(records)
         self.count: Final[i64] = len(records)
+        self.shared = False
         # What filters look at, at the same places; empty until one does.
         self._views: list[RecordView | None] = []
 
@@ -179,13 +182,19 @@ class Slices:
             if piece.start <= offset < piece.next_offset:
                 if held is not None:
                     self.give_back(held)
+                piece.shared = True
                 return piece, None
         if offset >= log.high_watermark:
             if held is not None:
                 self.give_back(held)
             return None, None
         place = held if held is not None else self._place(log, offset)
-        fetch = place.cursor.read_safe(offset, self._slice_bytes(bytes_max), reader)
+        try:
+            fetch = place.cursor.read_safe(offset, self._slice_bytes(bytes_max), reader)
+        except OSError:
+            if held is None:
+                self.give_back(place)
+            raise
         place.next_offset = fetch.next_offset
         if not fetch.records and fetch.waiting:
             return None, place

@@ -1,0 +1,216 @@
+"""Streams, byte for byte: what a delivery looks like, and what closes the channel or the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cases import CHUNKINGS
+from parties import Broker, Witness
+from peer import Peer
+from wire import Field, properties, table
+
+REFUSED = "not supported by stream queues queue '{q}' in vhost '/'"
+FROM_FIRST = {"x-stream-offset": "first"}
+
+
+@pytest.fixture
+def stream(witness: Witness) -> Iterator[Callable[[Peer], None]]:
+    """Declares the peer's own queue as a stream, which is deleted after the test."""
+    made: list[str] = []
+
+    def declare(peer: Peer, **arguments: Any) -> None:
+        table = {"x-queue-type": "stream"} | arguments
+        made.append(peer.q)
+        peer.queue(exclusive=False, durable=True, arguments=table)
+
+    yield declare
+    for name in made:
+        witness.peer.call("queue.delete", queue=name)
+
+
+def confirmed(peer: Peer, *payloads: bytes, props: bytes = b"\0\0") -> None:
+    """Published on a channel of their own, and safe."""
+    peer.channel(9)
+    peer.call("confirm.select", 9)
+    for payload in payloads:
+        peer.publish(peer.q, payload, props, channel=9)
+        peer.expect("basic.ack", 9)
+    peer.call("channel.close", 9, reply_code=200)
+
+
+def test_a_delivery(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+    stream(speaker)
+    confirmed(speaker, b"one", b"", b"three")
+    speaker.call("basic.qos", prefetch_count=10)
+    speaker.call("basic.consume", queue=speaker.q, consumer_tag="T", arguments=FROM_FIRST)
+    for offset, payload in enumerate((b"one", b"", b"three")):
+        got = speaker.content("basic.deliver")
+        assert got.body == payload
+        assert got.method["delivery_tag"] == offset + 1
+        assert got.method["redelivered"] is False
+        assert got.props == properties(headers={"x-stream-offset": Field("l", offset)})
+    speaker.fence()
+
+
+def test_the_header_comes_last_and_once(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+    stream(speaker)
+    given = {"a": "1", "b": Field("I", 2)}
+    confirmed(speaker, b"x", props=properties(content_type="t", headers=given, delivery_mode=1, message_id="m"))
+    speaker.call("basic.qos", prefetch_count=10)
+    speaker.call("basic.consume", queue=speaker.q, arguments=FROM_FIRST)
+    due = given | {"x-stream-offset": Field("l", 0)}
+    wanted = properties(content_type="t", headers=due, delivery_mode=1, message_id="m")
+    assert speaker.content("basic.deliver").props == wanted
+
+
+def test_acks_are_credit_in_any_order(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+    stream(speaker)
+    confirmed(speaker, *(b"%d" % number for number in range(8)))
+    speaker.call("basic.qos", prefetch_count=3)
+    speaker.call("basic.consume", queue=speaker.q, arguments=FROM_FIRST)
+    got = [speaker.content("basic.deliver").body for _ in range(3)]
+    speaker.fence()
+    speaker.method("basic.ack", delivery_tag=2)
+    got.append(speaker.content("basic.deliver").body)
+    speaker.fence()
+    speaker.method("basic.ack", delivery_tag=4, multiple=True)
+    got += [speaker.content("basic.deliver").body for _ in range(3)]
+    speaker.fence()
+    assert got == [b"%d" % number for number in range(7)]
+    speaker.method("basic.ack", delivery_tag=2)
+    speaker.expect_channel_close(406, 60, 80, "unknown delivery tag 2")
+
+
+def test_next_counts_from_the_answer(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+    stream(speaker)
+    confirmed(speaker, b"before")
+    speaker.call("basic.qos", prefetch_count=3)
+    speaker.call("basic.consume", queue=speaker.q)
+    speaker.publish(speaker.q, b"behind")
+    assert speaker.content("basic.deliver").body == b"behind"
+    speaker.fence()
+
+
+Say = Callable[[Peer], None]
+
+
+def takes(peer: Peer) -> None:
+    peer.method("basic.get", queue=peer.q)
+
+
+def purges(peer: Peer) -> None:
+    peer.method("queue.purge", queue=peer.q)
+
+
+def consumes(**how: Any) -> Say:
+    def say(peer: Peer) -> None:
+        peer.call("basic.qos", prefetch_count=2)
+        peer.method("basic.consume", queue=peer.q, consumer_tag="T", **how)
+
+    return say
+
+
+def gives_back(name: str, **how: Any) -> Say:
+    def say(peer: Peer) -> None:
+        consumes(arguments=FROM_FIRST)(peer)
+        peer.expect("basic.consume-ok")
+        peer.content("basic.deliver")
+        peer.content("basic.deliver")
+        peer.method(name, **({"delivery_tag": 1} | how))
+
+    return say
+
+
+def recovers(peer: Peer) -> None:
+    consumes(arguments=FROM_FIRST)(peer)
+    peer.expect("basic.consume-ok")
+    peer.content("basic.deliver")
+    peer.content("basic.deliver")
+    peer.method("basic.recover", requeue=True)
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize(
+    ("say", "where", "what"),
+    [
+        pytest.param(takes, (60, 70), "basic.get", id="get"),
+        pytest.param(purges, (50, 30), "queue.purge", id="purge"),
+        pytest.param(consumes(no_ack=True), (60, 20), "automatic acknowledgement", id="no-ack"),
+        pytest.param(gives_back("basic.reject"), (60, 90), "basic.nack and basic.reject", id="reject"),
+        pytest.param(gives_back("basic.nack", requeue=True), (60, 120), "basic.nack and basic.reject", id="nack"),
+        pytest.param(
+            gives_back("basic.nack", delivery_tag=0, multiple=True),
+            (60, 120),
+            "basic.nack and basic.reject",
+            id="nack-all",
+        ),
+        pytest.param(recovers, (60, 110), "basic.recover", id="recover"),
+    ],
+)
+def test_what_takes_is_refused(
+    broker: Broker,
+    stream: Callable[[Peer], None],
+    broker_is_ours: bool,
+    chunking: str,
+    say: Say,
+    where: tuple[int, int],
+    what: str,
+) -> None:
+    if say is recovers and not broker_is_ours:
+        pytest.skip("RabbitMQ 3.10.8: 541")
+    with broker.peer("s", chunking) as peer:
+        peer.handshake()
+        peer.channel()
+        stream(peer)
+        confirmed(peer, b"0", b"1")
+        peer.bytewise_now()
+        say(peer)
+        peer.expect_connection_close(540, *(where if broker_is_ours else (None, None)), f"{what} {REFUSED}")
+
+
+def test_no_prefetch(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+    stream(speaker)
+    speaker.method("basic.consume", queue=speaker.q)
+    text = "consumer prefetch count is not set for 'queue '{q}' in vhost '/''"
+    speaker.expect_channel_close(406, 60, 20, text)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("abc", '{longstr,<<"abc">>}'),
+        ('"\\', '{longstr,<<"\\"\\\\">>}'),
+        ("", '{longstr,<<"">>}'),
+        ("0m", '{longstr,<<"0m">>}'),
+        (Field("t", True), "{bool,true}"),
+        (None, "{void,undefined}"),
+        (Field("d", 1.5), "{double,1.5}"),
+        (Field("A", [1]), "{array,...}"),
+        ({"a": 1}, "{table,...}"),
+    ],
+)
+def test_what_is_no_offset(
+    speaker: Peer, stream: Callable[[Peer], None], broker_is_ours: bool, value: Any, shown: str
+) -> None:
+    if not broker_is_ours:
+        pytest.skip("RabbitMQ 3.10.8: 541 for most of them")
+    stream(speaker)
+    speaker.call("basic.qos", prefetch_count=1)
+    speaker.method("basic.consume", queue=speaker.q, arguments=table({"x-stream-offset": value}))
+    text = "invalid arg 'x-stream-offset' for queue '{q}' in vhost '/': {invalid_stream_offset_arg," + shown + "}"
+    speaker.expect_channel_close(406, 60, 20, text)
+
+
+@pytest.mark.parametrize("letter", ["b", "s", "I", "l", "B", "u", "i", "T"])
+def test_every_kind_of_number_is_an_offset(speaker: Peer, stream: Callable[[Peer], None], letter: str) -> None:
+    stream(speaker)
+    confirmed(speaker, b"0", b"1", b"2")
+    speaker.call("basic.qos", prefetch_count=5)
+    arguments = table({"x-stream-offset": Field(letter, 1)})
+    speaker.call("basic.consume", queue=speaker.q, arguments=arguments)
+    first = 0 if letter == "T" else 1  # a second after the beginning of time
+    for number in range(first, 3):
+        assert speaker.content("basic.deliver").body == b"%d" % number
+    speaker.fence()
