@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.restore import reconcile
 from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.management.front_end import AdminFrontEnd
+from amqpd.routing.selector import prepare
 from amqpd.settings import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata.metadata import Metadata, MetadataError
@@ -120,12 +122,13 @@ class Server:
         self.broker.turn.want()
 
     def _look_for_rest(self, turns: int, looks: int) -> None:
-        """SQLAlchemy's import, 250 ms of a processor, waits until nobody is served: after a start clients come back and
-        drain. A declaration that comes first has it imported then.
+        """SQLAlchemy's import, 250 ms of a processor, and the parser of selectors, 60 ms, wait until nobody is served:
+        after a start clients come back and drain. What comes first and needs them has them made then.
         """
         now = self.broker.turn.number
         if now == turns or looks == 0:
             self.metadata.warm()
+            threading.Thread(target=prepare, name="amqpd-selectors", daemon=True).start()
         else:
             self._rest = self.loop.call_later(REST_LOOK_S, self._look_for_rest, now, looks - 1)
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, final
 
-from amqpd.routing import selector_erlang
+from amqpd.routing import selector_erlang, selector_grammar
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
-from amqpd.routing.selector_grammar import tree
 from amqpd.routing.selector_nodes import Condition, Selectable
 
 TEXT_SIZE_MAX: Final = 4096
@@ -65,14 +64,19 @@ def parse(text: str) -> Selector:
     """The selector that `text` says.
 
     Cost: some 10 us a word the first time, 5 ms at most, and a look-up while it is remembered; the very first call
-    builds the parser (0.1 s: `selector_grammar.parser` may be called before, off the loop). Raises: BadSelector, whose
-    text goes to the client.
+    makes the parser, if `prepare` has not. Raises: BadSelector, whose text goes to the client.
     """
     if len(text) > TEXT_SIZE_MAX:
         raise BadSelector(f"the selector has more than {TEXT_SIZE_MAX} characters")
     if not text or text.isspace():
         return EVERYTHING
     return _parsed(text)
+
+
+def prepare() -> None:
+    """Makes the parsers, for a thread that has the time: 60 ms of a processor, which else the first `parse` takes."""
+    selector_grammar.parser()
+    selector_erlang.parser()
 
 
 @lru_cache(maxsize=REMEMBERED_MAX)
@@ -83,7 +87,7 @@ def parse_erlang(term: str) -> Selector:
 
 @lru_cache(maxsize=REMEMBERED_MAX)
 def _parsed(text: str) -> Selector:
-    return Selector(text, tree(text))
+    return Selector(text, selector_grammar.tree(text))
 
 
 def _names_header(node: nodes.Node) -> bool:
