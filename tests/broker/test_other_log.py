@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.log.prepared import Prepared
@@ -327,6 +328,25 @@ def test_what_the_disk_answers_with_an_error_is_asked_for_again(room: Any) -> No
     room.advance(1010)
     assert called == [True]
     assert room.get(queue).body == b"2"
+
+
+def test_a_length_that_comes_while_the_log_cannot_be_read_is_obeyed_later(room: Any) -> None:
+    log = ShyLog("shy")
+    for body in (b"1", b"2", b"3"):
+        log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
+    queue = over(room, log)
+    with pytest.raises(NotOpenYet):
+        queue.prepare()
+    (opened,) = log.opened
+    opened()
+    assert queue.ready_count == 3
+    log.unreadable = True
+    queue.obey(rules_of({"x-max-length": 1}))
+    assert queue.rules.length_max == 1
+    assert queue.ready_count > 1
+    log.unreadable = False
+    room.advance(1010)
+    assert room.bodies(queue) == [b"3"]
 
 
 def test_a_log_that_has_failed_refuses(room: Any, log: MemoryLog) -> None:

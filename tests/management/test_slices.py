@@ -27,6 +27,7 @@ from amqpd.management import (
     definitions,
     definitions_import,
     overview,
+    policies,
     queues,
     slices,
     users,
@@ -151,7 +152,7 @@ async def test_exclusive_queues_that_end_while_they_are_listed(server, monkeypat
 
 
 @pytest.mark.on_demand
-@pytest.mark.parametrize("name", [*HANDLERS, "import", "9 MB of {}", "a long payload"])
+@pytest.mark.parametrize("name", [*HANDLERS, "import", "9 MB of {}", "a long payload", "a policy"])
 async def test_the_loop_is_held_for_20_ms_at_most(server, name):
     async def imported() -> None:
         document = await parse(json.dumps(DOCUMENT), True)
@@ -160,6 +161,11 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
 
     if name == "import":
         work: Any = imported()
+    elif name == "a policy":
+        declare(server, MANY)
+        definition = {"max-length": 5, "message-ttl": 60_000, "dead-letter-exchange": "d"}
+        body = {"pattern": "^q", "definition": definition}
+        work = policies.put_policy(False, call(server, {"vhost": "/", "name": "p"}, body))
     elif name == "9 MB of {}":
         work = parse("[" + "{}," * 3_000_000 + "{}]", True)
     elif name == "a long payload":
@@ -169,6 +175,7 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
         work = HANDLERS[name](server)
     longest = 0.0
     settle_collector()
+    start = time.perf_counter()
     task = asyncio.ensure_future(work)
     while not task.done():
         before = time.thread_time()
@@ -177,5 +184,6 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
     error = task.exception()
     del task
     assert error is None or isinstance(error, ApiError), error
-    print(f"{name}: {longest * 1000:.1f} ms")
-    assert longest < (0.040 if name == "import" else 0.020)  # what an import makes stays, and the collector sees it
+    print(f"{name}: {longest * 1000:.1f} ms of {time.perf_counter() - start:.2f} s")
+    # What an import or a policy makes stays, and the collector sees it.
+    assert longest < (0.040 if name in ("import", "a policy") else 0.020)

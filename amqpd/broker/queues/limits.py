@@ -95,8 +95,13 @@ class Limits:
             lease.renew()
         self.lease = lease
         if opened:
+            self._behind = False
             if queue.ready_count > 0:
-                self.displace()
+                try:
+                    self.displace()
+                except OSError as error:
+                    self._look_due = True
+                    queue.pump_failed(error)  # the pump that is tried again goes on with it
                 host.turn.want()
         elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
             self._waker = Waker(queue, host.timers)
@@ -184,19 +189,21 @@ class Limits:
     def _drop_head(self) -> None:
         """All that is over a length, or a slice of it."""
         queue = self._queue
-        timers = self._host.timers
+        host = self._host
+        timers = host.timers
+        was_behind = self._behind
         self._behind = False
-        if self._drop(SLICE_COUNT):
+        if not was_behind and self._drop(SLICE_COUNT):
             return
         until_ms = timers.now_ms() + SLICE_MS
         dead_letters = queue.makes_dead_letters()
-        while timers.now_ms() < until_ms and not (dead_letters and self._host.dead_letters_behind()):
+        while timers.now_ms() < until_ms and not (dead_letters and host.dead_letters_behind()):
             if self._drop(SLICE_COUNT):
                 return
         self._behind = self._is_full()
         if self._behind:
             queue.pump_later()
-            self._host.turn.want()
+            host.turn.want()
 
     def _drop(self, count: i64) -> bool:
         """So many of what is over a length go. Whether there are no more, or the next one cannot be had now."""
