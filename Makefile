@@ -8,6 +8,7 @@
 #   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
+#   make compare      against RabbitMQ's recorded answers; make compare-record: records them anew from a live RabbitMQ
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
 
 PYTHON ?= python3
@@ -40,7 +41,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run spark test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export clean"
+	@echo "targets: run spark test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export compare compare-record clean"
 
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
@@ -111,6 +112,15 @@ bench: $(VENV)/.installed $(PLAIN)/.installed
 
 bench-guard: $(VENV)/.installed
 	$(VENV)/bin/python -m interop.bench.guard $(BENCH_ARGS)
+
+# Conversations with RabbitMQ, put down by `make compare-record` (a minute or ten), held with ours: interop/compare/README.md.
+COMPARE_ARGS ?=
+.PHONY: compare compare-record
+compare: $(VENV)/.installed $(VENV)/.dev
+	$(VENV)/bin/python -m interop.compare $(COMPARE_ARGS)
+
+compare-record: $(VENV)/.installed $(VENV)/.dev
+	$(VENV)/bin/python -m interop.compare --record $(COMPARE_ARGS)
 
 # Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
 # for disks and starts most of the time: side by side. Then exports that are killed again and again.

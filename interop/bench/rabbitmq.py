@@ -1,8 +1,8 @@
 """RabbitMQ 3.10.8, Debian's package, as the peer: found or installed, started privately, stopped at the end.
 
 Private means: port, node name, distribution port, epmd port, data, log and cookie of its own, in the directory of the
-run and on 127.0.0.1, no plugins. A RabbitMQ that this machine runs as a service is neither used nor touched. Installing
-(apt-get, as root only) must not start that service either, so while it runs a policy-rc.d forbids it.
+run and on 127.0.0.1, no plugins but those asked for. A RabbitMQ that this machine runs as a service is neither used nor
+touched. Installing (apt-get, as root only) must not start that service either, so a policy-rc.d forbids it meanwhile.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import machine
@@ -56,10 +56,12 @@ def version() -> str:
 
 
 class RabbitMQ(Started):
-    """A node of our own."""
+    """A node of our own. plugins: those it starts with, none unless named; config: the text of its rabbitmq.conf."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, plugins: Sequence[str] = (), config: str = "") -> None:
         super().__init__("rabbitmq", directory)
+        self._plugins = plugins
+        self._config = config
         self.version = version()
         self._epmd_port = machine.free_port()
         self._dist_port = machine.free_port()
@@ -78,21 +80,22 @@ class RabbitMQ(Started):
             "RABBITMQ_MNESIA_BASE": "data",
             "RABBITMQ_LOG_BASE": "logs",
             "RABBITMQ_CONF_ENV_FILE": "none",
-            "RABBITMQ_CONFIG_FILE": "none",
+            "RABBITMQ_CONFIG_FILE": "rabbitmq",
             "RABBITMQ_ADVANCED_CONFIG_FILE": "none.config",
             "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins",
             "RABBITMQ_GENERATED_CONFIG_DIR": "generated",
             "RABBITMQ_PID_FILE": "pid",
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node: its process id is the node's
         }
-        paths = {"none", "data", "logs", "plugins", "generated", "pid", "none.config", "."}
+        paths = {"none", "rabbitmq", "data", "logs", "plugins", "generated", "pid", "none.config", "."}
         return environment | {
             key: str(self.directory / value) if value in paths else value for key, value in own.items()
         }
 
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "plugins").write_text("[].\n", "ascii")
+        (self.directory / "plugins").write_text(f"[{','.join(self._plugins)}].\n", "ascii")
+        (self.directory / "rabbitmq.conf").write_text(self._config, "ascii")
         environment = self._environment()
         epmd = shutil.which("epmd")
         if epmd is None:

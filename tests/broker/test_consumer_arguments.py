@@ -42,9 +42,31 @@ class TestDocumentation:
         assert row.kinds is None or row.kinds <= set(KINDS)
 
     def test_every_field_is_one_rows(self) -> None:
-        fields = [row.field for row in CONSUMER_ROWS.values()]
+        fields = [row.field for row in CONSUMER_ROWS.values() if row.field]  # the others are accepted and ignored
         assert len(fields) == len(set(fields))
         assert set(fields) == {name for name in dir(NO_ARGUMENTS) if name[0] != "_"} - {"table"}
+
+
+class TestLegacy:
+    """x-cancel-on-ha-failover: of classic queues alone, a bool, and nothing comes of it."""
+
+    def test_it_is_ignored(self) -> None:
+        table = {"x-cancel-on-ha-failover": True, "x-priority": 3}
+        assert consumer_arguments("q", "/", "classic", table, b"").priority == 3
+
+    @pytest.mark.parametrize(
+        ("kind", "value", "text"),
+        [
+            ("classic", 1, ": {unacceptable_type,signedint}"),
+            ("classic", "yes", ": {unacceptable_type,longstr}"),
+            ("quorum", True, " of queue type rabbit_quorum_queue"),
+            ("stream", True, " of queue type rabbit_stream_queue"),
+        ],
+    )
+    def test_it_is_checked_all_the_same(self, kind: str, value: Any, text: str) -> None:
+        with pytest.raises(PreconditionFailed) as found:
+            consumer_arguments("q", "v", kind, {"x-cancel-on-ha-failover": value}, b"")
+        assert str(found.value) == f"invalid arg 'x-cancel-on-ha-failover' for queue 'q' in vhost 'v'{text}"
 
 
 class TestPriority:

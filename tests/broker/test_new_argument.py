@@ -59,9 +59,9 @@ def test_it_is_validated() -> None:
 
 
 def test_it_is_compared() -> None:
-    compare("queue 'q'", "/", compared_names(), {NAME: 10}, {NAME: 10})
+    compare("queue 'q'", "/", compared_names("classic"), {NAME: 10}, {NAME: 10})
     with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{NAME}' .* received '11' but current is '10'"):
-        compare("queue 'q'", "/", compared_names(), {NAME: 11}, {NAME: 10})
+        compare("queue 'q'", "/", compared_names("classic"), {NAME: 11}, {NAME: 10})
 
 
 @pytest.mark.parametrize("durable", [True, False])

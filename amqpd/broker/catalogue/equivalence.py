@@ -28,8 +28,7 @@ def check_queue(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) 
     default = names.default_queue_type
     if queue.kind == default:  # rabbit: a queue made before the vhost had it stays as it is
         asked = asked.with_default_type(default)
-    arguments = asked.arguments
-    given = dict(arguments)
+    given = dict(asked.arguments)
     current = dict(queue.arguments)
     if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):
         # rabbit: classic is what no argument means
@@ -38,8 +37,8 @@ def check_queue(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) 
     elif "x-queue-type" not in given and current.get("x-queue-type") == default:
         # rabbit: in a vhost with another default, no argument means that one
         del current["x-queue-type"]
-    queue_arguments.compare(thing, vhost.name, queue_arguments.compared_names(), given, current)
-    queue_arguments.validate(queue.name, vhost.name, arguments)
+    # rabbit: what a queue of its kind does not take is not looked at, where a new queue is refused for it
+    queue_arguments.compare(thing, vhost.name, queue_arguments.compared_names(queue.kind), given, current)
 
 
 def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -> None:

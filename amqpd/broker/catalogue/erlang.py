@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 def term(value: object) -> str:
     """`{"a": [1, null]}` is `#{<<"a">> => [1,null]}`."""
+    if value == "":
+        return "<<>>"
     if isinstance(value, str):
         return f"<<{json.dumps(value, ensure_ascii=False)}>>"
     if isinstance(value, Mapping):

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CLASSIC: Final = frozenset({"classic"})
 QUORUM: Final = frozenset({"quorum"})
+REPLICATED: Final = frozenset({"quorum", "stream"})
 WORK_QUEUES: Final = CLASSIC | QUORUM
 STREAM: Final = frozenset({"stream"})
 NO_POLICY: Final[Mapping[str, object]] = MappingProxyType({})
@@ -135,7 +136,7 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-dead-letter-strategy",
             checks.strategy,
-            False,
+            True,
             IGNORED,
             "ignored: at least once if durable",
             kinds=QUORUM,
@@ -226,7 +227,7 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-initial-cluster-size",
             checks.positive,
-            False,
+            True,
             IGNORED,
             "ignored: one node",
             kinds=STREAM,
@@ -284,7 +285,7 @@ ROWS: Final[dict[str, Row]] = {
             True,
             IGNORED,
             "ignored: every queue pages to disk",
-            kinds=WORK_QUEUES,
+            kinds=CLASSIC,
             policy="queue-mode",
             accepts=checks.is_one_of(*checks.MODES),
             called="queue-mode value",
@@ -292,7 +293,7 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-queue-version",
             checks.queue_version,
-            False,
+            True,
             IGNORED,
             "ignored: there is one storage engine",
             kinds=CLASSIC,
@@ -303,7 +304,7 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-max-in-memory-length",
             checks.non_negative,
-            False,
+            True,
             IGNORED,
             "ignored: every queue pages to disk",
             kinds=QUORUM,
@@ -316,7 +317,7 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-max-in-memory-bytes",
             checks.non_negative,
-            False,
+            True,
             IGNORED,
             "ignored: every queue pages to disk",
             kinds=QUORUM,
@@ -329,10 +330,10 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-queue-master-locator",
             checks.anything,
-            False,
+            True,
             IGNORED,
             "ignored: one node",
-            kinds=WORK_QUEUES,
+            kinds=CLASSIC,
             policy="queue-master-locator",
             accepts=checks.is_one_of("client-local", "min-masters", "random"),
             called="queue-master-locator value",
@@ -340,17 +341,18 @@ ROWS: Final[dict[str, Row]] = {
         Row(
             "x-queue-leader-locator",
             checks.leader_locator,
-            False,
+            True,
             IGNORED,
             "ignored: one node",
+            kinds=REPLICATED,
             policy="queue-leader-locator",
             accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
             called="queue leader locator value",
         ),
         Row(
             "x-quorum-initial-group-size",
-            checks.non_negative,
-            False,
+            checks.positive,
+            True,
             IGNORED,
             "ignored: one node",
             kinds=QUORUM,
@@ -435,8 +437,9 @@ def compare(
             _compare_one(thing, vhost, name, given, current)
 
 
-def compared_names() -> list[str]:
-    return [row.name for row in ROWS.values() if row.compared]
+def compared_names(kind: str) -> list[str]:
+    """Those on which two declarations of a queue of this kind must agree."""
+    return [row.name for row in ROWS.values() if row.compared and (row.kinds is None or kind in row.kinds)]
 
 
 def _compare_one(

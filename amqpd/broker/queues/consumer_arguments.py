@@ -39,7 +39,8 @@ class ConsumerRow(NamedTuple):
     """One argument.
 
     read: the value that the field gets; raises PreconditionFailed. obeyed_by: the module below amqpd/broker that gives
-    it its meaning. field: of `ConsumerArguments`. kinds: of queue, that take it; None: all.
+    it its meaning. field: of `ConsumerArguments`; "" for one that is accepted and ignored. kinds: of queue, that take
+    it; None: all.
     """
 
     name: str
@@ -183,6 +184,14 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "match_unfiltered",
             STREAMS,
         ),
+        ConsumerRow(
+            "x-cancel-on-ha-failover",
+            _boolean,
+            "consumer_arguments",
+            "ignored: one node",
+            "",
+            frozenset({"classic"}),
+        ),
     )
 }
 
@@ -204,5 +213,7 @@ def consumer_arguments(
             raise PreconditionFailed(
                 f"invalid arg '{name}' for queue '{queue}' in vhost '{vhost}' of queue type {KINDS[kind].module}"
             )
-        values[row.field] = row.read(row, value, context)
+        read = row.read(row, value, context)
+        if row.field:
+            values[row.field] = read
     return ConsumerArguments(values, table)

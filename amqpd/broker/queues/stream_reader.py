@@ -113,6 +113,8 @@ class StreamReader(Source):
             self.offset = 0  # what is gone is passed over
         elif kind == OFFSET:
             self.offset = min(max(start.number, 0), log.next_offset)
+        elif kind == TIME and start.number > now_ms:  # rabbit: the same as `next`
+            self.offset = log.next_offset
         elif kind in (TIME, AGO):
             self._from_ms = start.number if kind == TIME else now_ms - start.number
             self.offset = log.offset_before(self._from_ms)

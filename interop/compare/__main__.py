@@ -1,0 +1,155 @@
+"""`python -m interop.compare`: holds the conversations with amqpd and with RabbitMQ and prints where they differ.
+
+RabbitMQ's answers are those on record; `--record` starts a RabbitMQ and writes them down anew, each heard twice alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from amqpd.testing import BrokerProcess
+from interop.bench import machine
+from interop.bench.rabbitmq import RabbitMQ, find_or_install
+
+from . import records
+from .conversations import ALL
+from .differences import due, not_yet, told
+from .party import Address
+from .stage import Answers, Stage
+from .steps import Conversation
+
+PLUGINS = ("rabbitmq_management", "rabbitmq_event_exchange")
+ROUNDS = 4
+"""How often a conversation is held until two recordings agree; each listens longer than the one before."""
+
+
+def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
+    config = f"management.tcp.port = {http_port}\nmanagement.tcp.ip = 127.0.0.1\ncollect_statistics_interval = 200\n"
+    return RabbitMQ(directory, PLUGINS, config)
+
+
+def recorded(conversation: Conversation, address: Address, number: int) -> Answers:
+    """Heard twice alike. Raises: AssertionError when it never is."""
+    before: list[Answers] = []
+    for attempt in range(ROUNDS):
+        with Stage(address, number * ROUNDS + attempt, slow=1 + 2 * (attempt // 2)) as stage:
+            heard = stage.record(conversation)
+        if heard in before:
+            return heard
+        before.append(heard)
+    raise AssertionError(f"{conversation.name} was never heard twice alike:\n" + "\n".join(map(str, before)))
+
+
+def record(chosen: Sequence[Conversation], address: Address, version: str, jobs: int) -> list[str]:
+    """Returns what could not be recorded."""
+    failed: list[str] = []
+    made: dict[str, tuple[Conversation, Answers]] = {}
+
+    def one(place: int) -> None:
+        try:
+            made[chosen[place].name] = (chosen[place], recorded(chosen[place], address, place))
+        except Exception as error:  # noqa: BLE001  # told, and the others go on
+            failed.append(f"{chosen[place].name}: {error!r}")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, range(len(chosen))))
+    records.save(version, made, ALL)
+    return failed
+
+
+def compare(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> dict[str, list[str]]:
+    """Ours beside the record, several at once, as most of them wait: by name what differs, a line each."""
+    kept = records.load()
+
+    def one(place: int) -> list[str]:
+        conversation = chosen[place]
+        try:
+            wanted = due(conversation.name, records.answers(kept, conversation))
+        except records.Outdated as error:
+            return [str(error)]
+        try:
+            with Stage(address, place) as stage:
+                return told(conversation.name, wanted, stage.replay(conversation, wanted))
+        except (AssertionError, OSError) as error:
+            return [f"{conversation.name}: {error!r}"]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(one, range(len(chosen))))
+    return {conversation.name: lines for conversation, lines in zip(chosen, found, strict=True)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m interop.compare", description=__doc__)
+    parser.add_argument("patterns", nargs="*", help="names of conversations, * allowed; all if none is given")
+    parser.add_argument("--record", action="store_true", help="start RabbitMQ and write down anew what it answers")
+    parser.add_argument("--missing", action="store_true", help="with --record: only what has no record of its steps")
+    parser.add_argument("--rabbitmq", metavar="HOST:PORT:HTTP", help="record with the RabbitMQ that runs there")
+    parser.add_argument("--jobs", type=int, default=4, help="conversations recorded side by side")
+    parser.add_argument("--list", action="store_true", help="print the names and do nothing")
+    options = parser.parse_args()
+    patterns = options.patterns or ["*"]
+    chosen = [each for each in ALL.values() if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
+    if options.list:
+        print("\n".join(each.name for each in chosen))
+        return 0
+    if options.missing:
+        kept = records.load()
+        chosen = [each for each in chosen if kept.get(each.name, {}).get("steps") != each.fingerprint()]
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
+        failed = recording(options, chosen, Path(folder)) if options.record and chosen else []
+        with BrokerProcess(Path(folder) / "amqpd", settings={"log.level": "warning"}) as ours:
+            began = time.monotonic()
+            found = compare(chosen, Address("127.0.0.1", ours.amqp_port, ours.http_port))
+            took_s = time.monotonic() - began
+            lines = [*failed, *[line for name in found if not not_yet(name) for line in found[name]]]
+            print(
+                "".join(f"{name}: not yet, {not_yet(name)}\n" for name in found if not_yet(name) and found[name]),
+                end="",
+            )
+            if "Traceback" in ours.stderr:
+                lines.append(f"amqpd logged a traceback:\n{ours.stderr}")
+    print("\n".join(lines))
+    print(f"{len(chosen)} conversations in {took_s:.1f} s: {len(lines)} lines of difference")
+    return 1 if lines else 0
+
+
+def recording(options: argparse.Namespace, chosen: Sequence[Conversation], folder: Path) -> list[str]:
+    if options.rabbitmq:
+        host, port, http_port = options.rabbitmq.split(":")
+        return record(chosen, Address(host, int(port), int(http_port)), "RabbitMQ", options.jobs)
+    reason = find_or_install(print)
+    if reason:
+        return [f"nothing was recorded: {reason}"]
+    http_port = machine.free_port()
+    peer = rabbitmq(folder / "rabbitmq", http_port)
+    try:
+        peer.start()
+        _await_http(http_port)
+        return record(chosen, Address(peer.host, peer.port, http_port), peer.version, options.jobs)
+    finally:
+        peer.stop()
+
+
+def _await_http(port: int) -> None:
+    """The management plugin listens a little after AMQP does."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

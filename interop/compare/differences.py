@@ -1,0 +1,309 @@
+"""Where ours answers otherwise on purpose: each with its reason. What is not listed here is a bug of ours.
+
+A difference turns RabbitMQ's line into the one that is due of ours; a test fails for one that no conversation needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from .stage import Answers
+
+
+@dataclass(frozen=True)
+class Difference:
+    """conversations: a pattern of their names. theirs: a regular expression of RabbitMQ's line. ours: what stands in
+    the place of what it matched; None: the line does not come, and `|` parts several lines. step: of this one alone,
+    counted from 1; 0: of all.
+    """
+
+    conversations: str
+    theirs: str
+    ours: str | None
+    reason: str
+    step: int = 0
+
+
+FAULT: Final = re.compile(r"reply_code=541|^http 500")
+"""RabbitMQ's own errors: where it has one, ours may answer anything but that."""
+
+ALLOWED: Final[tuple[Difference, ...]] = (
+    Difference(
+        "consume/quorum exclusive and another",
+        r"b\.1 basic.consume-ok consumer_tag=d",
+        "b.1 channel.close reply_code=403 reply_text=ACCESS_REFUSED - queue 'q' in vhost '{v}' in exclusive use "
+        "class_id=60 method_id=20",
+        "RabbitMQ's quorum queues take no notice of `exclusive`; here it means the same everywhere",
+    ),
+    Difference(
+        "consume/quorum another and exclusive",
+        r"b\.1 basic.consume-ok consumer_tag=d",
+        "b.1 channel.close reply_code=403 reply_text=ACCESS_REFUSED - queue 'q' in vhost '{v}' in exclusive use "
+        "class_id=60 method_id=20",
+        "RabbitMQ's quorum queues take no notice of `exclusive`; here it means the same everywhere",
+    ),
+    Difference(
+        "consume/quorum nowait",
+        "consumer_count=1",
+        "consumer_count=0",
+        "a quorum queue of RabbitMQ goes on counting a consumer that was cancelled while it holds a message",
+        step=8,
+    ),
+    Difference(
+        "consume/quorum purge",
+        "consumer_count=1",
+        "consumer_count=0",
+        "a quorum queue of RabbitMQ counts whoever holds a message of basic.get as a consumer",
+        step=5,
+    ),
+    *[
+        Difference(
+            "declare/quorum x-delivery-limit values",
+            r"a\.1 queue.declare-ok queue=(\w+) message_count=0 consumer_count=0",
+            r"a.1 channel.close reply_code=406 reply_text=PRECONDITION_FAILED - invalid arg 'x-delivery-limit' "
+            rf"for queue '\1' in vhost '{{v}}': {why} class_id=50 method_id=10",
+            "RabbitMQ takes any value for a limit and then has none; here it is checked as every number is",
+            step=step,
+        )
+        for step, why in (
+            (5, "{value_negative,-1}"),
+            *(
+                (step, f'"expected integer, got {kind}"')
+                for step, kind in (
+                    (8, "longstr"),
+                    (9, "longstr"),
+                    (10, "bool"),
+                    (11, "void"),
+                    (12, "double"),
+                    (13, "array"),
+                    (14, "table"),
+                )
+            ),
+        )
+    ],
+    Difference(
+        "declare/stream x-dead-letter-exchange values",
+        r"invalid type '\w+' for arg 'x-dead-letter-exchange' in queue '(\w+)' in vhost '{v}'",
+        r"invalid arg 'x-dead-letter-exchange' for queue '\1' in vhost '{v}' of queue type rabbit_stream_queue",
+        "a stream knows no dead letters: that is said first, whatever the value",
+    ),
+    Difference(
+        "declare/quorum counts and ends",
+        r"a\.0 connection.close reply_code=540 .*",
+        "a.1 queue.delete-ok message_count=0",
+        "RabbitMQ 3.10 knows no if-unused and if-empty of quorum queues and closes the connection for them",
+        step=4,
+    ),
+    Difference(
+        "declare/quorum counts and ends",
+        r"a\.1 queue.declare-ok .*",
+        "a.1 channel.close reply_code=404 reply_text=NOT_FOUND - no queue 'q' in vhost '{v}' class_id=50 method_id=10",
+        "as it was deleted in the step before",
+        step=5,
+    ),
+    Difference(
+        "names/exclusive to another",
+        r"b\.1 queue.unbind-ok",
+        "b.1 channel.close reply_code=405 reply_text=RESOURCE_LOCKED - cannot obtain exclusive access to locked queue "
+        "'q' in vhost '{v}'. It could be originally declared on another connection or the exclusive property value "
+        "does not match that of the original declaration. class_id=50 method_id=50",
+        "RabbitMQ looks whose queue it is only where there is a binding to take away",
+    ),
+    *[
+        Difference(
+            f"routing/headers loosely {name}",
+            r"a\.1 basic.ack (\d)",
+            "a.1 basic.return reply_code=312 reply_text=NO_ROUTE exchange=amq.headers routing_key= "
+            rf"{{headers={{a={value}}}}} 'x'|a.1 basic.ack \1",
+            "values of different types are different (amqpd/routing/DECISIONS.md); RabbitMQ compares Erlang's terms",
+            step=step,
+        )
+        for name, values in (
+            ("int", ("d:1.0", "f:1.0", "T:*")),
+            ("double", ("I:1", "T:*")),
+            ("timestamp", ("I:1", "d:1.0")),
+            ("longstr", ("x:1",)),
+            ("bytes", ("S:1",)),
+            ("empty array", ("{}",)),
+        )
+        for step, value in enumerate(values, 4)
+    ],
+    *[
+        Difference(
+            "policies/message-ttl of what is there and what comes",
+            r"message_count=\d",
+            f"message_count={count}",
+            "a policy's time to live is obeyed for what waits already, too; RabbitMQ reckons when a message comes",
+            step=step,
+        )
+        for step, count in ((5, 0), (7, 0), (10, 1))
+    ],
+    *[
+        Difference(
+            f"policies/{name}",
+            r'"policy": "(\w)"',
+            rf'"effective_policy_definition": {definition}, "operator_policy": null, "policy": "\1"',
+            "exchanges show what queues show; RabbitMQ's show the policy's name alone",
+            step=step,
+        )
+        for name, step, definition in (
+            ("alternate-exchange", 11, '{"alternate-exchange": "alt"}'),
+            ("apply-to", 10, '{"alternate-exchange": "a", "max-length": 3}'),
+        )
+    ],
+    Difference(
+        "policies/apply-to",
+        "'queues', 'exchanges' or 'all'",
+        "'queues', 'classic_queues', 'quorum_queues', 'streams', 'exchanges', or 'all'",
+        "kinds of queues are RabbitMQ 3.12's and later",
+    ),
+    Difference(
+        "policies/policy consumer-timeout values",
+        r"http 400 .*",
+        "http 201",
+        "a policy may set the consumer timeout, as of RabbitMQ 3.12",
+    ),
+    Difference(
+        "policies/refused",
+        r'invalid: \{"missing terminating \] for character class", ?1\}',
+        "invalid: '[' is not a regular expression of RE2: missing ]: [",
+        "patterns are RE2's, which takes no time that grows with what it is held against; so is what it says of them",
+    ),
+    Difference(
+        "access/patterns refused",
+        r"\['invalid_regexp'.*",
+        "'[' is not a regular expression of RE2: missing ]: [",
+        "patterns are RE2's, and so is what it says of them; RabbitMQ shows the text as a list of numbers",
+    ),
+    Difference(
+        "access/patterns refused",
+        r"\[\{key_missing,write\},\{key_missing,read\}\]",
+        "[{key_missing,write}]",
+        "the first thing that is missing is named",
+    ),
+    Difference(
+        "access/patterns refused",
+        "http 400 vhost_or_user_not_found",
+        "http 404 vhost 'nosuch-{v}' does not exist",
+        "404 for what is not there, with its name",
+        step=4,
+    ),
+    Difference(
+        "access/patterns refused",
+        "http 400 vhost_or_user_not_found",
+        "http 404 user 'nosuch-{u}' does not exist",
+        "404 for what is not there, with its name",
+        step=5,
+    ),
+    Difference(
+        "access/patterns refused",
+        "http 404 Not Found",
+        "http 404 user '{u}' has no permissions in vhost '{v}'",
+        "a 404 says what is not there",
+    ),
+    Difference(
+        "access/management",
+        r"Access refused\.",
+        "ACCESS_REFUSED - access to queue 'new' in vhost '{v}' refused for user '{u}'",
+        "it says what was refused, as over AMQP",
+    ),
+    Difference(
+        "access/management",
+        "User not authorised to access object",
+        "Not policymaker user",
+        "it says which tag is missing",
+        step=6,
+    ),
+    Difference(
+        "*",
+        "http 404 vhost_not_found",
+        "http 404 vhost 'nosuch-{v}' does not exist",
+        "a 404 says what is not there",
+    ),
+    Difference(
+        "publish/HTTP",
+        r"\{a=l:1\}",
+        "{a=I:1}",
+        "a number of JSON goes out as the narrowest integer it fits, which is what most clients send",
+    ),
+    Difference(
+        "streams/single active",
+        r"a\.1 channel.close .*",
+        "a.1 queue.declare-ok queue=s message_count=0 consumer_count=0",
+        "a stream may have a single active consumer, as in RabbitMQ 3.11's protocol for streams",
+    ),
+    Difference(
+        "streams/begins at one that is far ahead",
+        r"a\.1 basic.ack 6",
+        "a.1 basic.ack 6|a.1 basic.deliver consumer_tag=c delivery_tag=1 exchange= routing_key=s "
+        "{headers={x-stream-offset=l:5}} 'later'",
+        "an offset beyond the end is the end, as when a stream was made anew; RabbitMQ is silent until it is there",
+    ),
+    Difference(
+        "streams/begins at one that is far ahead",
+        r"a\.1 channel.close .*",
+        None,
+        "so that there is something to ack",
+    ),
+    Difference(
+        "streams/HTTP",
+        "http 400 540 basic.get",
+        "http 400 basic.get",
+        "the text without AMQP's number",
+    ),
+)
+
+NOT_YET: Final[dict[str, str]] = {
+    "limits of vhosts/*": "limits of vhosts",
+    "limits of users/*": "limits of users",
+    "parameters/of a vhost": "limits of vhosts",
+}
+"""Conversations (patterns of their names) about what is not built yet, each with what it is."""
+
+
+def not_yet(name: str) -> str:
+    """What is missing for this conversation; empty: nothing."""
+    return next((reason for pattern, reason in NOT_YET.items() if fnmatchcase(name, pattern)), "")
+
+
+def due(
+    name: str, theirs: Answers, used: set[Difference] | None = None, allowed: Sequence[Difference] = ALLOWED
+) -> Answers:
+    """What ours has to answer where RabbitMQ answered so. used: gets the differences that were needed."""
+    mine = [each for each in allowed if fnmatchcase(name, each.conversations)]
+    found: Answers = []
+    for number, lines in enumerate(theirs, 1):
+        step: list[str] = []
+        for line in lines:
+            for each in mine:
+                if each.step not in (0, number):
+                    continue
+                changed, count = re.subn(each.theirs, each.ours or "", line)
+                if count:
+                    if used is not None:
+                        used.add(each)
+                    step += changed.split("|") if each.ours is not None else []
+                    break
+            else:
+                step.append(line)
+        found.append(step)
+    return found
+
+
+def told(name: str, wanted: Answers, got: Answers) -> list[str]:
+    """The differences, a line each: - is what was due, + is what came. Empty: there is none."""
+    lines: list[str] = []
+    for place, (due_lines, came) in enumerate(zip(wanted, got, strict=True)):
+        if any(FAULT.search(line) for line in due_lines) and came and not any(FAULT.search(line) for line in came):
+            continue
+        if due_lines != came:
+            lines.append(f"{name}, step {place + 1}:")
+            lines += [f"  - {line}" for line in due_lines if line not in came]
+            lines += [f"  + {line}" for line in came if line not in due_lines]
+            if sorted(due_lines) == sorted(came):
+                lines.append(f"  in this order: {came}")
+    return lines
