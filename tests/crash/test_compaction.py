@@ -1,0 +1,200 @@
+"""A compacted, compressed stream under load, killed at any moment, also while it is cleaned.
+
+One publisher with confirms writes rising numbers under a few routing keys, a tombstone now and then; one named reader
+follows. After each kill a fresh reader reads everything there is. Judged: of each key the last confirmed value is there
+or a later one; nothing is there that was not published, nothing twice, offsets rise; a key whose last is a tombstone
+shows nothing older behind it. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Final
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError
+
+from amqpd.cli.main import run
+from amqpd.testing import BrokerProcess
+
+KEYS: Final = 20
+STREAM: Final = {"x-queue-type": "stream", "x-compact": True, "x-stream-max-segment-size-bytes": 64 * 1024}
+SETTINGS: Final = {"storage.upkeep_interval_s": 0.2, "log.level": "info"}
+
+
+class Story:
+    """sent: offset-less history of each key, in order: (number or None for a tombstone). confirmed: how much of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.sent: dict[str, list[int | None]] = {f"key.{number}": [] for number in range(KEYS)}
+        self.confirmed: dict[str, int] = dict.fromkeys(self.sent, 0)
+        self.number = 0
+        self.going = True
+        self.failures: list[BaseException] = []
+
+    def body(self, number: int) -> bytes:
+        filler = random.Random(number)
+        return b"%d %s" % (number, filler.randbytes(400).hex().encode())
+
+    def publish(self, url: str) -> None:
+        with self.connected(url) as channel:
+            channel.confirm_delivery()
+            while self.going:
+                key = self.chance.choice(list(self.sent))
+                if self.chance.random() < 0.05:
+                    self.sent[key].append(None)
+                    channel.basic_publish("keys", key, b"", pika.BasicProperties(headers={"x-tombstone": True}))
+                else:
+                    self.number += 1
+                    self.sent[key].append(self.number)
+                    channel.basic_publish("keys", key, self.body(self.number))
+                self.confirmed[key] = len(self.sent[key])
+
+    def follow(self, url: str) -> None:
+        with self.connected(url) as channel:
+            channel.basic_qos(prefetch_count=50)
+            arguments = {"x-stream-offset": "first", "x-stream-consumer-name": "follower"}
+            before = -1
+            for method, properties, _ in channel.consume("s", arguments=arguments, inactivity_timeout=0.2):
+                if not self.going:
+                    return
+                if method is not None:
+                    offset = properties.headers["x-stream-offset"]
+                    assert offset > before, "offsets rise"
+                    before = offset
+                    channel.basic_ack(method.delivery_tag)
+
+    @contextlib.contextmanager
+    def connected(self, url: str) -> Iterator[BlockingChannel]:
+        """A channel until the broker is killed."""
+        try:
+            with connected(url) as channel:
+                yield channel
+        except (AMQPError, OSError):
+            return
+        except BaseException as failure:  # noqa: BLE001  # of a thread, for the test to raise
+            self.failures.append(failure)
+
+
+@contextlib.contextmanager
+def connected(url: str) -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    try:
+        yield connection.channel()
+    finally:
+        if connection.is_open:
+            with contextlib.suppress(AMQPError, OSError):
+                connection.close()
+
+
+def read_all(url: str, end: int) -> list[tuple[int, str, bytes]]:
+    """Everything below that offset."""
+    found = []
+    with connected(url) as channel:
+        channel.basic_qos(prefetch_count=500)
+        first = {"x-stream-offset": "first"}
+        for method, properties, body in channel.consume("s", arguments=first, inactivity_timeout=10):
+            assert method is not None, f"{len(found)} messages, the last of them {found[-1:]}, of {end} offsets"
+            offset = properties.headers["x-stream-offset"]
+            found.append((offset, method.routing_key, body))
+            channel.basic_ack(method.delivery_tag)
+            if offset == end - 1:
+                break
+    return found
+
+
+def judge(story: Story, found: list[tuple[int, str, bytes]]) -> None:
+    offsets = [offset for offset, _, _ in found]
+    assert offsets == sorted(set(offsets)), "offsets rise, none comes twice"
+    shown: dict[str, list[int | None]] = {key: [] for key in story.sent}
+    for _, key, body in found:
+        if not body:
+            shown[key].append(None)
+            continue
+        number = int(body.split()[0])
+        assert body == story.body(number)
+        shown[key].append(number)
+    for key, sent in story.sent.items():
+        seen = shown[key]
+        confirmed = story.confirmed[key]
+        numbers = [each for each in seen if each is not None]
+        assert set(numbers) <= set(sent), f"{key}: never published"
+        assert numbers == sorted(numbers), f"{key}: out of order"
+        if not confirmed:
+            continue
+        last = sent[confirmed - 1]
+        later = sent[confirmed:]  # may be there
+        assert seen, f"{key}: nothing is left of {sent}"
+        assert seen[-1] == last or seen[-1] in later, f"{key}: {seen[-1]} is the last, and {last} was confirmed"
+
+
+def cycles(tmp_path: Path, count: int, seed: int) -> None:
+    story = Story(seed)
+    cleaned = 0
+    with BrokerProcess(tmp_path, settings=SETTINGS) as broker:
+        with connected(broker.url) as channel:
+            codec = story.chance.choice(["zstd", "lz4", "snappy", "gzip"])
+            channel.queue_declare("s", durable=True, arguments={**STREAM, "x-compression": codec})
+            channel.exchange_declare("keys", "topic", durable=True)
+            channel.queue_bind("s", "keys", "#")
+        for _ in range(count):
+            story.going = True
+            threads = [threading.Thread(target=each, args=(broker.url,)) for each in (story.publish, story.follow)]
+            for thread in threads:
+                thread.start()
+            time.sleep(story.chance.uniform(1.0, 3.0))
+            cleaned += broker.stderr.count("compacted up to offset")
+            broker.kill()
+            story.going = False
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive()
+            assert not story.failures, story.failures
+            broker.start()
+            with connected(broker.url) as channel:
+                channel.confirm_delivery()
+                channel.basic_publish("keys", "end", b"")
+            judge(story, [each for each in read_all(broker.url, end_of(broker)) if each[1] != "end"])
+        found = read_all(broker.url, end_of(broker))
+    total = sum(map(len, story.sent.values()))
+    print(f"\n{count} kills, {total} published, {len(found)} left, {cleaned} cleanings seen in the log")
+    assert cleaned, "nothing was compacted"
+    assert len(found) < total
+
+
+def end_of(broker: BrokerProcess) -> int:
+    """The log end offset: a stored offset of 0 is so far behind it."""
+    def ctl(*line: str) -> str:
+        out = StringIO()
+        assert run([*line, "--data-dir", str(broker.data_dir)], out, out, StringIO(), {}) == 0, out.getvalue()
+        return out.getvalue()
+
+    ctl("set_stream_offset", "s", "measure", "0")
+    told = json.loads(ctl("list_stream_offsets", "s", "name", "lag", "--formatter", "json"))
+    return next(each["lag"] for each in told if each["name"] == "measure")
+
+
+@pytest.mark.timeout(240)
+def test_killed_while_it_is_compacted(tmp_path: Path) -> None:
+    cycles(tmp_path, 3, int(os.environ.get("TEST_CRASH_SEED", "7")))
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(0)
+def test_many_kills_while_it_is_compacted(tmp_path: Path) -> None:
+    cycles(
+        tmp_path,
+        int(os.environ.get("TEST_CRASH_CYCLES", "30")),
+        int(os.environ.get("TEST_CRASH_SEED", str(random.SystemRandom().randrange(1 << 30)))),
+    )
