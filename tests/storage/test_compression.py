@@ -26,6 +26,7 @@ from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, compress, decompress, plain
 from amqpd.storage.log.foreign import BadBatch
+from amqpd.storage.log.lookup import offset_at
 from amqpd.storage.log.record import BadRecord, RecordRoute
 
 with warnings.catch_warnings():
@@ -417,3 +418,19 @@ def headers_of(data: bytes) -> list[BatchHeader]:
         found.append(BatchHeader(data, position))
         position += int(found[-1].size)
     return found
+
+
+@pytest.mark.parametrize("codec", [0, *CODECS], ids=NAMES.get)
+def test_times_are_found(house: Any, codec: int) -> None:
+    """Of records that have their own times the first in the order of the log that is not earlier."""
+    store = house.begin()
+    hour = 3_600_000
+    for number in range(6):
+        times = [T + number * hour + 60_000 * (minute * 7 % 20) for minute in range(20)]
+        store.appender.append_batches(by_aiokafka(codec, [TEXT] * 20, times))
+        house.turn()
+    records = store.cursor.read(0, 1 << 30).records
+    for wanted in (T - 1, T + 10 * 60_000, T + 2 * hour, T + 3 * hour + 19 * 60_000, T + 5 * hour + 1):
+        expected = next(record.offset for record in records if record.timestamp_ms >= wanted)
+        assert offset_at(store, wanted) == expected
+    assert offset_at(store, T + 9 * hour) == store.next_offset
