@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.access import check
 from amqpd.broker.catalogue import queues
+from amqpd.broker.queues.filters import FILTERS_MAX
+from amqpd.broker.queues.joining import join, leave
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.errors import AccessRefused, NotImplementedByBroker, PreconditionFailed
 
@@ -25,6 +27,19 @@ def check_free(queue: Queue, exclusive: bool) -> None:
     """Whether there may be one more consumer, or one alone. Raises: AccessRefused."""
     if queue.round_robin.exclusive or (exclusive and (queue.consumers or queue.round_robin.single_active)):
         raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost_name}' in exclusive use")
+
+
+def check_filter(queue: Queue, arguments: ConsumerArguments) -> None:
+    """Whether the queue can serve a consumer with this filter, if it has one. Raises: PreconditionFailed."""
+    selector = arguments.selector
+    if selector is None:
+        return
+    if queue.rules.level_max >= 0:
+        text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' has priorities: its consumers can have no x-filter"
+        raise PreconditionFailed(text)
+    if queue.filters is not None and queue.filters.full(selector):
+        text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' serves {FILTERS_MAX} different x-filter already"
+        raise PreconditionFailed(text)
 
 
 def refuse_of_streams(queue: Source, what: str, method: int = 0) -> None:
@@ -68,8 +83,7 @@ def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
 
 def begin(queue: Queue, consumer: Consumer) -> None:
     """It is served from here on, in this very call where something is ready."""
-    queue.order.join(queue, consumer)
-    queue.add_consumer(consumer)
+    join(queue, consumer)
     queue.used()
     queue.pump()
 
@@ -77,8 +91,7 @@ def begin(queue: Queue, consumer: Consumer) -> None:
 def end(session: Session, queue: Queue, consumer: Consumer) -> None:
     """It leaves by itself, or is sent away. What it has unacked stays with its front end; an auto-delete queue may go
     with its last."""
-    queue.order.leave(queue, consumer)
-    queue.remove_consumer(consumer)
+    leave(queue, consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:
         queues.delete(session.vhost, queue)

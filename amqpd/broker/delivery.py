@@ -95,6 +95,8 @@ class Consumer:
         self.cancelled = False
         # Deliveries that wait for an answer.
         self.in_flight: i64 = 0
+        # Where there are filters: when it was served last, by the queue's count of such deliveries.
+        self.served: i64 = 0
         # Of a stream: its place, and the source of what it gets.
         self.reader: Source | None = None
 
@@ -130,6 +132,15 @@ class RoundRobin:
         self._groups: list[deque[Consumer]] = []
         # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
+        # One has a filter: whose turn it is depends on the message, and `pick` names nobody (queues/filters.py).
+        self.filtered = False
+        self._restricted = False  # one of the two
+
+    def restrict(self, single_active: bool, filtered: bool) -> None:
+        """Not everybody who can take is served, or everybody again."""
+        self.single_active = single_active
+        self.filtered = filtered
+        self._restricted = single_active or filtered
 
     @property
     def exclusive(self) -> bool:
@@ -139,7 +150,7 @@ class RoundRobin:
     def add(self, consumer: Consumer) -> None:
         """It has its turn behind those that are ready."""
         self.consumers.append(consumer)
-        self._enter(consumer)
+        self.enter(consumer)
 
     def remove(self, consumer: Consumer) -> bool:
         """It takes nothing more. True: it was the single active one, and the next in line is to be activated."""
@@ -156,7 +167,7 @@ class RoundRobin:
         if not consumer.parked or consumer.cancelled:
             return False
         consumer.parked = False
-        self._enter(consumer)
+        self.enter(consumer)
         return True
 
     def rest(self, consumer: Consumer) -> None:
@@ -179,9 +190,11 @@ class RoundRobin:
 
     def pick(self) -> Consumer | None:
         """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
+        if self._restricted:
+            return self._pick_restricted()
         alone = self._alone
         if alone is not None:
-            if alone.can_take() and (not self.single_active or alone is self.consumers[0]):
+            if alone.can_take():
                 return alone
             alone.parked = True
             self._alone = None
@@ -190,7 +203,7 @@ class RoundRobin:
         while groups:
             group = groups[0]
             consumer = group[0]
-            if consumer.can_take() and (not self.single_active or consumer is self.consumers[0]):
+            if consumer.can_take():
                 if len(group) > 1:
                     group.rotate(-1)
                 return consumer
@@ -200,7 +213,41 @@ class RoundRobin:
                 del groups[0]
         return None
 
-    def _enter(self, consumer: Consumer) -> None:
+    def peek(self) -> Consumer | None:
+        """Whose turn it is, and stays. Parks those that cannot take."""
+        consumer = self.pick()
+        if consumer is not None and self._groups:
+            self._groups[0].rotate(1)
+        return consumer
+
+    def _pick_restricted(self) -> Consumer | None:
+        if self.filtered:
+            return None
+        first = self.consumers[0] if self.consumers else None
+        if self._alone is not None and self._alone is first and first.can_take():
+            return first
+        active: Consumer | None = None
+        for consumer in self.take_ready():
+            if consumer is first and consumer.can_take():
+                active = consumer
+            else:
+                consumer.parked = True
+        self._alone = active
+        return active
+
+    def take_ready(self) -> list[Consumer]:
+        """Those that are not parked, the highest priority first: none is from now on, until it enters again."""
+        ready: list[Consumer] = []
+        if self._alone is not None:
+            ready.append(self._alone)
+            self._alone = None
+        for group in self._groups:
+            ready += group
+        self._groups.clear()
+        return ready
+
+    def enter(self, consumer: Consumer) -> None:
+        """One of `consumers` is ready; it has its turn behind those that are."""
         if not self._groups:
             alone = self._alone
             if alone is None:
@@ -307,6 +354,16 @@ class Source(Destination):
 
         The caller pumps when it has returned all it has.
         """
+        raise NotImplementedError
+
+    # -- what its filters ask
+
+    def hand_over(self, consumer: Consumer, entry: Entry) -> None:
+        """A ready entry that was taken goes to the consumer."""
+        raise NotImplementedError
+
+    def ended(self, entry: Entry) -> bool:
+        """Whether the time to live of an entry that was taken is over; then it has ended here."""
         raise NotImplementedError
 
     # -- what the turn, its log and its opening ask

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from amqpd.broker import consuming
 from amqpd.broker.delivery import NO_ARGUMENTS, Entry, Source
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
+from amqpd.broker.queues.counted import outgoing
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.naming import queue_name
@@ -89,6 +90,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
         )
     consuming.check_free(queue, command.exclusive)
+    consuming.check_filter(queue, arguments)
     consumer = channel.deliveries.make_consumer(queue, tag, command.no_ack, command.exclusive, arguments)
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
@@ -169,7 +171,7 @@ def get(channel: Channel, command: BasicGet) -> None:
         else:
             channel.output.send(channel.number, BasicGetEmpty())
         return
-    message = queue.outgoing(entry)
+    message = outgoing(entry, queue.rules.counts_shown)
     assert message is not None  # get() has read it
     tag = channel.deliveries.next_tag
     channel.deliveries.next_tag = tag + 1

@@ -65,6 +65,13 @@ class Prepared:
         self._body_bytes += body_size
         self.count += 1
 
+    def body_bytes(self) -> i64:
+        """Of all bodies, once it is closed."""
+        size: i64 = 0
+        for batch in self.batches:
+            size += batch.body_bytes
+        return size
+
     def close(self) -> None:
         """The open batch is whole; what comes behind it begins another."""
         if self._open_count == 0:

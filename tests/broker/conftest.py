@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.queues.counted import outgoing
 from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
@@ -32,6 +34,8 @@ from amqpd.protocol.properties import Properties, decode_properties, encode_prop
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import VhostRow
 from amqpd.storage.storage import Storage
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 class FakeClock(Clock):
@@ -222,7 +226,7 @@ class Room:
         self.turns()
         if entry is None:
             return None
-        message = queue.outgoing(entry)
+        message = outgoing(entry, queue.rules.counts_shown)
         assert message is not None
         return Got(message, entry.redelivered)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from amqpd.broker.queues.counted import outgoing
+
 
 def deaths(got) -> list[tuple]:
     return [(death["queue"], death["reason"], death["count"]) for death in got.headers["x-death"]]
@@ -148,7 +150,7 @@ class TestDeliveryCount:
         seen = []
         for _ in range(3):
             entry = queue.get(False)
-            message = queue.outgoing(entry)
+            message = outgoing(entry, queue.rules.counts_shown)
             seen.append(b"x-delivery-count" in message.properties())
             queue.requeue(entry, True)
             assert entry.delivery_count == len(seen)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.delivery import Entry
+from amqpd.broker.queues.counted import outgoing
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.rules import PLAIN, Rules
 
@@ -248,10 +249,10 @@ class TestDeliveryLimit:
         queue.obey(rules(counts_shown=True))
         entry = queue.get(False)
         assert entry is not None
-        shown = queue.outgoing(entry)
+        shown = outgoing(entry, queue.rules.counts_shown)
         assert shown is not None and b"x-delivery-count" in shown.properties()
         queue.obey(PLAIN)
-        assert queue.outgoing(entry) is entry.message
+        assert outgoing(entry, queue.rules.counts_shown) is entry.message
 
 
 class TestAll:

@@ -12,6 +12,7 @@ import logging
 from amqpd.broker.catalogue.exchange import Binding, Exchange
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.counters import queue_counts
+from amqpd.broker.queues.joining import leave
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.metadata.metadata import Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
@@ -37,8 +38,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     for binding in vhost.take_queue(queue):
         changes += drop_binding(vhost, binding)
     for consumer in list(queue.consumers):
-        queue.order.leave(queue, consumer)
-        queue.remove_consumer(consumer)
+        leave(queue, consumer)
         consumer.cancel()
     queue.forget()
     if queue.id:

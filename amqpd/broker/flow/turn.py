@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Source
+from amqpd.broker.flow.scans import Scans
 from amqpd.broker.flow.timers import Timers
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
@@ -92,6 +93,8 @@ class Turn:
         # What `now_ms` has read; -1: it is to look at the clock.
         self._now_ms: i64 = -1
         self._scheduled = False
+        # Queues that look for what consumers' filters want.
+        self.scans = Scans(timers)
         self._dirty: list[Flushable] = []
         self._pumps: list[Source] = []
         self._confirming: list[Confirmer] = []
@@ -186,6 +189,8 @@ class Turn:
                     queue.pump()
                 except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
                     queue.pump_failed(error)
+        if self.scans.line and self.scans.go_on(self.number):
+            self.want()
         commits = self.commits
         generation: i64 = commits.generation
         if self.urgent:

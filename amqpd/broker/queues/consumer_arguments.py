@@ -163,10 +163,9 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-filter",
             _selector,
-            "stream_filter",
-            "it gets only what this selector matches (SQL)",
+            "filters",
+            "it gets only what this selector matches (SQL); of work queues 8 different ones each, none by priority",
             "selector",
-            STREAMS,
         ),
         ConsumerRow(
             "x-stream-filter",

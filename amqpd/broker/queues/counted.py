@@ -8,6 +8,12 @@ from amqpd.protocol.codec import Long
 from amqpd.protocol.properties import scan, with_headers
 
 
+def outgoing(entry: Entry, counts_shown: bool) -> Message | None:
+    """The entry's message as a consumer sees it. counts_shown: by the queue's rules."""
+    message = entry.message
+    return counted(entry, message) if counts_shown and message is not None else message
+
+
 def counted(entry: Entry, message: Message) -> Message:
     """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
     count: int = entry.delivery_count

@@ -57,6 +57,38 @@ class Entries:
         self._head = head
         return entry
 
+    def after_last(self) -> i64:
+        """The index behind the last one, as `index_from` and `at` count."""
+        return len(self._entries)
+
+    def at(self, index: i64) -> Entry:
+        """The entry at this index."""
+        entry = self._entries[index]
+        assert entry is not None  # `index_from` gives none that has gone
+        return entry
+
+    def index_from(self, offset: i64) -> i64:
+        """The index of the first whose offset is not below `offset`; `after_last()` where there is none. Cost: a
+        bisection. An index holds until something goes."""
+        low = self._head
+        high: i64 = len(self._entries)
+        while low < high:
+            middle = (low + high) >> 1
+            if self.at(middle).offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def remove_at(self, index: i64) -> Entry:
+        """The entry at this index goes. Cost: O(1) at the front, else those behind it are moved up: some 1 us of
+        4096."""
+        if index == self._head:
+            return self.popleft()
+        entry = self.at(index)
+        del self._entries[index]
+        return entry
+
     def clear(self) -> None:
         self._entries.clear()
         self._head = 0

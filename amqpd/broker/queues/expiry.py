@@ -62,6 +62,11 @@ class Expiry(Timer):
         """The turn's time: behind the clock by as much as the turn has lasted."""
         return self._turn.now_ms()
 
+    def note_arrival(self, message: Message) -> None:
+        """Its time to live begins now, if it is not known when it began."""
+        if message.arrived_ms == 0 and message.logged_ms == 0:
+            message.arrived_ms = self.now_ms()
+
     def deadline(self, message: Message) -> i64:
         """When it is over, monotonic milliseconds; NEVER if nothing limits it."""
         ttl_ms = self.ttl_ms

@@ -15,7 +15,6 @@ Invariant: ready_count = len(returned) + len(hot) + unsettled records from cold_
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import final
 
 from mypy_extensions import i64
 
@@ -30,9 +29,8 @@ from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
 
-@final
 class FifoOrder(ReadyOrder):
-    """Of one queue."""
+    """Of one queue. `FilteredOrder` (filtered_order.py) takes its place while consumers have filters."""
 
     def __init__(self, backing: Backing) -> None:
         super().__init__(backing)

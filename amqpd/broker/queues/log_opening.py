@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import final
 
 from amqpd.broker.delivery import Source
+from amqpd.broker.destination import NotOpenYet
+from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,20 @@ class Opening:
         if self._waiting is None:
             self._waiting = []
         self._waiting.append(done)
+
+    def prepare(self, open_soon: Callable[[Opening], bool]) -> None:
+        """As `Destination.prepare`. open_soon: the host's. Raises: NotOpenYet, ResourceError."""
+        if not self.failed:
+            if not self.begun:
+                self.begun = not open_soon(self)
+            if self.begun:
+                raise NotOpenYet([self._queue])
+        self.failed = False
+        if not self.can_open():
+            queue = self._queue
+            raise ResourceError(
+                f"queue '{queue.name}' in vhost '{queue.vhost_name}' cannot be opened now; the broker's log says why"
+            )
 
     def begin(self) -> bool:
         """Reads the log. Whether that was all, or failed; else `end` is called when the disk has answered."""

@@ -16,17 +16,17 @@ One owner: only the loop's thread touches a queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
 from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
-from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.counted import counted
 from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import FifoOrder
+from amqpd.broker.queues.filters import PUMP_COUNT_MAX, Filters
 from amqpd.broker.queues.getters import Getters
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.levels import LevelOrder
@@ -35,12 +35,8 @@ from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.rules import Rules
 from amqpd.broker.queues.stream_order import StreamOrder
-from amqpd.errors import ResourceError
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import QueueLog
-
-# How many deliveries one call of pump makes before other queues and sockets have their turn.
-PUMP_COUNT_MAX: Final = 1000
 
 
 @final
@@ -68,7 +64,7 @@ class Queue(Source):
         self.arguments = arguments
         self.logged = store is not None
         self.keeps_all = rules.stream
-        self.round_robin.single_active = rules.single_active
+        self.round_robin.restrict(rules.single_active, False)
         self.backing = Backing(store)
         if rules.stream:
             self.order: ReadyOrder = StreamOrder(self.backing, host)
@@ -84,6 +80,8 @@ class Queue(Source):
         self.dead_letters_logged_count: i64 = 0
         # Made when a basic.get has to wait for the disk.
         self.getters: Getters | None = None
+        # Made for the first consumer with a filter.
+        self.filters: Filters | None = None
         # Watches the head from the first message on that has a time to live.
         self.expiry: Expiry | None = None
         self.rules = rules
@@ -126,12 +124,9 @@ class Queue(Source):
         self.order.obey(rules)
 
     def watch(self, message: Message) -> None:
-        expiry = self.expiry
-        if expiry is None:
-            expiry = Expiry(self, self.host, -1)
-            self.expiry = expiry
-        if message.arrived_ms == 0 and message.logged_ms == 0:
-            message.arrived_ms = expiry.now_ms()
+        if self.expiry is None:
+            self.expiry = Expiry(self, self.host, -1)
+        self.expiry.note_arrival(message)
 
     def used(self) -> None:
         """Somebody declared it, got from it, began or ceased to consume: a lease (x-expires) begins anew."""
@@ -146,19 +141,8 @@ class Queue(Source):
         return self.backing.store
 
     def prepare(self) -> None:
-        opening = self.opening
-        if opening is None:
-            return
-        if not opening.failed:
-            if not opening.begun:
-                opening.begun = not self.host.open_soon(opening)
-            if opening.begun:
-                raise NotOpenYet([self])
-        opening.failed = False
-        if not opening.can_open():
-            raise ResourceError(
-                f"queue '{self.name}' in vhost '{self.vhost_name}' cannot be opened now; the broker's log says why"
-            )
+        if self.opening is not None:
+            self.opening.prepare(self.host.open_soon)
 
     def can_open(self) -> bool:
         return self.opening is None or self.opening.can_open()
@@ -283,13 +267,10 @@ class Queue(Source):
         store = self.backing.store
         assert store is not None  # takes_prepared has looked
         count = prepared.count
-        size_bytes: i64 = 0
-        for batch in prepared.batches:
-            size_bytes += batch.body_bytes
         offset = store.append_prepared(prepared)
         self.published_count += count
         self.backing.next_offset = offset + count
-        self.order.add_prepared(self, offset, count, size_bytes, first)
+        self.order.add_prepared(self, offset, count, prepared.body_bytes(), first)
         if self.expiry is not None and self.ready_count == count:
             self.expiry.arm()
         self.pump_later()
@@ -316,6 +297,13 @@ class Queue(Source):
     def _pump(self) -> None:
         if self.getters is not None:
             self.getters.call()
+        if self.filters is not None:
+            order = self.filters.pump()
+            if order is None:
+                return
+            if order is not self.order:
+                self.order = order
+                self.filters = None
         count: i64 = 0
         while self.ready_count > 0:
             if self.backing.store is not None and self.round_robin.has_ready() and not self.order.at_hand(self):
@@ -332,7 +320,7 @@ class Queue(Source):
                 if not self.expiry.drop():
                     return  # a slice went; the next turn goes on
             else:
-                self._hand_over(consumer, entry)
+                self.hand_over(consumer, entry)
             if count >= PUMP_COUNT_MAX:
                 self.pump_later()
                 return
@@ -343,7 +331,13 @@ class Queue(Source):
             self.getters = Getters()
         self.getters.add(done)
 
-    def _hand_over(self, consumer: Consumer, entry: Entry) -> None:
+    def ended(self, entry: Entry) -> bool:
+        over = self.expiry is not None and self.expiry.is_over(entry)
+        if over:
+            self.discard(entry, "expired")
+        return over
+
+    def hand_over(self, consumer: Consumer, entry: Entry) -> None:
         message = entry.message
         assert message is not None  # take() has read it
         if self.rules.counts_shown and entry.delivery_count > 0:
@@ -364,18 +358,12 @@ class Queue(Source):
                 self.order.mark_delivered(store, entry.offset)
             consumer.deliver(message, entry, entry.redelivered)
 
-    def outgoing(self, entry: Entry) -> Message | None:
-        """The message as a consumer sees it."""
-        message = entry.message
-        return counted(entry, message) if self.rules.counts_shown and message is not None else message
-
     def get(self, no_ack: bool) -> Entry | None:
         """basic.get: the next entry, settled at once or counted as unacked. None: the queue is empty, or `waits`."""
         entry = self._take_at_hand()
         expiry = self.expiry
         if expiry is not None:
-            while entry is not None and expiry.is_over(entry):
-                self.discard(entry, "expired")
+            while entry is not None and self.ended(entry):
                 expiry.drop()
                 entry = self._take_at_hand()
             expiry.arm()
@@ -474,6 +462,7 @@ class Queue(Source):
             self.limits.end()
             self.limits = None
         self.opening = None
+        self.filters = None
         if self.getters is not None:
             self.getters.call()
         self.order.clear(self)

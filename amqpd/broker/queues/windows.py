@@ -50,6 +50,12 @@ class Windows:
         if self._shares > QUEUES_FULL and len(self._windows) < self._shares // 4:
             self._cut(self._shares // 2)
 
+    def replace(self, old: Window, new: Window) -> None:
+        """The queue of one goes on with the other."""
+        if old in self._windows:
+            self._windows.discard(old)
+            self._windows.add(new)
+
     def _cut(self, shares: i64) -> None:
         self._shares = shares
         self.count_max = max(COUNT_MIN, COUNT_MAX * QUEUES_FULL // shares)

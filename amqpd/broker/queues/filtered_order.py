@@ -1,0 +1,487 @@
+"""The ready order of arrival where consumers have filters (x-filter): messages are taken out of its middle too.
+
+It is `FifoOrder` but for what a filter has taken before its turn, and takes its place when the first consumer with a
+filter comes. What is ready lies in
+
+    back       entries that came back, wherever their place is; `returned` is the heap of them
+    hot        a window in memory, ascending; what a filter takes out of it is gone from it
+    the log    everything from `cold_offset` on that is neither settled nor in `ahead`
+
+`ahead` has one bit for each message that was taken out of the log before its turn: whatever becomes of it, the window
+passes it over when it comes there. What no filter wants stays where it is, and nothing is kept of it; so a million of
+them cost no memory. The cursors (filter_cursor.py) are here, as they are told what comes back, and what leaves.
+
+Invariant: ready_count = len(back) + len(hot) + unsettled records from cold_offset on that are not in `ahead`;
+for each cursor refused_count = those of them below its position, but for what came back and it has not looked at again.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.flow.scans import Scans
+from amqpd.broker.message import Message
+from amqpd.broker.message_view import MessageView
+from amqpd.broker.queues.fifo import FifoOrder
+from amqpd.broker.queues.filter_cursor import FilterCursor
+from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.offset_bits import OffsetBits
+from amqpd.storage.log.record import Record
+from amqpd.storage.queue_log import Cursor, QueueLog
+
+_FAR: Final = 1 << 62
+# What `_scan` answers beside an offset.
+_NONE: Final = -1
+_STOPPED: Final = -2
+_ENOUGH: Final = 64
+
+
+@final
+class FilteredOrder(FifoOrder):
+    """Of one queue. plain: the order until now, whose messages it goes on with."""
+
+    def __init__(self, plain: FifoOrder) -> None:
+        super().__init__(plain.backing)
+        self.count_max = plain.count_max
+        self.bytes_max = plain.bytes_max
+        self.hot = plain.hot
+        self.hot_bytes = plain.hot_bytes
+        self.cold_offset = plain.cold_offset
+        self.reading = plain.reading
+        # What came back and is ready: which cursors have refused it since, one bit each.
+        self.back: dict[Entry, int] = {}
+        if plain.returned is not None:
+            self.returned = plain.returned
+            for entry in plain.returned:
+                self.back[entry] = 0
+        self.ahead = OffsetBits()
+        self.cursors: list[FilterCursor] = []
+        self._back_cursor: Cursor | None = None
+        self._back_log: QueueLog | None = None
+        self._seen: Message | None = None
+        self._view: MessageView | None = None
+
+    def is_plain(self) -> bool:
+        """Whether a plain order would do, if nothing is unacked."""
+        return not self.cursors and not self.ahead and not self.back
+
+    def pass_all(self) -> None:
+        """Nothing is ready: whatever was taken lies before what is to come."""
+        self.ahead.clear()
+        self.cold_offset = self.backing.next_offset
+
+    def to_plain(self) -> FifoOrder:
+        """The plain order that goes on with its messages."""
+        plain = FifoOrder(self.backing)
+        plain.count_max = self.count_max
+        plain.bytes_max = self.bytes_max
+        plain.hot = self.hot
+        plain.hot_bytes = self.hot_bytes
+        plain.cold_offset = self.cold_offset
+        plain.reading = self.reading
+        self._close_back()
+        return plain
+
+    # -- filters -----------------------------------------------------------------------------------------------------
+
+    def add_cursor(self, cursor: FilterCursor) -> None:
+        """It looks at everything from the front on."""
+        cursor.begin_anew(self.back)
+        for entry in self.back:
+            self.back[entry] &= ~cursor.bit
+        self.cursors.append(cursor)
+
+    def remove_cursor(self, cursor: FilterCursor) -> None:
+        self.cursors.remove(cursor)
+        cursor.close()
+
+    def end_pump(self) -> None:
+        """Nothing more is looked at just now: no message is held."""
+        self._seen = None
+        self._view = None
+
+    def find(self, queue: Source, cursor: FilterCursor, scans: Scans) -> i64:
+        """The offset of the first ready message that the cursor's selector matches, as `claim` takes it; -1: there is
+        none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
+        else some 1 us a message it looks at, more for reading it from the log and decoding its headers.
+        Raises: OSError.
+        """
+        while True:
+            again = cursor.next_again(self.back)
+            limit: i64 = _FAR if again is None else again.offset
+            if cursor.position < limit:
+                offset = self._scan(queue, cursor, limit, scans)
+                if offset != _NONE:
+                    return offset if offset >= 0 else -1
+            if again is None:
+                return -1
+            if again is cursor.matched_back and again.message is not None:
+                return limit
+            if scans.over:
+                cursor.behind = True
+                return -1
+            held = again.message is not None
+            if not held and not self._read_again(queue, again):
+                if again in self.back:
+                    return -1  # the disk is asked
+                continue
+            scans.step()
+            message = again.message
+            if message is not None and self._matches(cursor, message):
+                cursor.matched_back = again
+                return limit
+            if not held:
+                again.message = None
+            heappop(cursor.again)
+            self.back[again] |= cursor.bit
+            cursor.refused_count += 1
+
+    def _scan(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+        """The first match from the cursor's position on and below `limit`."""
+        if cursor.position < self.cold_offset:
+            hot = self.hot
+            index = hot.index_from(cursor.position)
+            size = hot.after_last()
+            while index < size:
+                entry = hot.at(index)
+                offset = entry.offset
+                if offset >= limit:
+                    cursor.position = limit
+                    return _NONE
+                if offset == cursor.matched_offset:
+                    return offset
+                if scans.over:
+                    cursor.behind = True
+                    return _STOPPED
+                scans.step()
+                message = entry.message
+                if message is not None and self._matches(cursor, message):
+                    cursor.position = offset
+                    cursor.matched_offset = offset
+                    return offset
+                cursor.position = offset + 1
+                cursor.refused_count += 1
+                index += 1
+            cursor.position = self.cold_offset
+        end = self.backing.next_offset
+        if cursor.position >= end:
+            return _NONE
+        return self._scan_log(queue, cursor, limit, scans)
+
+    def _scan_log(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+        store = self.backing.store
+        end = self.backing.next_offset
+        while store is not None:
+            record = cursor.record(cursor.position)
+            if record is None:
+                if not cursor.read(store, cursor.position, self._read_bytes(), queue.log_arrived):
+                    return _STOPPED
+                record = cursor.record(cursor.position)
+                if record is None:
+                    break
+            offset = record.offset
+            if offset >= limit:
+                cursor.position = limit
+                return _NONE
+            if self.ahead.has(offset):
+                cursor.position = offset + 1
+                continue
+            if offset == cursor.matched_offset:
+                return offset
+            if scans.over:
+                cursor.behind = True
+                return _STOPPED
+            scans.step()
+            message = self._message(queue, record)
+            if self._matches(cursor, message):
+                cursor.position = offset
+                cursor.matched_offset = offset
+                return offset
+            cursor.position = offset + 1
+            cursor.refused_count += 1
+        cursor.position = end
+        cursor.rest()
+        return _NONE
+
+    def _message(self, queue: Source, record: Record) -> Message:
+        message = self.backing.message(record)
+        info = message.info
+        if info is not None and info.expiration is not None:
+            queue.watch(message)
+        return message
+
+    def _matches(self, cursor: FilterCursor, message: Message) -> bool:
+        content = message.content
+        if message.started and content is cursor.asked_content and message.envelope is cursor.asked_envelope:
+            return cursor.answer  # what follows each other in the log shares all but the body
+        view = self._view
+        if view is None or message is not self._seen:
+            view = MessageView(message)
+            self._view = view
+            self._seen = message
+        answer = cursor.selector.matches(view)
+        if message.started:
+            cursor.asked_content = content
+            cursor.asked_envelope = message.envelope
+            cursor.answer = answer
+        return answer
+
+    def _read_again(self, queue: Source, entry: Entry) -> bool:
+        """Reads an entry that came back. False: the disk is asked; or the log has lost it, and it is gone."""
+        store = self.backing.store
+        fetch = None
+        if store is not None and self.backing.has(entry.offset):
+            cursor = self._back_cursor
+            if cursor is None or self._back_log is not store:
+                cursor = store.new_cursor()
+                self._back_cursor = cursor
+                self._back_log = store
+            fetch = cursor.read_at_hand(entry.offset, 1, queue.log_arrived)
+            if fetch.records and fetch.records[0].offset == entry.offset:
+                entry.message = self._message(queue, fetch.records[0])
+                return True
+            if fetch.waiting:
+                return False
+        self._leave_back(queue, entry)
+        return False
+
+    def claim(self, queue: Source, cursor: FilterCursor, offset: i64) -> Entry:
+        """The message that `find` has just found, with its message, is ready no more."""
+        matched = cursor.matched_back
+        if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
+            heappop(cursor.again)
+            cursor.matched_back = None
+            self._leave_back(queue, matched)
+            return matched
+        cursor.matched_offset = -1
+        if offset < self.cold_offset:
+            entry = self.hot.remove_at(self.hot.index_from(offset))
+            self.hot_bytes -= entry.body_size
+        else:
+            record = cursor.record(offset)
+            store = self.backing.store
+            assert record is not None and store is not None  # `find` has seen it
+            entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+            entry.delivery_count = record.delivery_count
+            self.ahead.add(offset)
+        cursor.position = offset + 1
+        self._uncount(queue, entry)
+        for other in self.cursors:
+            if other is not cursor and other.position > offset:
+                other.refused_count -= 1
+        return entry
+
+    def _uncount(self, queue: Source, entry: Entry) -> None:
+        queue.ready_count -= 1
+        queue.ready_bytes -= entry.body_size
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
+
+    def _leave_back(self, queue: Source, entry: Entry) -> None:
+        refused_by = self.back.pop(entry)
+        self._uncount(queue, entry)
+        for cursor in self.cursors:
+            if refused_by & cursor.bit != 0:
+                cursor.refused_count -= 1
+
+    def _first_back(self) -> Entry | None:
+        """The lowest of what came back."""
+        returned = self.returned
+        if returned is None:
+            return None
+        while returned:
+            if returned[0] in self.back:
+                return returned[0]
+            heappop(returned)
+        return None
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+        if queue.ready_count == 0:
+            self.ahead.clear()  # whatever was taken lies before it
+        added = super().add(queue, message, offset)
+        if self.cursors:
+            queue.pump_later()
+        return added
+
+    def add_prepared(self, queue: Source, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+        if queue.ready_count == 0:
+            self.ahead.clear()
+        super().add_prepared(queue, offset, count, size_bytes, first)
+
+    def passed(self, offset: i64) -> None:
+        self.cold_offset = offset + 1
+        self.ahead.clear()
+        store = self.backing.store
+        if store is not None:
+            self.mark_delivered(store, offset)
+
+    def put_back(self, queue: Source, entry: Entry) -> None:
+        super().put_back(queue, entry)
+        back = self.back
+        back[entry] = 0
+        for cursor in self.cursors:
+            heappush(cursor.again, entry)
+            cursor.tidy(back)
+        returned = self.returned
+        if returned is not None and len(returned) > 2 * len(back) + _ENOUGH:
+            returned = list(back)
+            heapify(returned)
+            self.returned = returned
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def wants_first(self) -> bool:
+        return False
+
+    def look_at_first(self, queue: Source) -> None:
+        self.head(queue)
+
+    def _is_first(self, back: Entry) -> bool:
+        """Whether it is before all else that is ready."""
+        if self.hot:
+            return back.offset < self.hot.first().offset
+        return back.offset < self.cold_offset
+
+    def take(self, queue: Source) -> Entry | None:
+        while queue.ready_count > 0:
+            back = self._first_back()
+            if back is None or not self._is_first(back):
+                if self.hot or self._refill(queue):
+                    entry = self._take_hot(queue)
+                    if entry is not None:
+                        return entry
+                    continue
+                if back is None:
+                    # The log holds less than was counted (a damaged batch): the count follows the log.
+                    queue.ready_count = 0
+                    queue.ready_bytes = 0
+                    return None
+            if back.message is None:
+                self.backing.read_back(back)  # it stays in its place where that raises
+            self._leave_back(queue, back)
+            if back.message is not None:
+                return back
+        return None
+
+    def _take_hot(self, queue: Source) -> Entry | None:
+        back = self._first_back()
+        if back is not None and self._is_first(back):
+            return None  # what was read lies behind it
+        entry = self.hot.popleft()
+        self.hot_bytes -= entry.body_size
+        self._uncount(queue, entry)
+        offset = entry.offset
+        for cursor in self.cursors:
+            if cursor.position > offset:
+                cursor.refused_count -= 1
+        return entry
+
+    def head(self, queue: Source) -> Entry | None:
+        if queue.ready_count == 0 or not self.at_hand(queue):
+            return None
+        back = self._first_back()
+        if back is None or (self.hot and not self._is_first(back)):
+            return self.hot.first() if self.hot else None
+        if back.message is None:
+            self.backing.read_back(back)
+        return back
+
+    def mark_delivered(self, store: QueueLog, offset: i64) -> None:
+        # Not by a mark that stands for all before it, which may never have been delivered.
+        store.mark_returned(offset, store.delivery_count(offset))
+
+    def at_hand(self, queue: Source) -> bool:
+        store = self.backing.store
+        if self.hot or store is None:
+            return True
+        back = self._first_back()
+        if back is not None and back.offset < self.cold_offset:
+            return True
+        self.reading = False
+        fetch = store.cursor.read_at_hand(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        if not self._keep(queue, store, fetch.records):
+            if fetch.waiting:
+                self.cold_offset = fetch.next_offset
+                self.reading = True
+            elif fetch.records:
+                # All of them were taken before their turn: the next turn goes on.
+                self.reading = True
+                queue.pump_later()
+        return not self.reading
+
+    def _refill(self, queue: Source) -> bool:
+        store = self.backing.store
+        if store is None:
+            return False
+        self.reading = False
+        while True:
+            records = store.cursor.read(self.cold_offset, self._read_bytes()).records
+            if not records or self._keep(queue, store, records):
+                return len(self.hot) > 0
+
+    def _keep(self, queue: Source, store: QueueLog, records: list[Record]) -> bool:
+        ahead = self.ahead
+        for record in records:
+            if ahead.has(record.offset):
+                self.cold_offset = record.offset + 1
+            else:
+                self._window_from(queue, store, record)
+        ahead.drop_below(self.cold_offset)
+        return len(self.hot) > 0
+
+    def drop_old(self, queue: Source, host: QueueHost, arrived_max_ms: i64, count_max: i64) -> i64:
+        """They are looked at one by one: unacked messages lie between them."""
+        return 0
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def purge(self, queue: Source) -> None:
+        backing = self.backing
+        store = backing.store
+        size = queue.ready_bytes
+        if store is not None:
+            for entry in [*self.back, *self.hot.rest()]:
+                backing.settle(entry)
+                size -= entry.body_size
+            first = self.cold_offset
+            if first < backing.log_start:
+                first = backing.log_start
+            # What is unacked lies between them.
+            for begin, end in self.ahead.gaps(first, store.next_offset - 1):
+                store.settle_range(begin, end, size if size > 0 else 0)
+                size = 0
+            store.settle_with_turn()
+        self.clear(queue)
+        self.cold_offset = backing.next_offset
+
+    def clear(self, queue: Source) -> None:
+        super().clear(queue)
+        self.ahead.clear()
+        self.back.clear()
+        self._begin_anew()
+
+    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        super().unwritten(queue, ranges)
+        if self.returned is not None:
+            # Those that are in memory alone now have no offset any more.
+            self.returned = list(self.back)
+            heapify(self.returned)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        for entry in self.back:
+            self.back[entry] = 0
+        for cursor in self.cursors:
+            cursor.begin_anew(self.back)
+
+    def _close_back(self) -> None:
+        if self._back_cursor is not None:
+            self._back_cursor.close()
+            self._back_cursor = None
+            self._back_log = None
