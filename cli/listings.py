@@ -100,8 +100,8 @@ QUEUES: Final = Listing(
         "message_bytes", "message_bytes_persistent",
         "message_bytes_ram", "message_bytes_ready", "message_bytes_unacknowledged", "messages",
         "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_unacknowledged",
-        "messages_unacknowledged_ram", "name", "online", "operator_policy", "owner_pid", "pid", "policy", "slave_pids",
-        "state", "synchronised_slave_pids", "type",
+        "messages_unacknowledged_ram", "messages_unmatched", "name", "online", "operator_policy", "owner_pid", "pid",
+        "policy", "slave_pids", "state", "synchronised_slave_pids", "type",
     ),
 )  # fmt: skip
 EXCHANGES: Final = Listing(

@@ -67,6 +67,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "messages": queue.ready_count + unacked_apart(queue),
         "messages_ready": queue.ready_count,
         "messages_unacknowledged": queue.unacked_count,
+        # Of those that are ready: what no consumer's x-filter matches, as far as they have looked.
+        "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         "message_bytes": bytes_ready,
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
