@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from amqpd.routing import selector_erlang
@@ -133,3 +135,47 @@ def test_terms_of_the_jms_client(term: str, text: str) -> None:
 def test_other_terms_are_refused(term: str) -> None:
     with pytest.raises(BadSelector):
         meaning(term)
+
+
+HEADERS_OF_MESSAGES: list[dict[str, object]] = [
+    {name: value for name, value in zip("bsn", values, strict=True) if value is not None}
+    for values in product([None, True, False], [None, "red", "blue", "r_x"], [None, 1, 2, 3])
+]
+AS_RABBITMQ = [
+    ("{'ident',<<\"b\">>}", 0x0000FFFF0000),
+    ("{'not',{'ident',<<\"b\">>}}", 0xFFFF00000000),
+    ("{'=',{'ident',<<\"s\">>},<<\"red\">>}", 0x00F000F000F0),
+    ("{'<>',{'ident',<<\"s\">>},<<\"red\">>}", 0xFF00FF00FF00),
+    ("{'=',{'ident',<<\"n\">>},2}", 0x444444444444),
+    ("{'<>',{'ident',<<\"n\">>},2}", 0xAAAAAAAAAAAA),
+    ("{'>',{'ident',<<\"n\">>},1.5}", 0xCCCCCCCCCCCC),
+    ("{'<=',{'ident',<<\"n\">>},2}", 0x666666666666),
+    ("{'between',{'ident',<<\"n\">>},1,2}", 0x666666666666),
+    ("{'not_between',{'ident',<<\"n\">>},1,2}", 0x888888888888),
+    ('{\'in\',{\'ident\',<<"s">>},[<<"red">>,<<"blue">>]}', 0x0FF00FF00FF0),
+    ("{'not_in',{'ident',<<\"s\">>},[<<\"red\">>]}", 0xFF00FF00FF00),
+    ("{'like',{'ident',<<\"s\">>},<<\"r%\">>,'no_escape'}", 0xF0F0F0F0F0F0),
+    ("{'not_like',{'ident',<<\"s\">>},<<\"r%\">>,'no_escape'}", 0x0F000F000F00),
+    ('{\'like\',{\'ident\',<<"s">>},<<"r!_%">>,<<"!">>}', 0xF000F000F000),
+    ("{'is_null',{'ident',<<\"s\">>}}", 0x000F000F000F),
+    ("{'not_null',{'ident',<<\"n\">>}}", 0xEEEEEEEEEEEE),
+    ("{'and',{'=',{'ident',<<\"s\">>},<<\"red\">>},{'>',{'ident',<<\"n\">>},1}}", 0x00C000C000C0),
+    ("{'or',{'=',{'ident',<<\"s\">>},<<\"red\">>},{'ident',<<\"b\">>}}", 0x00F0FFFF00F0),
+    ("{'=',{'+',{'ident',<<\"n\">>},1},3}", 0x444444444444),
+    ("{'=',{'/',{'ident',<<\"n\">>},2},1.5}", 0x888888888888),
+    ("{'=',{'-',{'ident',<<\"n\">>}},-2}", 0x444444444444),
+    ("'true'", 0xFFFFFFFFFFFF),
+    ("'false'", 0x000000000000),
+    ("{'not',{'and',{'ident',<<\"b\">>},{'=',{'ident',<<\"n\">>},1}}}", 0xFFFFCCCCCCCC),
+    ("{'=',{'ident',<<\"b\">>},'true'}", 0x0000FFFF0000),
+    ("{'>',{'ident',<<\"s\">>},<<\"rec\">>}", 0x00F000F000F0),
+]
+"""What RabbitMQ 3.10.8 with its plugin did of these messages, bit by bit, the first message the lowest."""
+
+
+@pytest.mark.parametrize(("term", "wanted"), AS_RABBITMQ)
+def test_messages_go_where_rabbitmq_sends_them(term: str, wanted: int) -> None:
+    exchange = JmsTopic()
+    exchange.bind("", {"rjms_erlang_selector": term + "."}, "q")
+    went = [bool(exchange.match("", headers or None)) for headers in HEADERS_OF_MESSAGES]
+    assert went == [bool(wanted >> number & 1) for number in range(48)]
