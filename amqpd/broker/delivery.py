@@ -18,8 +18,10 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
+from amqpd.broker.stream_message import Dresser
 from amqpd.broker.stream_start import StreamStart
 from amqpd.routing.selector import Selector
+from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -110,6 +112,11 @@ class Consumer:
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
         """The queue's x-consumer-timeout is this from now on; -1: it has none. Of interest to who counts the time."""
+
+    def deliver_record(self, dresser: Dresser, record: Record, entry: Entry) -> None:
+        """Writes one delivery of a stream."""
+        entry.message = dresser.message(record)
+        self.deliver(entry.message, entry, False)
 
     def cancel(self) -> None:
         """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""

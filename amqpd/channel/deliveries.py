@@ -18,6 +18,7 @@ from amqpd.broker import consuming
 from amqpd.broker.delivery import Consumer, ConsumerArguments, Entry, Source, within
 from amqpd.broker.message import Message
 from amqpd.broker.queues.queue import Queue
+from amqpd.broker.stream_message import Dresser
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.overdue import Overdue
 from amqpd.channel.owner import ChannelOwner
@@ -26,6 +27,7 @@ from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import shortstr
 from amqpd.protocol.frames import LARGE_BODY_BYTES
+from amqpd.storage.log.record import Record
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
@@ -140,6 +142,43 @@ class ChannelConsumer(Consumer):
         else:
             output.write_content(deliveries.number, message)
             out = output.out
+        output.delivered_count += 1
+        if len(out) >= CUT_BYTES:
+            output.cut_output()
+        if not output.flush_wanted:
+            output.want_flush()
+
+    def deliver_record(self, dresser: Dresser, record: Record, entry: Entry) -> None:
+        """As `deliver`, of what lies in a stream's log: header and body go from there into the output."""
+        deliveries = self.deliveries
+        output = deliveries.output
+        payload_max = output.frame_payload_max
+        body_size: i64 = len(record.body)
+        if (
+            body_size > LARGE_BODY_BYTES
+            or body_size > payload_max
+            or not dresser.fits(record)
+            or dresser.header_payload_size > payload_max
+        ):
+            self.deliver(dresser.message(record), entry, False)
+            return
+        tag = deliveries.next_tag
+        deliveries.next_tag = tag + 1
+        self.in_flight += 1
+        entry.consumer = self
+        deliveries.unacked.add(tag, entry)
+        deliveries.window_used += 1
+        if deliveries.window_size > 0:
+            deliveries.window_turn = self
+        out = output.out
+        suffix = dresser.suffix
+        suffix_size: i64 = len(suffix)
+        if suffix_size != self._suffix_size:
+            self._begin(suffix_size)
+        out.write(self._start)
+        write_i64_be(out, tag)
+        out.write(suffix)
+        dresser.write(out, record, deliveries.number)
         output.delivered_count += 1
         if len(out) >= CUT_BYTES:
             output.cut_output()

@@ -9,7 +9,7 @@ import pytest
 from cases import CHUNKINGS
 from parties import Broker, Witness
 from peer import Peer
-from wire import Field, properties, table
+from wire import Field, body, header, method, properties, table
 
 REFUSED = "not supported by stream queues queue '{q}' in vhost '/'"
 FROM_FIRST = {"x-stream-offset": "first"}
@@ -63,6 +63,32 @@ def test_the_header_comes_last_and_once(speaker: Peer, stream: Callable[[Peer], 
     due = given | {"x-stream-offset": Field("l", 0)}
     wanted = properties(content_type="t", headers=due, delivery_mode=1, message_id="m")
     assert speaker.content("basic.deliver").props == wanted
+
+
+def test_on_any_channel_and_in_frames_of_any_size(broker: Broker, stream: Callable[[Peer], None]) -> None:
+    payloads = [b"a" * 3000, b"", b"b", b"c" * 4088, b"d" * 4089, b"e" * 200_000]
+    with broker.peer("s", "whole") as writer:
+        writer.handshake()
+        writer.channel()
+        stream(writer)
+        for payload in payloads:
+            parts = [payload[at : at + 100_000] for at in range(0, len(payload), 100_000)]
+            writer.send(method("basic.publish", routing_key=writer.q), header(len(payload)), *map(body, parts))
+        writer.fence()
+        name = writer.q
+    with broker.peer("s", "whole") as peer:
+        peer.handshake(frame_max=4096)
+        peer.channel()
+        for number in (1, 2, 300, 2047):
+            if number > 1:
+                peer.channel(number)
+            peer.call("basic.qos", number, prefetch_count=10)
+            peer.call("basic.consume", number, queue=name, arguments=FROM_FIRST)
+            for offset, payload in enumerate(payloads):
+                got = peer.content("basic.deliver", number)
+                assert (got.method["delivery_tag"], got.body) == (offset + 1, payload)
+                assert got.props == properties(headers={"x-stream-offset": Field("l", offset)})
+            peer.fence(number)
 
 
 def test_acks_are_credit_in_any_order(speaker: Peer, stream: Callable[[Peer], None]) -> None:

@@ -164,7 +164,6 @@ class StreamReader(Source):
                     return END if self._place is None else DISK
                 self._index = piece.index_of(self.offset)
             records = piece.records
-            messages = piece.messages
             while self._index < piece.count:
                 record = records[self._index]
                 if self.looked_count >= SHARE_COUNT:
@@ -182,11 +181,6 @@ class StreamReader(Source):
                     continue
                 if self.looked_count > 1 and not consumer.can_take():
                     return FULL
-                message = messages[self._index]
-                if message is None:
-                    message = dresser.message(record)
-                    if piece.shared:
-                        messages[self._index] = message
                 self._from_ms = -1
                 self._index += 1
                 self.offset = record.offset + 1
@@ -194,7 +188,7 @@ class StreamReader(Source):
                     self._unacked.append(record.offset)
                 stream.delivered_count += 1
                 stream.unacked_count += 1
-                consumer.deliver(message, Entry(self, record.offset, message, False), False)
+                consumer.deliver_record(dresser, record, Entry(self, record.offset, None, False))
             self.offset = piece.next_offset
             if consumer.cancelled:
                 return FULL
