@@ -48,3 +48,9 @@ class RetentionPolicy:
     file_delete_delay_ms: int = FILE_DELETE_DELAY_MS
     compaction: CleanerPolicy | None = None
     codec: int = 0
+
+    @property
+    def removes(self) -> bool:
+        """Whether anything may ever go by it."""
+        limits = (self.max_age_ms, self.max_bytes, self.max_records)
+        return max(limits) >= 0 or self.compaction is not None

@@ -104,6 +104,8 @@ class Upkeep:
         if not store.failed:
             try:
                 if log.policy is not None:
+                    if not store.ready and not log.policy.removes:
+                        return  # it is not opened for nothing
                     retention.retain(store, now_ms)
                     store.write()
                     self._wake(store)

@@ -214,6 +214,20 @@ def test_a_log_that_nobody_uses_is_not_opened(make_house: Any) -> None:
     assert not store.ready
 
 
+KEEPING = [RetentionPolicy(), RetentionPolicy(segment_size_bytes=1 << 20), RetentionPolicy(max_age_ms=1)]
+
+
+@pytest.mark.parametrize("policy", KEEPING)
+def test_of_logs_that_keep_only_one_that_may_lose_something_is_opened(make_house: Any, policy: RetentionPolicy) -> None:
+    house = make_house(segment_size_bytes=2500)
+    kept(house, policy)
+    house.filesystem = house.filesystem.killed()
+    house._storage()
+    store = house.storage.open_queue("v", house.queue_id, policy=policy)
+    maintain(house)
+    assert store.ready is policy.removes
+
+
 def test_a_confirm_does_not_pass_by_a_sync_that_failed_before_it(make_house: Any) -> None:
     """Upkeep writes what a turn has appended so far into an earlier group. When that group's sync fails, the turn's own
     group must name the log as well: its publishers wait for that one.
