@@ -16,7 +16,7 @@ from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_filter import RecordView, StreamFilter
-from amqpd.broker.queues.stream_order import SCAN_MS, StreamOrder
+from amqpd.broker.queues.stream_order import StreamOrder
 from amqpd.broker.queues.stream_reader import SHARE_COUNT, StreamReader
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
@@ -31,6 +31,7 @@ class Reader(Consumer):
         self.credit = credit
         self.got: list[bytes] = []
         self.entries: list[Entry] = []
+        self.told = False
 
     def can_take(self) -> bool:
         return self.in_flight < self.credit
@@ -43,7 +44,7 @@ class Reader(Consumer):
         self.entries.append(entry)
 
     def cancel(self) -> None:
-        raise AssertionError
+        self.told = True
 
     def ack(self) -> None:
         for entry in self.entries:
@@ -219,30 +220,59 @@ class TestCost:
         publish(room, *[{"n": n} for n in range(5000)])
         looked = count_looks(monkeypatch)
         reader = read(room, stream, x_filter="n = 4999", turn=False)  # which pumps
-        assert reader.place.offset == 8 * SHARE_COUNT
+        assert reader.place.offset == SHARE_COUNT
         plain = read(room, stream, turn=False)
-        assert len(plain.got) > SHARE_COUNT / 2  # one that searches leaves others their turn
+        assert len(plain.got) > SHARE_COUNT  # one that searches leaves others their turn
         room.turns()
         assert len(reader.got) == 1 and len(plain.got) == 5000
         assert len(looked) <= 2 * 5000
 
-    def test_a_clock_that_runs_ends_a_pump_early(self, room, stream) -> None:
-        publish(room, *[{"n": n} for n in range(5000)])
-        room.clock.per_look_ms = SCAN_MS
-        reader = read(room, stream, x_filter="n = 4999", turn=False)
-        assert reader.place.offset == SHARE_COUNT
-        room.clock.per_look_ms = 0
+    def test_large_headers_count_for_more(self, room, stream) -> None:
+        publish(room, *[{"n": n, "large": "x" * 50_000} for n in range(40)])
+        reader = read(room, stream, x_filter="n = 39", turn=False)
+        assert reader.place.offset < 5
         room.turns()
         assert len(reader.got) == 1
 
-    def test_large_headers_count_for_more(self, room, stream) -> None:
-        publish(room, *[{"n": n, "large": "x" * 50_000} for n in range(40)])
-        room.clock.per_look_ms = SCAN_MS
-        reader = read(room, stream, x_filter="n = 39", turn=False)
-        assert reader.place.offset < 5
+    def test_all_that_search_share_a_slice_of_the_turn(self, room) -> None:
+        """A clock that goes on with each look at it: however many search, a turn is theirs for five milliseconds."""
+        queues = [room.queue(f"s{number}", x_queue_type="stream") for number in range(12)]
+        for queue in queues:
+            for n in range(1500):
+                room.publish(queue.name, b"", turn=False, headers={"n": n})
+        room.turn.want()
+        room.turns()
+        room.clock.per_look_ms = 1
+        readers = [read(room, queue, turn=False, x_filter="n = 1499") for queue in queues]
+        turns = 0
+        while not any(reader.got for reader in readers):
+            before = sum(reader.place.offset for reader in readers)
+            step(room)
+            assert sum(reader.place.offset for reader in readers) - before <= 5 * SHARE_COUNT
+            turns += 1
+            assert turns < 1000
+        assert min(reader.place.offset for reader in readers) > 1500 / 2  # nobody was left behind
         room.clock.per_look_ms = 0
         room.turns()
-        assert len(reader.got) == 1
+        assert [len(reader.got) for reader in readers] == [1] * 12
+
+    def test_who_searches_may_leave(self, room, stream) -> None:
+        publish(room, *[{"n": n} for n in range(2000)])
+        readers = [read(room, stream, x_filter="n = 1999", turn=False) for _ in range(3)]
+        for gone in readers[:2]:
+            stream.order.leave(stream, gone)
+            stream.remove_consumer(gone)
+        room.turns()
+        assert [len(reader.got) for reader in readers] == [0, 0, 1]
+        assert not room.turn.scans.line
+
+    def test_a_stream_may_go_while_somebody_searches(self, room, stream) -> None:
+        publish(room, *[{"n": n} for n in range(2000)])
+        reader = read(room, stream, x_filter="n = 1999", turn=False)
+        room.delete(stream)
+        room.turns()
+        assert reader.got == [] and reader.told
+        assert not room.turn.scans.line
 
     def test_headers_are_decoded_once_for_all(self, room, stream, monkeypatch) -> None:
         publish(room, *[{"n": n} for n in range(50)], *[{"n": "same"}] * 50)
@@ -251,6 +281,14 @@ class TestCost:
         room.turns()
         assert all(len(each.got) == 51 for each in readers)
         assert len(looked) <= 60  # 50 of their own, and one for the 50 that are alike
+
+
+def step(room) -> None:
+    """One turn of the loop."""
+    soon = room._soon[:]
+    room._soon.clear()
+    for call in soon:
+        call()
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -64,6 +64,11 @@ class Scans:
         if count % LOOK_COUNT == 0:
             self.over = count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
+    def looked_at(self, count: i64) -> None:
+        """So many more messages were looked at."""
+        self._count += count
+        self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
+
     def wait(self, queue: Source) -> None:
         """The queue is not done: it is pumped again when it is its turn."""
         self.line.append(queue)

@@ -3,7 +3,8 @@
 All that is in the log is `ready`, whoever has read it; it leaves by retention alone. So `take` gives nothing out, and
 `scan`, with which a pump begins, serves the readers (stream_reader.py) instead: in the queue's round robin each gets a
 share, until nobody can take more or the turn's is used up. Who has come to the high watermark rests, and all who do go
-on together when it has moved; who waits for the disk goes on when that has answered.
+on together when it has moved; who waits for the disk goes on when that has answered. Whose filter has looked at a share
+and found no end stands in line with all that search (flow/scans.py), and leaves the others their turns.
 
 What a consumer is shown is safe: below the high watermark, so it is never taken back by a crash.
 
@@ -33,8 +34,6 @@ from amqpd.storage.queue_log import QueueLog
 # SHARE_COST more.
 PUMP_COUNT_MAX: Final = 2048
 SHARE_COST: Final = 8
-# And less where filters find little and look at much.
-SCAN_MS: Final = 4
 # x-stream-max-segment-size-bytes below and above these counts as the nearer one: a file for each batch is none of a
 # log's business, and an index has positions of 32 bits.
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
@@ -52,6 +51,10 @@ class StreamOrder(ReadyOrder):
         self._shared = Shared(Slices(FromLog()))
         # Asked to be told when the high watermark moves.
         self._asked = False
+        # How many readers have a filter; those that have looked long enough for now, and whether they are in line.
+        self._filters_count: i64 = 0
+        self._searching: dict[Consumer, None] = {}
+        self._in_line = False
 
     # -- the log
 
@@ -105,6 +108,8 @@ class StreamOrder(ReadyOrder):
         reader = StreamReader(shared, queue, store, consumer, stored)
         consumer.reader = reader
         shared.slices.readers_count += 1
+        if reader.filter is not None:
+            self._filters_count += 1
         if not reader.in_line or not queue.consumers:
             reader.begin(self._host.timers.wall_ms())
 
@@ -113,6 +118,9 @@ class StreamOrder(ReadyOrder):
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
             return
+        if reader.filter is not None:
+            self._filters_count -= 1
+            self._searching.pop(consumer, None)
         reader.note_passed_over()
         reader.end()
         consumer.reader = None  # which knows its consumer
@@ -137,32 +145,58 @@ class StreamOrder(ReadyOrder):
     def scan(self, queue: Source) -> bool:
         """Serves the readers. False: nothing is to be taken."""
         self._store_moved(queue)
+        granted = False
+        if self._filters_count > 0:
+            granted = self._host.turn.scans.begin(queue, self._host.turn.number, self._in_line)
+            if granted:
+                self._in_line = False
+                searching = self._searching
+                self._searching = {}
+                for consumer in searching:
+                    queue.round_robin.back(consumer)
+        if self._serve(queue, granted):
+            queue.pump_later()
+        if self._searching and not self._in_line:
+            self._in_line = True
+            self._host.turn.scans.wait(queue)
+            self._host.turn.want()
+        return False
+
+    def _serve(self, queue: Source, granted: bool) -> bool:
+        """A share to one reader after the other. Whether there is more than a pump's. granted: it is the turn of those
+        that search; else one that does looks at a share of what has come in, and then stands in line for more.
+        """
         robin = queue.round_robin
         shared = self._shared
+        scans = self._host.turn.scans
         left: i64 = PUMP_COUNT_MAX
-        until_ms: i64 = -1
         while left > 0:
             consumer = robin.pick()
             if consumer is None:
                 return False
             reader = consumer.reader
             assert isinstance(reader, StreamReader)  # `join` has made it
+            searches = reader.filter is not None
+            if searches and scans.over:
+                robin.rest(consumer)
+                self._searching[consumer] = None
+                continue
             if reader.offset < 0:
                 reader.begin(self._host.timers.wall_ms())
-            if until_ms < 0 and reader.filter is not None:
-                until_ms = self._host.timers.now_ms() + SCAN_MS
             ended = reader.deliver(self.bytes_max)
             left -= reader.looked_count + SHARE_COST
+            if searches:
+                scans.looked_at(reader.looked_count)
             if ended == MORE:
-                if until_ms >= 0 and self._host.timers.now_ms() >= until_ms:
-                    break
+                if searches and not granted:
+                    robin.rest(consumer)
+                    self._searching[consumer] = None
                 continue
             robin.rest(consumer)
             if ended == END:
                 shared.resting[reader] = None
                 self._ask(queue)
-        queue.pump_later()
-        return False
+        return True
 
     def _ask(self, queue: Source) -> None:
         store = self.backing.store
@@ -214,6 +248,7 @@ class StreamOrder(ReadyOrder):
         self._shared.slices.close()
         self._shared.resting.clear()
         self._shared.moved.clear()
+        self._searching.clear()
         self._queue = None
         store = self.backing.store
         if store is not None:
