@@ -31,7 +31,7 @@ from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
-from amqpd.storage.filesystem import Clock
+from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.metadata import VhostRow
 from amqpd.storage.storage import Storage
 
@@ -69,8 +69,10 @@ class Got:
 class Room:
     """The broker's part of a broker: storage, turn, timers, dead letters, one vhost."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, filesystem: FileSystem | None = None) -> None:
         self.data_dir = data_dir
+        self.filesystem = filesystem  # None: the real one
+        self.boot_id: str | None = None
         self.clock = FakeClock()
         self.expired: list[str] = []
         self._soon: list[Callable[[], None]] = []
@@ -80,7 +82,13 @@ class Room:
     def open(self) -> None:
         self.reply_consumers: dict[str, Destination] = {}
         self.storage = Storage(
-            self.data_dir, post=self._post, clock=self.clock, inline=True, segment_size_bytes=1 << 20
+            self.data_dir,
+            post=self._post,
+            clock=self.clock,
+            filesystem=self.filesystem,
+            inline=True,
+            segment_size_bytes=1 << 20,
+            boot_id=self.boot_id,
         )
         self.timers = Timers(self._call_later, self.clock)
         self.turn = Turn(self.storage, self._soon.append, self.timers)
