@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pika
 import pytest
 
@@ -376,3 +379,24 @@ class TestAfterAKill:
             broker.start()
             assert api.get("/api/queues/%2F/q")["effective_policy_definition"] == {}
             assert api.get("/api/queues/%2F/q")["messages"] == 5
+
+
+def test_a_row_that_another_program_wrote_keeps_nobody_from_starting(tmp_path, api):
+    with BrokerProcess(tmp_path / "data") as broker:
+        api = type(api)(broker)
+        api.done("PUT", "/api/policies/%2F/good", GOOD)
+        broker.stop()
+        with closing(sqlite3.connect(tmp_path / "data" / "metadata.sqlite")) as database:
+            for name, pattern, definition in (("bad", "(", "{}"), ("worse", "", "[]"), ("worst", "", "junk")):
+                row = ("/", name, pattern, "all", definition, 0, 0)
+                database.execute("INSERT INTO policies VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            database.commit()
+        broker.start()
+        assert [each["name"] for each in api.get("/api/policies/%2F")] == ["good"]
+        for name in ("bad", "worse", "worst"):
+            assert broker.says(f"policy '{name}' in vhost '/' cannot be used and holds for nothing")
+        # A policy of that name takes its row.
+        api.done("PUT", "/api/policies/%2F/bad", GOOD)
+        broker.kill()
+        broker.start()
+        assert [each["name"] for each in api.get("/api/policies/%2F")] == ["bad", "good"]
