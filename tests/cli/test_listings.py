@@ -182,12 +182,16 @@ def test_banners_headers_and_default_columns(
 
 @pytest.mark.parametrize("command", sorted(name for name, one in COMMANDS.items() if one.columns))
 def test_every_column_can_be_shown(broker: FakeBroker, ctl: Ctl, command: str) -> None:
-    path = {"list_connections": "connections", "list_channels": "channels", "list_vhosts": "vhosts"}.get(
-        command, command.removeprefix("list_") + "/%2F"
-    )
+    path = {
+        "list_connections": "connections",
+        "list_channels": "channels",
+        "list_vhosts": "vhosts",
+        "list_stream_offsets": "queues/%2F/q/offsets",
+    }.get(command, command.removeprefix("list_") + "/%2F")
     broker.answers["GET", "/api/connections"] = broker.answers["GET", "/api/consumers/%2F"] = (200, [])
     broker.answers["GET", f"/api/{path}"] = (200, [{"name": "x"}])
     columns = COMMANDS[command].columns
-    result = ctl(command, "--formatter", "json", *columns)
+    operands = ["q"] if "/q/" in path else []
+    result = ctl(command, "--formatter", "json", *operands, *columns)
     assert result.code == 0
     assert list(json.loads(result.out)[0]) == list(columns)
