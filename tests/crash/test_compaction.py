@@ -3,7 +3,8 @@
 One publisher with confirms writes rising numbers under a few routing keys, a tombstone now and then; one named reader
 follows. After each kill a fresh reader reads everything there is. Judged: of each key the last confirmed value is there
 or a later one; nothing is there that was not published, nothing twice, offsets rise; a key whose last is a tombstone
-shows nothing older behind it. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
+shows nothing older behind it; the offset stored for the named reader is never behind what an earlier start found, nor
+ahead of what it acked. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
+from amqpd.broker.catalogue.stored_offsets import WRITE_S
 from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess
 
@@ -40,6 +42,8 @@ class Story:
         self.sent: dict[str, list[int | None]] = {f"key.{number}": [] for number in range(KEYS)}
         self.confirmed: dict[str, int] = dict.fromkeys(self.sent, 0)
         self.number = 0
+        self.acked = 0  # the named reader's next offset
+        self.stored = 0  # the same as a start found it
         self.going = True
         self.failures: list[BaseException] = []
 
@@ -73,6 +77,7 @@ class Story:
                     offset = properties.headers["x-stream-offset"]
                     assert offset > before, "offsets rise"
                     before = offset
+                    self.acked = max(self.acked, offset + 1)
                     channel.basic_ack(method.delivery_tag)
 
     @contextlib.contextmanager
@@ -148,12 +153,13 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
             channel.queue_declare("s", durable=True, arguments={**STREAM, "x-compression": codec})
             channel.exchange_declare("keys", "topic", durable=True)
             channel.queue_bind("s", "keys", "#")
-        for _ in range(count):
+        for cycle in range(count):
             story.going = True
             threads = [threading.Thread(target=each, args=(broker.url,)) for each in (story.publish, story.follow)]
             for thread in threads:
                 thread.start()
-            time.sleep(story.chance.uniform(1.0, 3.0))
+            # Offsets are written every five seconds.
+            time.sleep(WRITE_S + 1.5 if cycle == count - 1 else story.chance.uniform(1.0, 3.0))
             cleaned += broker.stderr.count("compacted up to offset")
             broker.kill()
             story.going = False
@@ -165,24 +171,33 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
             with connected(broker.url) as channel:
                 channel.confirm_delivery()
                 channel.basic_publish("keys", "end", b"")
+            stored = offsets_of(broker).get("follower", 0)
+            assert story.stored <= stored <= story.acked, "the named reader's offset"
+            story.stored = stored
             judge(story, [each for each in read_all(broker.url, end_of(broker)) if each[1] != "end"])
         found = read_all(broker.url, end_of(broker))
     total = sum(map(len, story.sent.values()))
     print(f"\n{count} kills, {total} published, {len(found)} left, {cleaned} cleanings seen in the log")
     assert cleaned, "nothing was compacted"
     assert len(found) < total
+    assert story.stored > 0, "no offset was stored"
 
 
 def end_of(broker: BrokerProcess) -> int:
     """The log end offset: a stored offset of 0 is so far behind it."""
-    def ctl(*line: str) -> str:
-        out = StringIO()
-        assert run([*line, "--data-dir", str(broker.data_dir)], out, out, StringIO(), {}) == 0, out.getvalue()
-        return out.getvalue()
+    ctl(broker, "set_stream_offset", "s", "measure", "0")
+    return offsets_of(broker, "lag")["measure"]
 
-    ctl("set_stream_offset", "s", "measure", "0")
-    told = json.loads(ctl("list_stream_offsets", "s", "name", "lag", "--formatter", "json"))
-    return next(each["lag"] for each in told if each["name"] == "measure")
+
+def offsets_of(broker: BrokerProcess, column: str = "offset") -> dict[str, int]:
+    told = json.loads(ctl(broker, "list_stream_offsets", "s", "name", column, "--formatter", "json"))
+    return {each["name"]: each[column] for each in told}
+
+
+def ctl(broker: BrokerProcess, *line: str) -> str:
+    out = StringIO()
+    assert run([*line, "--data-dir", str(broker.data_dir)], out, out, StringIO(), {}) == 0, out.getvalue()
+    return out.getvalue()
 
 
 @pytest.mark.timeout(240)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
 
 
@@ -63,6 +65,34 @@ def test_properties_and_headers_have_types(spark: Any, written: Any) -> None:
     assert bytes(last["raw_properties"]) == raw
     assert first["headers"] is None and first["properties"]["delivery_mode"] == 2
     assert frame.where("headers['n'] = '5'").count() == 1
+
+
+def test_batches_of_kafka_clients_and_compressed_ones(spark: Any, written: Any) -> None:
+    """Each codec, each record's own time; then what a stream with x-compression writes."""
+    for codec in range(5):
+        builder = DefaultRecordBatchBuilder(
+            magic=2,
+            compression_type=codec,
+            is_transactional=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            batch_size=1 << 20,
+        )
+        headers = [("exchange", b"theirs"), ("properties", b"\x00\x00")]
+        for number in range(100):
+            builder.append(number, 1_600_000_000_000 + number, b"eu", b"%d." % number * 40, headers)
+        written.store.appender.append_batches(bytes(builder.build()))
+    written.storage.set_policy(written.store, RetentionPolicy(codec=4))
+    written.append(*(b"ours %d." % number * 40 for number in range(100)))
+    written.turn()
+    rows = sorted(load(spark, written, startingOffsets="5000").collect(), key=lambda row: row["offset"])
+    assert [row["offset"] for row in rows] == list(range(5000, 5600))
+    for row in rows[:500]:
+        number = (row["offset"] - 5000) % 100
+        assert bytes(row["value"]) == b"%d." % number * 40
+        assert round(row["timestamp"].timestamp() * 1000) == 1_600_000_000_000 + number
+    assert bytes(rows[-1]["value"]) == b"ours 99." * 40
 
 
 def test_a_view_in_sql(spark: Any, written: Any) -> None:
