@@ -17,7 +17,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Page: what the log of its examples has to be like.
 PAGES = {
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
-    "filters.md": r"order 1 25\norder 3 12\nnight-shift 1\narchive 2\nsite-7 1\n",
+    "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
+    r"night-shift 1\narchive 2\nsite-7 1\n",
 }
 
 

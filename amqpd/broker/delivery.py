@@ -312,6 +312,8 @@ class Source(Destination):
         self.logged = False
         # It stands in the turn's list of those to be pumped.
         self.pump_wanted = False
+        # It stands in the line of those that look for what filters want (flow/scans.py).
+        self.scan_wanted = False
         self.round_robin = RoundRobin()
         # What is ready, and body bytes of it; what is with consumers.
         self.ready_count: i64 = 0

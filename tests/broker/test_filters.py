@@ -368,6 +368,35 @@ class TestLog:
         room.turns()
         assert texts(red.got) == "r3000"
 
+    def test_a_queue_that_has_something_else_to_do_first_goes_on_looking(self, room) -> None:
+        """A rule that has slices of its own comes while a filter goes over the backlog."""
+        queue = room.queue("q")
+        for number in range(3000):
+            room.publish("q", b"%d" % number, headers={"colour": "blue"}, turn=False)
+        publish(room, "r", 3000)
+        room.clock.per_look_ms = 1
+        red = take(room, queue, RED, turn=False)
+        room.turn.run()
+        queue.obey(Rules({"length_max": 1500}))
+        room.turn.run()
+        assert queue.ready_count > 1500
+        room.turns()
+        assert texts(red.got) == "r3000"
+        assert queue.ready_count <= 1500
+
+    def test_what_no_log_could_take_is_delivered_all_the_same(self, room) -> None:
+        """It has no offset any more, and its message is in memory alone."""
+        queue = room.queue("q", durable=False)
+        red = take(room, queue, RED, 1)
+        publish(room, "rrb")
+        red.entries[0].offset = -1
+        red.requeue()
+        room.turns()
+        assert texts(red.got) == "r0 r0"
+        red.ack()
+        room.turns()
+        assert texts(red.got) == "r0 r0 r1"
+
     def test_more_than_one_pump(self, room) -> None:
         queue = room.queue("q")
         for number in range(PUMP_COUNT_MAX + 500):

@@ -46,6 +46,16 @@ class TestQueues:
         assert {name: found[name] for name in wanted} == wanted
         assert (found["message_stats"]["publish"], found["message_stats"]["get"]) == (3, 1)
 
+    def test_what_no_filter_wants(self, api, v, channel):
+        channel.queue_declare("q")
+        channel.basic_consume("q", lambda *_: None, arguments={"x-filter": "colour = 'red'"})
+        for colour in ("red", "blue", "green"):
+            channel.basic_publish("", "q", b"", pika.BasicProperties(headers={"colour": colour}))
+        channel.queue_declare("q", passive=True)
+        found = api.get(f"/api/queues/{v}/q")
+        wanted = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "messages_unmatched": 2}
+        assert {name: found[name] for name in wanted} == wanted
+
     def test_counts_after_a_restart_without_anybody_using_the_queue(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             connection = pika.BlockingConnection(pika.URLParameters(broker.url))

@@ -39,9 +39,9 @@ class Scans:
         self._count: i64 = 0
         self._granted: Source | None = None
 
-    def begin(self, queue: Source, turn: i64, in_line: bool) -> bool:
-        """The queue is pumped in this turn: `over` says whether it may look at anything. in_line: it waits for its
-        turn; the answer is whether that is now.
+    def begin(self, queue: Source, turn: i64) -> None:
+        """The queue is pumped in this turn: `over` says whether it may look at anything. One that stands in the line
+        may not before it is its turn.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:
@@ -52,10 +52,9 @@ class Scans:
             self._until_ms = now_ms + SHARE_MS
             self._count = 0
             self.over = False
-            return True
+            return
         self._until_ms = self._turn_until_ms
-        self.over = in_line or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
-        return False
+        self.over = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
 
     def step(self) -> None:
         """One more message is looked at."""
@@ -71,7 +70,9 @@ class Scans:
 
     def wait(self, queue: Source) -> None:
         """The queue is not done: it is pumped again when it is its turn."""
-        self.line.append(queue)
+        if not queue.scan_wanted:
+            queue.scan_wanted = True
+            self.line.append(queue)
 
     def go_on(self, turn: i64) -> bool:
         """Pumps those in line, as long as the turn's slice lasts; one in any case. Whether some still wait."""
@@ -83,6 +84,7 @@ class Scans:
         while self.line and shares < SLICE_MS // SHARE_MS:
             shares += 1
             queue = self.line.popleft()
+            queue.scan_wanted = False
             self._granted = queue
             try:
                 queue.pump()

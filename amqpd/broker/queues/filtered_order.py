@@ -34,9 +34,10 @@ from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
 
 _FAR: Final = 1 << 62
-# What `_scan` answers beside an offset.
-_NONE: Final = -1
-_STOPPED: Final = -2
+# What `find` answers beside an offset (-1 is one, of what no log could take), and `_scan`.
+NOTHING: Final = -2
+_NONE: Final = -3
+_STOPPED: Final = -4
 _ENOUGH: Final = 64
 
 
@@ -105,10 +106,9 @@ class FilteredOrder(FifoOrder):
         self._view = None
 
     def find(self, queue: Source, cursor: FilterCursor, scans: Scans) -> i64:
-        """The offset of the first ready message that the cursor's selector matches, as `claim` takes it; -1: there is
-        none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
-        else some 1 us a message it looks at, more for reading it from the log and decoding its headers.
-        Raises: OSError.
+        """The offset of the first ready message that the cursor's selector matches, as `claim` takes it. NOTHING: there
+        is none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
+        else some 1 us a message it looks at, and what reading it from the log costs. Raises: OSError.
         """
         while True:
             again = cursor.next_again(self.back)
@@ -116,18 +116,18 @@ class FilteredOrder(FifoOrder):
             if cursor.position < limit:
                 offset = self._scan(queue, cursor, limit, scans)
                 if offset != _NONE:
-                    return offset if offset >= 0 else -1
+                    return offset if offset >= 0 else NOTHING
             if again is None:
-                return -1
+                return NOTHING
             if again is cursor.matched_back and again.message is not None:
                 return limit
             if scans.over:
                 cursor.behind = True
-                return -1
+                return NOTHING
             held = again.message is not None
             if not held and not self._read_again(queue, again):
                 if again in self.back:
-                    return -1  # the disk is asked
+                    return NOTHING  # the disk is asked
                 continue
             scans.step()
             message = again.message

@@ -19,7 +19,7 @@ from mypy_extensions import i64
 from amqpd.broker.delivery import Consumer, RoundRobin, Source
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import FilterCursor
-from amqpd.broker.queues.filtered_order import FilteredOrder
+from amqpd.broker.queues.filtered_order import NOTHING, FilteredOrder
 from amqpd.broker.queues.host import QueueHost
 from amqpd.routing.selector import Selector
 
@@ -42,7 +42,6 @@ class Filters:
         self._anybody = RoundRobin()
         self._filter_of: dict[Consumer, FilterCursor] = {}
         self._served: i64 = 0
-        self._in_line = False
         # What `_next` has chosen; None: the head.
         self._filter: FilterCursor | None = None
         self._offset: i64 = 0
@@ -141,8 +140,7 @@ class Filters:
         if not queue.round_robin.filtered:
             return self._order_without()
         order = self.order
-        if self._scans.begin(queue, self._host.turn.number, self._in_line):
-            self._in_line = False
+        self._scans.begin(queue, self._host.turn.number)
         for cursor in order.cursors:
             cursor.behind = False
         self._collect()
@@ -171,13 +169,12 @@ class Filters:
         order.end_pump()
         if queue.ready_count > 0:
             order.head(queue)  # what has a time to live is seen, whoever wants it
-        if not self._in_line:
+        if not queue.scan_wanted:
             for cursor in order.cursors:
                 if cursor.behind:
-                    self._in_line = True
-            if self._in_line:
-                self._scans.wait(queue)
-                self._host.turn.want()
+                    self._scans.wait(queue)
+                    self._host.turn.want()
+                    break
         return None
 
     def _next(self) -> Consumer | None:
@@ -190,7 +187,7 @@ class Filters:
             if consumer is None:
                 continue
             offset = order.find(queue, cursor, self._scans)
-            if offset >= 0 and (best is None or offset < self._offset or self._is_before(consumer, offset, best)):
+            if offset != NOTHING and (best is None or offset < self._offset or self._is_before(consumer, offset, best)):
                 best = consumer
                 self._filter = cursor
                 self._offset = offset

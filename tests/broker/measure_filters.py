@@ -1,0 +1,136 @@
+"""Prints what filters on a work queue cost: `python tests/broker/measure_filters.py [MESSAGES]`, with the amqpd that is
+importable. No test: figures depend on the machine.
+
+The backlog is in the log of a durable queue, from the page cache, bodies of 100 bytes, five headers; the last message
+is the one that is wanted. `turn`: the longest that the loop was held while it was looked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conftest import Room
+from taker import Taker, take
+
+from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.queues.queue import Queue
+from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.storage.filesystem import Clock
+
+BODY = b"." * 100
+
+
+class RealRoom(Room):
+    """With the machine's clocks."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self.storage.close(clean=False)
+        self.clock = Clock()  # type: ignore[assignment]
+        self.open()
+
+
+def report(what: str, figure_us: float, more: str = "") -> None:
+    sys.stdout.write(f"{what:<66}{figure_us:8.3f} us{more}\n")
+
+
+def offer(room: Room, queue: Queue, properties: bytes) -> None:
+    message = make_message(Envelope("", "q"), properties, BODY, True, scan(properties, 0, len(properties)))
+    queue.offer(message)
+
+
+def headers_of(number: int, last: int) -> dict[str, object]:
+    colour = "red" if number == last else "blue"
+    return {"colour": colour, "n": number, "site": "zurich", "kind": "order", "weight": 2.5}
+
+
+def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], Properties], window: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="measure-filters-") as folder:
+        room = RealRoom(Path(folder))
+        queue = room.queue("q")
+        queue.order.count_max = window
+        for number in range(count):
+            offer(room, queue, encode_properties(properties_of(number)))
+            if number % 1000 == 0:
+                room.turn.want()
+                room.turns()
+        room.turns()
+        longest_s = 0.0
+        began_s = time.perf_counter()
+        taker: Taker = take(room, queue, wanted, turn=False)
+        longest_s = time.perf_counter() - began_s
+        while not taker.got:
+            turn_s = time.perf_counter()
+            room.turn.run()
+            longest_s = max(longest_s, time.perf_counter() - turn_s)
+        took_s = time.perf_counter() - began_s
+        assert len(taker.got) == 1
+        report(what, took_s / count * 1e6, f"   turn {longest_s * 1000:.1f} ms, {took_s:.2f} s")
+        room.storage.close(clean=False)
+
+
+def flow(what: str, count: int, filters: int) -> None:
+    """Publish and deliver, no acks waited for, transient: what each message costs with so many filters."""
+    with tempfile.TemporaryDirectory(prefix="measure-filters-") as folder:
+        room = RealRoom(Path(folder))
+        queue = room.queue("q", durable=False)
+        takers = [take(room, queue, f"colour = 'c{number}'", no_ack=True) for number in range(filters)]
+        if not filters:
+            takers = [take(room, queue, no_ack=True)]
+        names = [f"c{number % max(filters, 1)}" for number in range(count)]
+        encoded = [encode_properties(Properties(headers={"colour": name, "n": 5})) for name in names[:64]]
+        messages = [make_message(Envelope("", "q"), each, BODY, False, scan(each, 0, len(each))) for each in encoded]
+        began_s = time.perf_counter()
+        for number in range(count):
+            queue.offer(messages[number % 64])
+            if number % 64 == 63:
+                room.turn.run()
+        room.turns()
+        report(what, (time.perf_counter() - began_s) / count * 1e6)
+        assert sum(len(each.got) for each in takers) == count
+        room.storage.close(clean=False)
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    last = count - 1
+    red = "colour = 'red'"
+    backlog(
+        "log, each message's headers its own", count, red, lambda n: Properties(headers=headers_of(n, last)), 4096
+    )
+    backlog(
+        "log, headers alike",
+        count,
+        red,
+        lambda n: Properties(headers={**headers_of(n, last), "n": 0}),
+        4096,
+    )
+    backlog(
+        "log, a property, no header",
+        count,
+        "p.type = 'red'",
+        lambda n: Properties(type="red" if n == last else "blue", headers=headers_of(n, -1)),
+        4096,
+    )
+    ten = "colour = 'red' AND n > 1 AND n < 1e9 AND " + " AND ".join(f"site <> 's{n}'" for n in range(7))
+    backlog("log, ten terms", count, ten, lambda n: Properties(headers=headers_of(n, last)), 4096)
+    backlog(
+        "memory, each message's headers its own",
+        min(count, 30_000),
+        red,
+        lambda n: Properties(headers=headers_of(n, min(count, 30_000) - 1)),
+        1 << 20,
+    )
+    flow("publish and deliver, no filter", count, 0)
+    flow("publish and deliver, one filter, all match", count, 1)
+    flow("publish and deliver, eight filters, one matches", count, 8)
+
+
+if __name__ == "__main__":
+    main()
