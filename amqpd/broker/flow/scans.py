@@ -39,9 +39,9 @@ class Scans:
         self._count: i64 = 0
         self._granted: Source | None = None
 
-    def begin(self, queue: Source, turn: i64) -> None:
+    def begin(self, queue: Source, turn: i64) -> bool:
         """The queue is pumped in this turn: `over` says whether it may look at anything. One that stands in the line
-        may not before it is its turn.
+        may not before it is its turn; the answer is whether that is now.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:
@@ -52,9 +52,10 @@ class Scans:
             self._until_ms = now_ms + SHARE_MS
             self._count = 0
             self.over = False
-            return
+            return True
         self._until_ms = self._turn_until_ms
         self.over = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
+        return False
 
     def step(self) -> None:
         """One more message is looked at."""

@@ -54,7 +54,6 @@ class StreamOrder(ReadyOrder):
         # How many readers have a filter; those that have looked long enough for now, and whether they are in line.
         self._filters_count: i64 = 0
         self._searching: dict[Consumer, None] = {}
-        self._in_line = False
 
     # -- the log
 
@@ -147,17 +146,15 @@ class StreamOrder(ReadyOrder):
         self._store_moved(queue)
         granted = False
         if self._filters_count > 0:
-            granted = self._host.turn.scans.begin(queue, self._host.turn.number, self._in_line)
+            granted = self._host.turn.scans.begin(queue, self._host.turn.number)
             if granted:
-                self._in_line = False
                 searching = self._searching
                 self._searching = {}
                 for consumer in searching:
                     queue.round_robin.back(consumer)
         if self._serve(queue, granted):
             queue.pump_later()
-        if self._searching and not self._in_line:
-            self._in_line = True
+        if self._searching and not queue.scan_wanted:
             self._host.turn.scans.wait(queue)
             self._host.turn.want()
         return False
