@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 
 import pytest
@@ -13,8 +14,9 @@ from amqpd.broker.queues import stream_slices
 from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN, retention_of
+from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN, StreamOrder, retention_of
 from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.broker.queues.stream_slices import Slices
 from amqpd.broker.stream_start import INTERVAL_MS_MAX, interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
@@ -551,3 +553,32 @@ class TestRefusals:
     def test_what_is_no_name(self, room, stream, value) -> None:
         with pytest.raises(PreconditionFailed, match="invalid arg 'x-stream-consumer-name'"):
             read(room, stream, x_stream_consumer_name=value)
+
+
+class TestTheEnd:
+    def test_nothing_is_left_to_a_collector(self, room) -> None:
+        """What knows each other lets go of each other: a circle would keep its messages until a collector comes."""
+        room.queue("s", x_queue_type="stream")
+        fill(room, 3)
+        readers = [
+            read(room, room.vhost.queues["s"], x_stream_offset="first", x_stream_consumer_name="me") for _ in range(3)
+        ]
+        for reader in readers:
+            reader.ack()
+        room.turns()
+        leave(room, readers[1])
+        gc.collect()
+        gc.disable()
+        try:
+            room.delete(room.vhost.queues["s"])
+            for reader in readers:
+                reader.entries.clear()  # as a channel's end does
+            del reader, readers
+            room.turns()
+            room.storage.commits.flush()
+            room.turns()
+            ours = (StreamReader, StreamOrder, Slices)
+            left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, ours)]
+        finally:
+            gc.enable()
+        assert left == []

@@ -32,7 +32,7 @@ from amqpd.storage.queue_log import QueueLog
 
 # How many records one pump looks at before other queues and sockets have their turn; a reader's share of it counts as
 # SHARE_COST more.
-PUMP_COUNT_MAX: Final = 2048
+PUMP_COUNT_MAX: Final = 1024
 SHARE_COST: Final = 8
 # x-stream-max-segment-size-bytes below and above these counts as the nearer one: a file for each batch is none of a
 # log's business, and an index has positions of 32 bits.
