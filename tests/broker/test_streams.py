@@ -389,6 +389,13 @@ class TestOneAtATime:
         assert second.got == bodies[2:]
         assert third.got == []
 
+    def test_the_next_of_an_empty_stream(self, room, line) -> None:
+        first = read(room, line, x_stream_offset="first")
+        second = read(room, line, x_stream_offset="first")
+        leave(room, first)
+        assert second.got == []
+        assert fill(room, 3) == second.got
+
     def test_a_line_that_was_empty_begins_anew(self, room, line) -> None:
         bodies = fill(room, 4)
         first = read(room, line, x_stream_offset=2)
@@ -463,6 +470,21 @@ class TestRetention:
         fill(room, 1, first=4)
         assert reader.got == [b"4"]
         assert reader.offsets() == [4]
+
+    def test_credit_that_comes_when_nothing_is_left(self, room) -> None:
+        queue = room.queue("s", x_queue_type="stream", x_max_age="10s")
+        fill(room, 5)
+        reader = read(room, queue, 2, x_stream_offset="first")
+        room.advance(11_000)
+        for _ in range(3):
+            room.storage.maintain()
+            room.turns()
+        assert queue.ready_count == 0
+        reader.credit = 10
+        reader.ack(2)
+        room.turns()
+        fill(room, 2, first=5)
+        assert reader.got[-2:] == [b"5", b"6"]
 
     def test_rules_change_while_it_runs(self, room, stream) -> None:
         fill(room, 40, LARGE)

@@ -85,6 +85,8 @@ class StreamOrder(ReadyOrder):
         """It is shown to readers when it is safe."""
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
+        if not self._asked and queue.round_robin.has_ready():
+            queue.pump_later()  # one became able to take when there was nothing, and has not looked since
         return True
 
     def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
@@ -217,7 +219,7 @@ class StreamOrder(ReadyOrder):
             self._shared.resting = {}
             for reader in resting:
                 queue.round_robin.back(reader.consumer)
-            queue.pump_later()
+        queue.pump_later()
 
     def at_hand(self, queue: Source) -> bool:
         return True
