@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli import export, listings, logs, nodes, operations, parameters, policies, streams, users
+from amqpd.cli import export, limits, listings, logs, nodes, operations, parameters, policies, streams, users
 from amqpd.cli import help as help_texts
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import USAGE, Failure
@@ -41,6 +41,7 @@ COMMANDS: Final[dict[str, Command]] = {
         HELP,
         *nodes.COMMANDS,
         *users.COMMANDS,
+        *limits.COMMANDS,
         *listings.COMMANDS,
         *logs.COMMANDS,
         *operations.COMMANDS,

@@ -62,7 +62,7 @@ def state(vhosts: int, queues: int, exchanges: int) -> MetadataState:
     ]
     exchange_rows = [ExchangeRow(Name("vhost 0"), Name(f"exchange {number}"), "fanout") for number in range(exchanges)]
     return MetadataState(
-        "0" * 32, False, rows, empty, empty, empty, empty, exchange_rows, queue_rows, *[empty] * 6
+        "0" * 32, False, rows, empty, empty, empty, empty, exchange_rows, queue_rows, *[empty] * 7
     )
 
 

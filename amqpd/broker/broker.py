@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from amqpd.auth.backends import BackendContext, InternalBackend
 from amqpd.broker.catalogue import queues
+from amqpd.broker.catalogue.admission import Admission
 from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.limits import UserLimits
 from amqpd.broker.catalogue.load import load
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, GlobalParameters
 from amqpd.broker.catalogue.restore import Findings, Report
@@ -91,6 +93,8 @@ class Broker:
         )
         self.node_name = f"amqpd@{os.uname().nodename}"
         self.global_parameters = GlobalParameters(self.catalogue)
+        self.user_limits = UserLimits(self.catalogue)
+        self.admission = Admission(self.user_limits)
         self.started_at = time.time()
         self.channel_opened_count = 0
         self.channel_closed_count = 0
@@ -112,6 +116,7 @@ class Broker:
         self.auth.listeners.append(self._user_changed)
         load(self.vhosts, state)
         self.global_parameters.load(state.global_parameters)
+        self.user_limits.load(state.user_limits)
 
     @property
     def cluster_name(self) -> str:
@@ -172,6 +177,8 @@ class Broker:
                 clients.alarm_ended()
 
     def _user_changed(self, change: AuthChange) -> None:
+        if change.what == "user_deleted":
+            self.user_limits.forget(change.user)
         for clients in self.clients:
             clients.user_changed(change)
 

@@ -32,6 +32,7 @@ def release(channel: Channel) -> None:
     """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
     broker = channel.session.broker
     broker.channel_closed_count += 1
+    broker.admission.close_channel(channel.session.user.name)
     broker.ended_channels.add(channel_counts(channel))
     for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)

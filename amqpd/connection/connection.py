@@ -339,6 +339,7 @@ class Connection(CommandSink):
             # Its own close was answered, and it leaves ours unanswered.
             self.backlog.forget(channel)
         self.channels.check_count()
+        self.broker.admission.open_channel(self.session.user.name)
         self.channels.add(Channel(self.session, self.output, self.backlog, number))
         self.broker.channel_opened_count += 1
         self.output.send(number, commands.ChannelOpenOk())

@@ -25,6 +25,7 @@ class Connections(Clients):
         self.by_name: dict[str, Connection] = {}
         self.opened_count = 0
         self.closed_count = 0
+        self.admission = broker.admission
         limits = broker.settings.limits
         self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
         self.give_back = GiveBack(broker.loop, malloc_trim())
@@ -36,6 +37,8 @@ class Connections(Clients):
 
     def add(self, connection: Connection) -> None:
         self.by_name[connection.name] = connection
+        session = connection.session
+        self.admission.entered(session, session.user.name, session.vhost)
         self.opened_count += 1
 
     def release(self, connection: Connection) -> None:
@@ -50,6 +53,7 @@ class Connections(Clients):
         session = connection.opened
         if session is None:
             return
+        self.admission.left(session, session.user.name, session.vhost)
         queues.delete_all(session.vhost, session.vhost.exclusive_queues(session))
 
     # -- what the broker tells ---------------------------------------------------------------------------------------

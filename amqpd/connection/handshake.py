@@ -282,6 +282,7 @@ class Handshake(Control):
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
             raise NotAllowed(f"vhost {command.virtual_host} not found", commands.CONNECTION_OPEN)
+        broker.admission.check(user.name, vhost, commands.CONNECTION_OPEN)
         if not broker.auth.may_access_vhost(user, vhost.name):
             raise NotAllowed(
                 f"access to vhost '{vhost.name}' refused for user '{user.name}'", commands.CONNECTION_OPEN

@@ -107,13 +107,6 @@ class NotJson(ApiError):
     error = "unsupported_media_type"
 
 
-class NotBuilt(ApiError):
-    """A path of RabbitMQ's that this version does not serve."""
-
-    status = 501
-    error = "not_implemented"
-
-
 class Unavailable(ApiError):
     status = 503
     error = "service_unavailable"

@@ -34,7 +34,7 @@ async def get_definitions(call: Call) -> Reply:
         "rabbitmq_version": broker.settings.product[1],
         "product_name": "amqpd",
         "product_version": __version__,
-        "users": [user_item(row) for row in auth.users()],
+        "users": [user_item(broker.user_limits, row) for row in auth.users()],
         "vhosts": [
             {
                 "name": vhost.name,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from amqpd.auth.backends import TAGS_MAX
 from amqpd.auth.passwords import RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
+from amqpd.broker.catalogue.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.management.call import BadRequest, clean_name
 from amqpd.management.slices import Slices
@@ -29,7 +30,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "password_hash": (_TEXT, _MISSING),
         "hashing_algorithm": (_TEXT, RABBIT_SHA256),
         "tags": (_TAGS, ""),
-        "limits": (_ANY, {}),
+        "limits": (_ANY, None),
     },
     "vhosts": {
         "name": (_TEXT, _MISSING),
@@ -37,7 +38,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "tags": (_TAGS, ""),
         "default_queue_type": (_TEXT, "classic"),
         "metadata": (_TABLE, {}),
-        "limits": (_ANY, []),
+        "limits": (_ANY, None),
         "tracing": (_FLAG, False),
     },
     "permissions": dict.fromkeys(("user", "vhost", "configure", "write", "read"), (_TEXT, _MISSING)),
@@ -137,6 +138,19 @@ def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: s
     return item
 
 
+def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
+    """rabbit: 4.x has the limits of a vhost at the vhost, and among the parameters, too, which then hold. Those that
+    stand at the vhost alone become parameters.
+    """
+    there = {item["vhost"] for item in items["parameters"] if item["component"] == COMPONENT}
+    for item in items["vhosts"]:
+        if item["limits"] and item["name"] not in there:
+            there.add(item["name"])
+            items["parameters"].append(
+                {"vhost": item["name"], "component": COMPONENT, "name": PARAMETER, "value": item["limits"]}
+            )
+
+
 # -- one item ---------------------------------------------------------------------------------------------------------
 
 def queue_arguments(item: Item) -> dict[str, object]:
@@ -170,9 +184,11 @@ def check_user(item: Item) -> None:
 
 
 def check_vhost(item: Item) -> None:
-    """Makes `undefined` a classic. Raises: BadRequest."""
+    """Makes `undefined` a classic. Raises: BadRequest, InvalidLimits."""
     clean_name(item["name"], "a vhost")
     tags_of(item["tags"])
+    if item["limits"]:
+        checked(item["limits"], OF_VHOSTS, PARAMETER)
     if item["tracing"]:
         raise BadRequest("tracing is not part of this version of amqpd")
     item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")

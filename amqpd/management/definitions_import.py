@@ -24,6 +24,7 @@ from amqpd.broker.catalogue import bindings, exchanges, policies, queues, vhosts
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.catalogue.declared import OnItsWay, finished, promise, unheard
 from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.catalogue.limits import InvalidLimits, UserLimits
 from amqpd.broker.catalogue.parameters import InvalidParameter, component_of
 from amqpd.broker.catalogue.policy_keys import InvalidPolicy
 from amqpd.broker.catalogue.transaction import Transaction
@@ -39,13 +40,14 @@ from amqpd.management.definitions_document import (
     permission_row,
     queue_arguments,
     read,
+    with_limits_of_vhosts,
 )
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices, release
 from amqpd.management.users import tags_of
 from amqpd.protocol.codec import CodecError
 from amqpd.routing.errors import RoutingError
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserLimitsRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 # What the calls raise when an item cannot be.
 REFUSALS: Final = (
     ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
-    InvalidPolicy, InvalidParameter,
+    InvalidPolicy, InvalidParameter, InvalidLimits,
 )  # fmt: skip
 
 
@@ -63,6 +65,7 @@ class Import:
     def __init__(self, call: Call, items: dict[str, list[Item]]) -> None:
         self.broker = call.broker
         self.items = items
+        with_limits_of_vhosts(items)
         self.slices = Slices()
 
     async def check(self) -> None:
@@ -101,6 +104,7 @@ class Import:
             given.transaction.abandon()
             raise
         self.broker.auth.keep_all(given.users, given.permissions)
+        self.broker.user_limits.load(given.user_limits.values())
         for _ in given.transaction.make_all():
             if self.slices.due:
                 await self.slices.rest()
@@ -163,6 +167,7 @@ class Declarations:
     def __init__(self, broker: Broker, dry: bool) -> None:
         self.transaction = Transaction(broker.vhosts, dry)
         self.users: list[UserRow] = []
+        self.user_limits: dict[str, UserLimitsRow] = {}
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self._user_names = {row.name for row in broker.auth.users()}
         self._vhosts: set[str] = set()  # those that the document has named
@@ -176,6 +181,9 @@ class Declarations:
         self._user_names.add(row.name)
         self.users.append(row)
         self.transaction.put(row)
+        if item["limits"] is not None:
+            limits = self.user_limits[row.name] = UserLimits.row(row.name, item["limits"])
+            self.transaction.put(limits)
 
     def vhost(self, item: Item) -> None:
         """A new one, or another default queue type for the one there is; the rest of it stays as it is."""

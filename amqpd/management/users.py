@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.backends import NoSuchUser
@@ -13,16 +14,17 @@ from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
+    from amqpd.broker.catalogue.limits import UserLimits
     from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
 
 
-def user_item(row: UserRow) -> dict[str, Any]:
+def user_item(limits: UserLimits, row: UserRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "password_hash": row.password_hash,
         "hashing_algorithm": row.hashing_algorithm,
         "tags": list(row.tags),
-        "limits": {},
+        "limits": limits.get(row.name),
     }
 
 
@@ -55,17 +57,18 @@ async def whoami(call: Call) -> Reply:
 
 
 async def get_users(call: Call) -> Reply:
-    return await listing(call, call.broker.auth.users(), user_item, lambda row: row.name)
+    shown = partial(user_item, call.broker.user_limits)
+    return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
 
 
 async def get_users_without_permissions(call: Call) -> Reply:
     known = {row.user for row in call.broker.auth.permissions()}
     rows = [row for row in call.broker.auth.users() if row.name not in known]
-    return await listing(call, rows, user_item, lambda row: row.name)
+    return await listing(call, rows, partial(user_item, call.broker.user_limits), lambda row: row.name)
 
 
 async def get_user(call: Call) -> Reply:
-    return one(call, user_item(call.broker.auth.user(call.params["user"])))
+    return one(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
 
 
 async def put_user(call: Call) -> Reply:

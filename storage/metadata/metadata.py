@@ -46,6 +46,7 @@ from amqpd.storage.metadata.schema import (
     Row,
     StoredOffsetRow,
     TopicPermissionRow,
+    UserLimitsRow,
     UserRow,
     VhostRow,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "Row",
     "StoredOffsetRow",
     "TopicPermissionRow",
+    "UserLimitsRow",
     "UserRow",
     "VhostRow",
     "WriteFailed",
@@ -140,6 +142,7 @@ class MetadataState(NamedTuple):
     global_parameters: list[GlobalParameterRow]
     stored_offsets: list[StoredOffsetRow]
     """Of queues that are not being deleted: the others' go with them."""
+    user_limits: list[UserLimitsRow]
 
 
 class _Start(Protocol):
@@ -404,6 +407,7 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
         parameters=of(ParameterRow),
         global_parameters=of(GlobalParameterRow),
         stored_offsets=[row for row in of(StoredOffsetRow) if row.queue_id in live],
+        user_limits=of(UserLimitsRow),
     )
 
 

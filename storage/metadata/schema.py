@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Rises with every change of a table. A database with a larger number is refused untouched, one with a smaller number
 is given at its start what it lacks: the tables whose `since` is larger.
 
-1: until the first streams. 2: `stored_offsets`.
+1: until the first streams. 2: `stored_offsets`. 3: `user_limits`.
 """
 
 NAME_LENGTH: Final = 255
@@ -157,6 +157,13 @@ class StoredOffsetRow(NamedTuple):
     time_ms: int
 
 
+class UserLimitsRow(NamedTuple):
+    """What a user may have open at most. Goes with the user. `limits`: JSON object as text."""
+
+    user: str
+    limits: str
+
+
 Row: TypeAlias = (
     VhostRow
     | UserRow
@@ -169,6 +176,7 @@ Row: TypeAlias = (
     | ParameterRow
     | GlobalParameterRow
     | StoredOffsetRow
+    | UserLimitsRow
 )
 
 
@@ -443,6 +451,14 @@ TABLES: Final[tuple[Table, ...]] = (
         ("queue_id", "name"),
         (("queue_id", "queues"),),
         since=2,
+    ),
+    Table(
+        "user_limits",
+        UserLimitsRow,
+        (("user", _N), ("limits", _T)),
+        ("user",),
+        (("user", "users"),),
+        since=3,
     ),
 )
 

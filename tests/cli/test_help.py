@@ -22,6 +22,7 @@ ASKED_FOR = (
     "list_exchanges list_bindings list_connections list_channels list_consumers purge_queue delete_queue "
     "set_policy clear_policy list_policies set_operator_policy clear_operator_policy list_operator_policies "
     "set_parameter clear_parameter list_parameters set_global_parameter clear_global_parameter list_global_parameters "
+    "set_vhost_limits clear_vhost_limits list_vhost_limits set_user_limits clear_user_limits list_user_limits "
     "list_stream_offsets set_stream_offset delete_stream_offset "
     "close_connection close_all_connections set_vm_memory_high_watermark stop_app start_app stop help"
 )

@@ -21,6 +21,7 @@ from amqpd.storage.metadata.metadata import (
     Row,
     StoredOffsetRow,
     TopicPermissionRow,
+    UserLimitsRow,
     UserRow,
     VhostRow,
 )
@@ -46,6 +47,7 @@ EVERY_ROW: tuple[Row, ...] = (
     ParameterRow("shop", "shovel", "s", "{}"),
     GlobalParameterRow("cluster_name", '"rabbit"'),
     StoredOffsetRow("2" * 32, ODD, (1 << 63) - 1, 1_700_000_000_000),
+    UserLimitsRow("guest", '{"max-channels":0}'),
 )
 
 

@@ -28,6 +28,7 @@ from amqpd.storage.metadata.metadata import (
     Row,
     StoredOffsetRow,
     TopicPermissionRow,
+    UserLimitsRow,
     UserRow,
     VhostRow,
     WriteFailed,
@@ -172,7 +173,7 @@ def test_a_user_takes_the_permissions_along(tmp_path: Path, url: str) -> None:
     with opened(tmp_path, url, EVERY_ROW) as (metadata, _):
         assert write(metadata, Delete(USER)) is None
     with opened(tmp_path, url) as (_, state):
-        gone = UserRow | PermissionRow | TopicPermissionRow
+        gone = UserRow | PermissionRow | TopicPermissionRow | UserLimitsRow
         assert all_rows(state) == named([row for row in EVERY_ROW if not isinstance(row, gone)])
 
 

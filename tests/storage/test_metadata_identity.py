@@ -15,10 +15,9 @@ from amqpd.storage.metadata.metadata import (
     MetadataError,
     NewerSchema,
     Put,
-    StoredOffsetRow,
     random_id,
 )
-from amqpd.storage.metadata.schema import SCHEMA_VERSION
+from amqpd.storage.metadata.schema import SCHEMA_VERSION, Row, tables_after
 from amqpd.storage.metadata.sqlite import SqliteStart
 
 
@@ -51,32 +50,37 @@ def test_an_unknown_schema_is_refused(tmp_path: Path, version: str) -> None:
     assert "schema version" in refused(tmp_path, MetadataError)
 
 
-def as_version_1(path: Path) -> None:
-    """What schema version 1 had: no stored offsets."""
+def as_version(path: Path, version: int) -> tuple[type[Row], ...]:
+    """The database as that schema version had it. Returns which rows it lacks."""
+    missing = tables_after(version)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DROP TABLE stored_offsets")
-    set_header(path, "schema_version", "1")
+        for table in missing:
+            connection.execute(f"DROP TABLE {table.name}")
+    set_header(path, "schema_version", str(version))
+    return tuple(table.row for table in missing)
 
 
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
 @pytest.mark.parametrize("road", ["own file", "url"])
-def test_an_older_schema_becomes_the_one_of_today(tmp_path: Path, road: str) -> None:
+def test_an_older_schema_becomes_the_one_of_today(tmp_path: Path, road: str, version: int) -> None:
     fresh, path = tmp_path / "fresh", tmp_path / "metadata.sqlite"
     url = "" if road == "own file" else f"sqlite:///{path}"
     with opened(fresh):
         pass
     with opened(tmp_path, url, EVERY_ROW):
         pass
-    as_version_1(path)
-    offset = next(row for row in EVERY_ROW if isinstance(row, StoredOffsetRow))
+    lacks = as_version(path, version)
+    new = [row for row in EVERY_ROW if isinstance(row, lacks)]
+    assert new
     with opened(tmp_path, url) as (metadata, state):
         assert not state.fresh
-        assert all_rows(state) == named([row for row in EVERY_ROW if row is not offset])
-        assert write(metadata, Put(offset)) is None
+        assert all_rows(state) == named([row for row in EVERY_ROW if not isinstance(row, lacks)])
+        assert write(metadata, *(Put(row) for row in new)) is None
     with opened(tmp_path, url) as (_, state):
-        assert state.stored_offsets == [offset]
-    with closing(sqlite3.connect(path)) as new, closing(sqlite3.connect(fresh / "metadata.sqlite")) as made:
+        assert all_rows(state) == named(EVERY_ROW)
+    with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(fresh / "metadata.sqlite")) as made:
         schema = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
-        tables = [{name: " ".join(sql.split()) for name, sql in each.execute(schema)} for each in (new, made)]
+        tables = [{name: " ".join(sql.split()) for name, sql in each.execute(schema)} for each in (old, made)]
         if not url:
             assert tables[0] == tables[1]
         assert tables[0].keys() == tables[1].keys()
@@ -87,7 +91,7 @@ def test_an_upgrade_that_was_cut_short_is_made_by_the_next_start(
 ) -> None:
     with opened(tmp_path, "", EVERY_ROW):
         pass
-    as_version_1(tmp_path / "metadata.sqlite")
+    as_version(tmp_path / "metadata.sqlite", 1)
     with monkeypatch.context() as patched:
         patched.setattr(sqlite, "HEADER_TABLE", "nowhere")  # its last statement fails
         with pytest.raises(sqlite3.OperationalError):

@@ -118,6 +118,8 @@ class Declared:
         self._call_soon = call_soon
         self._call_later = call_later
         self._held: dict[Name, list[Done]] = {}
+        # Those of queues that come, by vhost.
+        self._coming_queues: dict[str, set[Name]] = {}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -127,17 +129,30 @@ class Declared:
         if held in self._held:
             raise OnItsWay(self, held)
 
-    def hold(self, name: Name) -> None:
-        """Nobody else may declare it until `free`. Raises: OnItsWay when somebody is about to."""
+    def hold(self, name: Name, comes: bool = False) -> None:
+        """Nobody else may declare it until `free`. comes: it is to be there then; else it goes. Raises: OnItsWay when
+        somebody is about to.
+        """
         if name in self._held:
             raise OnItsWay(self, name)
         self._held[name] = []
+        if comes and name.kind == "queue":
+            self._coming_queues.setdefault(name.vhost, set()).add(name)
+
+    def coming_queue_count(self, vhost: str) -> int:
+        """Queues that nobody can find yet, whose commit is on the way."""
+        return len(self._coming_queues.get(vhost, ()))
 
     def free(self, names: Iterable[Name]) -> None:
         """Who waits for them asks again, each in a turn of the loop by itself."""
         for name in names:
             for done in self._held.pop(name):
                 self._call_soon(done, None)
+            coming = self._coming_queues.get(name.vhost)
+            if coming is not None and name.kind == "queue":
+                coming.discard(name)
+                if not coming:
+                    del self._coming_queues[name.vhost]
 
     def wait(self, name: Name, done: Done) -> None:
         """See `OnItsWay.wait`."""
@@ -168,7 +183,7 @@ class Declared:
                 self.take_back(coming.undo, names)
                 done(error)
 
-        self.hold(coming.name)
+        self.hold(coming.name, comes=True)
         self.commit(coming.changes, names, committed)
 
     def _apply(self, coming: Coming, done: Done) -> None:

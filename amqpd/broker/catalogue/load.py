@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from amqpd.broker.catalogue import limits
 from amqpd.broker.catalogue.exchange import Binding, Exchange
 from amqpd.broker.catalogue.policy_table import policy_of
 from amqpd.broker.catalogue.unavailable import Unavailable
@@ -28,6 +29,9 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
         vhosts[row.name] = vhosts.new_vhost(row)
     for policy_row in state.policies:
         _policy(vhosts[policy_row.vhost], policy_row)
+    for parameter in state.parameters:
+        if parameter.component == limits.COMPONENT:
+            limits.load(vhosts[parameter.vhost], parameter)
     for vhost in vhosts.values():
         for exchange in vhost.exchanges.values():
             vhost.follow(exchange)  # the broker's own, which are there already

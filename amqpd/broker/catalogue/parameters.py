@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from amqpd.broker.catalogue import policies
+from amqpd.broker.catalogue import limits, policies
 from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
 from amqpd.broker.catalogue.erlang import term
@@ -98,6 +98,7 @@ COMPONENTS: Final[dict[str, Component]] = {
             _clear_operator_policy,
             administrators=True,
         ),
+        Component(limits.COMPONENT, limits.values, limits.declare, limits.clear, administrators=True),
         Component("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),
     )
 }

@@ -47,6 +47,7 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
         return False
     if asked.name.startswith("amq.") and not asked.name.startswith("amq.gen-"):
         raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
+    check_room(names, asked.name)
     asked = asked.with_default_type(names.default_queue_type)
     vhost = names.vhost
     check(vhost.name, asked)
@@ -58,6 +59,15 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
         put, undo = Put(row), Delete(row)
     names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make, vhost, new), new), done)
     return True
+
+
+def check_room(names: Names, name: str) -> None:
+    """rabbit: whether one more may come is asked before its arguments are looked at. Raises: PreconditionFailed."""
+    if not names.limits.allow("max-queues", names.queue_count()):
+        limit = names.limits.value["max-queues"]
+        raise PreconditionFailed(
+            f"cannot declare queue '{name}': queue limit in vhost '{names.vhost.name}' ({limit}) is reached"
+        )
 
 
 def check(vhost: str, asked: QueueDeclaration) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from amqpd.broker.catalogue.declaration import NewQueue
 from amqpd.broker.catalogue.declared import Coming, Declared, Done, Name, OnItsWay
 from amqpd.broker.catalogue.exchange import BindingKey, Exchange
+from amqpd.broker.catalogue.limit_set import Limits
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.catalogue.vhosts import VhostNames, VHosts
 from amqpd.broker.queues.queue import Queue
@@ -41,13 +42,13 @@ class _Collected:
         self.ends: dict[object, None] = {}
         self.held: list[Name] = []
         self._declared = declared
-        self._dry = dry
+        self.dry = dry
 
     def add(self, coming: Coming, done: Done) -> None:
         """Raises: OnItsWay when its name is held by others."""
-        if self._dry:
+        if self.dry:
             return
-        self._declared.hold(coming.name)
+        self._declared.hold(coming.name, comes=True)
         self.held.append(coming.name)
         self.changes += coming.changes
         self.undo += coming.undo
@@ -66,6 +67,7 @@ class Draft(Names):
 
     def __init__(self, collected: _Collected, vhost: VHost, default_queue_type: str) -> None:
         self.default_queue_type = default_queue_type
+        self.limits = vhost.limits
         self._vhost = vhost
         self._collected = collected
         self._queues: dict[str, NewQueue] = {}
@@ -85,6 +87,10 @@ class Draft(Names):
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         return key in self._bindings or self._vhost.has_binding(source, key)
 
+    def queue_count(self) -> int:
+        """Those of the transaction hold their names, but for a dry run."""
+        return self._vhost.queue_count() + (len(self._queues) if self._collected.dry else 0)
+
     def make(self, coming: Coming, done: Done) -> None:
         """Collects it. done: called when it is made, after the commit; not at all when there is none."""
         self._collected.add(coming, done)
@@ -95,6 +101,8 @@ class Draft(Names):
             self._exchanges[brings.name] = brings
         elif isinstance(brings, BindingKey):
             self._bindings.add(brings)
+        elif isinstance(brings, Limits):
+            self.limits = brings
 
 
 class Transaction(VhostNames):

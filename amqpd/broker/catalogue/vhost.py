@@ -21,6 +21,7 @@ from amqpd.broker.catalogue.declaration import NewQueue
 from amqpd.broker.catalogue.declared import Coming, Done
 from amqpd.broker.catalogue.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.catalogue.exchange_arguments import alternate_of
+from amqpd.broker.catalogue.limit_set import NO_LIMITS, Limits
 from amqpd.broker.catalogue.policy_table import EXCHANGE, NONE, PolicyTable
 from amqpd.broker.catalogue.walk import Walk
 from amqpd.broker.destination import Destination
@@ -47,6 +48,7 @@ class Names:
     """What declarations look at, and where they submit what they make: a vhost, or a transaction's draft of it."""
 
     default_queue_type: str
+    limits: Limits
 
     @property
     def vhost(self) -> VHost:
@@ -62,6 +64,10 @@ class Names:
         raise NotImplementedError
 
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
+        raise NotImplementedError
+
+    def queue_count(self) -> int:
+        """Queues that are there or on their way."""
         raise NotImplementedError
 
     def make(self, coming: Coming, done: Done) -> None:
@@ -94,6 +100,9 @@ class VHost(Names):
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
         self.deleted = False
+        self.limits = NO_LIMITS
+        # Sessions that count against them.
+        self.connected: set[object] = set()
         self.policies = PolicyTable()
         self.policy_walk = Walk[Queue | Exchange](catalogue.call_soon)
         self.default_exchange = Exchange("", "direct", None, True, False, False, {})
@@ -190,6 +199,9 @@ class VHost(Names):
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         """Whether it is there already."""
         return key in source.bindings
+
+    def queue_count(self) -> int:
+        return len(self.queues) + self.catalogue.declared.coming_queue_count(self.name)
 
     def make(self, coming: Coming, done: Done) -> None:
         """See `Declared.make`. Raises: OnItsWay, MetadataClosed."""

@@ -1,0 +1,182 @@
+"""Limits of vhosts and of users: set, cleared, listed.
+
+Texts and exit codes are rabbitmqctl 3.10's, measured: a missing vhost is 65, but 69 where limits are cleared; a missing
+user is 69. Setting the limits of a vhost replaces them, setting those of a user adds to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from amqpd.cli.client import Answer, quoted
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UNAVAILABLE, Failure, UsageError
+from amqpd.cli.formatters import compact
+from amqpd.cli.policies import expect, expect_there, json_of
+
+DEFAULT_USER: Final = "guest"
+
+
+def set_vhost_limits(context: Context) -> None:
+    text = context.operands[0]
+    context.say(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
+    expect(context, context.client.send("PUT", _parameter(context), {"value": json_of(text)}))
+    context.done()
+
+
+def clear_vhost_limits(context: Context) -> None:
+    context.say(f'Clearing vhost "{context.vhost}" limits ...')
+    expect_there(context.client.send("DELETE", _parameter(context)))
+    context.done()
+
+
+def list_vhost_limits(context: Context) -> None:
+    if _everywhere(context, "vhost"):
+        context.say("Listing limits for all vhosts ...")
+        _show_all(context, "vhost", context.client.get("/api/vhost-limits"))
+        return
+    context.say(f'Listing limits for vhost "{context.vhost}" ...')
+    found = expect(context, context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")).data
+    text = compact(found[0]["value"]) if found and found[0]["value"] else ""
+    if context.line.formatter == "json":  # rabbit: the JSON as a text
+        context.out.write(compact({"node": context.node, "result": "ok", "value": text}) + "\n")
+    else:
+        context.out.write(text + "\n")
+
+
+def set_user_limits(context: Context) -> None:
+    user, text = context.operands
+    context.say(f'Setting user limits to "{text}" for user "{user}" ...')
+    _expect_user(context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)}), user)
+    context.done()
+
+
+def clear_user_limits(context: Context) -> None:
+    user, name = context.operands
+    if name == "all":
+        context.say(f'Clearing all limits for user "{user}" ...')
+        path = _user("amqpd/", user)
+    else:
+        context.say(f'Clearing "{name}" limit for user "{user}" ...')
+        path = f"{_user('', user)}/{quoted(name)}"
+    _expect_user(context.client.send("DELETE", path), user)
+    context.done()
+
+
+def list_user_limits(context: Context) -> None:
+    if _everywhere(context, "user"):
+        context.say("Listing limits for all users ...")
+        _show_all(context, "user", context.client.get("/api/user-limits"))
+        return
+    user = context.line.given.get("user", DEFAULT_USER)
+    context.say(f'Listing limits for user "{user}" ...')
+    found = _expect_user(context.client.send("GET", _user("", user)), user).data
+    context.done(compact(found[0]["value"] if found else {}))
+
+
+def _parameter(context: Context) -> str:
+    return f"/api/parameters/vhost-limits/{quoted(context.vhost)}/limits"
+
+
+def _user(prefix: str, user: str) -> str:
+    return f"/api/{prefix}user-limits/{quoted(user)}"
+
+
+def _expect_user(answer: Answer, user: str) -> Answer:
+    """Raises: Failure; 69 where the user is missing."""
+    if answer.status == 404:
+        raise Failure(UNAVAILABLE, f'User "{user}" does not exist')
+    if not answer.ok:
+        raise answer.failure()
+    return answer
+
+
+def _everywhere(context: Context, one: str) -> bool:
+    """Whether those of all are asked for. Raises: UsageError where one is named, too."""
+    if "global" in context.line.given and one in context.line.given:
+        raise UsageError(f"Invalid options for this command:\n--global : excludes --{one}")
+    return "global" in context.line.given
+
+
+def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:
+    context.show((kind, "limits"), [(item[kind], compact(item["value"])) for item in items])
+
+
+_USER: Final = ("<username>", "Name of the user")
+_VHOSTS: Final = "Virtual hosts"
+
+COMMANDS: Final = (
+    Command(
+        "clear_user_limits",
+        "Users",
+        "Clears user connection/channel limits",
+        clear_user_limits,
+        "<username> <limit_type> | all",
+        2,
+        2,
+        (_USER, ("<limit_type>", "max-connections, max-channels or all")),
+        examples=(("clear_user_limits alice max-channels", "exit code 0 also if it was not set"),),
+    ),
+    Command(
+        "list_user_limits",
+        "Users",
+        "Displays configured user limits",
+        list_user_limits,
+        "[--user <username>] [--global]",
+        options=("user", "global", "no-table-headers"),
+        details=(("--no-table-headers", "with --global"),),
+        examples=(
+            ("list_user_limits --user alice", "as JSON; those of guest without --user"),
+            ("list_user_limits --global", "a row for each user with limits"),
+        ),
+    ),
+    Command(
+        "set_user_limits",
+        "Users",
+        "Sets user limits",
+        set_user_limits,
+        "<username> <definition>",
+        2,
+        2,
+        (_USER, ("<definition>", "a JSON object: max-connections, max-channels; -1: no limit, 0: none allowed")),
+        examples=(("set_user_limits alice '{\"max-connections\": 10}'", "her other limits stay as they are"),),
+    ),
+    Command(
+        "clear_vhost_limits",
+        _VHOSTS,
+        "Clears virtual host limits",
+        clear_vhost_limits,
+        "[--vhost <vhost>]",
+        0,
+        0,
+        examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
+    ),
+    Command(
+        "list_vhost_limits",
+        _VHOSTS,
+        "Displays configured virtual host limits",
+        list_vhost_limits,
+        "[--vhost <vhost>] [--global] [--no-table-headers]",
+        0,
+        0,
+        options=("global", "no-table-headers"),
+        examples=(
+            ("list_vhost_limits -p shop", "as JSON"),
+            ("list_vhost_limits --global", "a row for each vhost with limits"),
+        ),
+    ),
+    Command(
+        "set_vhost_limits",
+        _VHOSTS,
+        "Sets virtual host limits",
+        set_vhost_limits,
+        "[--vhost <vhost>] <definition>",
+        1,
+        1,
+        (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
+        examples=(
+            ("set_vhost_limits -p shop '{\"max-connections\": 100, \"max-queues\": 1000}'", "for what comes"),
+            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "nobody can connect; who is there stays"),
+        ),
+    ),
+)
