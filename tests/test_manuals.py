@@ -1,0 +1,48 @@
+"""Manuals whose example runs amqpctl beside its client: it does what it says. (tests/test_house.py looks at tables.)"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+DOCS = Path(__file__).parent.parent / "docs"
+# Page: what its example prints.
+PAGES = {
+    "policies.md": "",
+    "limits.md": (
+        "406 PRECONDITION_FAILED - cannot declare queue 'invoices': queue limit in vhost '/' (1) is reached\n"
+        'ConnectionClosedByBroker: (530) "NOT_ALLOWED - access to vhost \'/\' refused for user \'guest\': '
+        'connection limit (1) is reached"\n'
+        "530 NOT_ALLOWED - number of channels opened for user 'guest' has reached the maximum allowed user limit "
+        "of (1)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_example_runs(page: str, tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    program = tmp_path / "amqpctl"
+    program.write_text(
+        f"#!{sys.executable} -P\nimport sys\nsys.path[:0] = {sys.path!r}\nfrom amqpd.cli.main import main\n"
+        "sys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    with BrokerProcess(tmp_path / "data") as broker:
+        environment = os.environ | {
+            "AMQP_URL": broker.url,
+            "AMQPD_DATA_DIR": str(broker.data_dir),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == PAGES[page]
