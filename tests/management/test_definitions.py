@@ -93,7 +93,7 @@ PARAMETER = {
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "durable": "yes"}]}, "queues[1].durable"),
         ({"queues": [GOOD, {"name": "q", "vhost": "no such"}]}, "queues[1].vhost"),
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "arguments": {"x-max-length": -1}}]}, "queues[1]"),
-        ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "stream"}]}, "queues[1]"),
+        ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "no-such"}]}, "queues[1]"),
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "quorum", "durable": False}]}, "queues[1]"),
         ({"queues": [GOOD, {"name": "amq.q", "vhost": "/"}]}, "queues[1]"),
         ({"queues": [GOOD], "exchanges": [{"name": "x", "vhost": "/", "type": "none"}]}, "exchanges[0]"),

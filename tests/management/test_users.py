@@ -170,7 +170,7 @@ class TestVhosts:
             assert api("PUT", path, {"description": "store"}).status == 204
             found = api.get(path)
             assert (found["description"], found["tags"]) == ("store", ["a", "b"])
-            assert api("PUT", path, {"default_queue_type": "stream"}).status == 400
+            assert api("PUT", path, {"default_queue_type": "no-such"}).status == 400
         finally:
             assert api("DELETE", path).status == 204
         assert api("GET", path).status == 404
