@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector_fields import HEADER_SECTION, JMS_FIELDS, JMS_FORBIDDEN, PROPERTIES, FieldRule
-from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX
+from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, SEARCHES_MAX
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -166,14 +166,15 @@ def check_size(node: nodes.Node, place: Token | None) -> None:
         _refuse(place, f"the selector has more than {NODES_MAX} parts")
     if node.depth > DEPTH_MAX:
         _refuse(place, f"the selector nests deeper than {DEPTH_MAX}")
-    if isinstance(node, nodes.Like) and node.loose() > LOOSE_CHARACTERS_MAX:
-        _refuse(place, f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
 
 
 def check_patterns(condition: nodes.Condition) -> None:
     """Raises: BadSelector when its LIKE patterns together are too dear."""
-    if sum([node.loose() for node in condition.all() if isinstance(node, nodes.Like)]) > LOOSE_CHARACTERS_MAX:
+    patterns = [node for node in condition.all() if isinstance(node, nodes.Like)]
+    if sum([pattern.loose() for pattern in patterns]) > LOOSE_CHARACTERS_MAX:
         raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+    if sum([pattern.searches() for pattern in patterns]) > SEARCHES_MAX:
+        raise BadSelector(f"LIKE: there are {SEARCHES_MAX} parts between two % at most")
 
 
 def _made(place: Token | None, node: nodes.Node) -> nodes.Node:

@@ -378,6 +378,10 @@ class Like(Condition):
         """Characters of the pattern that are dear."""
         return self._pattern.loose
 
+    def searches(self) -> int:
+        """Pieces of the pattern that are looked for in the text."""
+        return self._pattern.searches
+
 
 @final
 class IsNull(Condition):
