@@ -135,6 +135,13 @@ class TestWhoGetsWhat:
         assert texts(anything.got) == "b1 r0 r2 b3 r4 b5 r6 b7"
         assert texts(room.bodies(queue)) == "b8"
 
+    def test_the_last_filter_goes_and_others_stay(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable)
+        first, red, second = take(room, queue), take(room, queue, RED), take(room, queue)
+        red.leave()
+        publish(room, "rbrb")
+        assert (texts(first.got), texts(second.got)) == ("r0 r2", "b1 b3")
+
     def test_purge_leaves_what_is_unacked(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         queue.order.count_max = 4

@@ -39,6 +39,8 @@ NOTHING: Final = -2
 _NONE: Final = -3
 _STOPPED: Final = -4
 _ENOUGH: Final = 64
+# Messages whose headers are held decoded.
+VIEWS_MAX: Final = 256
 
 
 @final
@@ -63,8 +65,8 @@ class FilteredOrder(FifoOrder):
         self.cursors: list[FilterCursor] = []
         self._back_cursor: Cursor | None = None
         self._back_log: QueueLog | None = None
-        self._seen: Message | None = None
-        self._view: MessageView | None = None
+        # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
+        self._views: dict[Message, MessageView] = {}
 
     def is_plain(self) -> bool:
         """Whether a plain order would do, if nothing is unacked."""
@@ -102,8 +104,7 @@ class FilteredOrder(FifoOrder):
 
     def end_pump(self) -> None:
         """Nothing more is looked at just now: no message is held."""
-        self._seen = None
-        self._view = None
+        self._views.clear()
 
     def find(self, queue: Source, cursor: FilterCursor, scans: Scans) -> i64:
         """The offset of the first ready message that the cursor's selector matches, as `claim` takes it. NOTHING: there
@@ -131,7 +132,7 @@ class FilteredOrder(FifoOrder):
                 continue
             scans.step()
             message = again.message
-            if message is not None and self._matches(cursor, message):
+            if message is not None and self._matches(cursor, message, True):
                 cursor.matched_back = again
                 return limit
             if not held:
@@ -159,7 +160,7 @@ class FilteredOrder(FifoOrder):
                     return _STOPPED
                 scans.step()
                 message = entry.message
-                if message is not None and self._matches(cursor, message):
+                if message is not None and self._matches(cursor, message, True):
                     cursor.position = offset
                     cursor.matched_offset = offset
                     return offset
@@ -197,7 +198,7 @@ class FilteredOrder(FifoOrder):
                 return _STOPPED
             scans.step()
             message = self._message(queue, record)
-            if self._matches(cursor, message):
+            if self._matches(cursor, message, False):
                 cursor.position = offset
                 cursor.matched_offset = offset
                 return offset
@@ -214,16 +215,23 @@ class FilteredOrder(FifoOrder):
             queue.watch(message)
         return message
 
-    def _matches(self, cursor: FilterCursor, message: Message) -> bool:
+    def _matches(self, cursor: FilterCursor, message: Message, shared: bool) -> bool:
+        """shared: the other cursors look at this very object, too."""
         content = message.content
         if message.started and content is cursor.asked_content and message.envelope is cursor.asked_envelope:
             return cursor.answer  # what follows each other in the log shares all but the body
-        view = self._view
-        if view is None or message is not self._seen:
+        selector = cursor.selector
+        view = None
+        if shared and selector.needs_headers and len(self.cursors) > 1:
+            view = self._views.get(message)
+            if view is None:
+                view = MessageView(message)
+                if len(self._views) >= VIEWS_MAX:
+                    self._views.clear()
+                self._views[message] = view
+        if view is None:
             view = MessageView(message)
-            self._view = view
-            self._seen = message
-        answer = cursor.selector.matches(view)
+        answer = selector.matches(view)
         if message.started:
             cursor.asked_content = content
             cursor.asked_envelope = message.envelope

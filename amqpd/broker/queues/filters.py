@@ -88,8 +88,10 @@ class Filters:
         cursor = self._filter_of.pop(consumer, None)
         if cursor is None:
             self._anybody.remove(consumer)
+            consumer.parked = True  # it stands nowhere any more
             return
         cursor.robin.remove(consumer)
+        consumer.parked = True
         if not cursor.robin.consumers:
             self.order.remove_cursor(cursor)
         if not self.order.cursors:

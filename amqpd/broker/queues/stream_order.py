@@ -51,7 +51,7 @@ class StreamOrder(ReadyOrder):
         self._shared = Shared(Slices(FromLog()))
         # Asked to be told when the high watermark moves.
         self._asked = False
-        # How many readers have a filter; those that have looked long enough for now, and whether they are in line.
+        # How many readers have a filter; those that have looked long enough for now.
         self._filters_count: i64 = 0
         self._searching: dict[Consumer, None] = {}
 
