@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli import export, limits, listings, logs, nodes, operations, parameters, policies, streams, users
+from amqpd.cli import export, limits, listings, logs, nodes, operations, parameters, policies, streams, users, watching
 from amqpd.cli import help as help_texts
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import USAGE, Failure
@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *policies.COMMANDS,
         *parameters.COMMANDS,
         *streams.COMMANDS,
+        *watching.COMMANDS,
         *export.COMMANDS,
     )
 }

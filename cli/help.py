@@ -18,8 +18,8 @@ ELSEWHERE: Final = frozenset({
     "list_node_auth_attempt_stats", "list_unresponsive_queues", "list_user_topic_permissions",
     "node_health_check", "rename_cluster_node", "report", "reset", "restart_vhost",
     "resume_listeners", "rotate_logs", "schema_info", "set_cluster_name", "set_disk_free_limit", "set_log_level",
-    "set_vhost_tags", "shutdown", "suspend_listeners", "sync_queue", "trace_off",
-    "trace_on", "update_cluster_nodes", "wait",
+    "set_vhost_tags", "shutdown", "suspend_listeners", "sync_queue",
+    "update_cluster_nodes", "wait",
 })  # fmt: skip
 """Commands of rabbitmqctl 3.10 that amqpctl does not have: told apart from mistyped ones."""
 

@@ -19,6 +19,7 @@ PAGES = {
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
     "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
     r"night-shift 1\narchive 2\nsite-7 1\n",
+    "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n",
 }
 
 
@@ -32,6 +33,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def test_its_examples_run(page: str, broker: BrokerProcess, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
+    broker.ctl("trace_on" if page == "watching.md" else "trace_off")
     said = ""
     for number, block in enumerate(blocks):
         script = tmp_path / f"example{number}.py"

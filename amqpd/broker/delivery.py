@@ -20,6 +20,7 @@ from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
 from amqpd.broker.stream_message import Dresser
 from amqpd.broker.stream_start import StreamStart
+from amqpd.broker.tap import Tap
 from amqpd.routing.selector import Selector
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -117,6 +118,8 @@ class Consumer:
         """Writes one delivery of a stream."""
         entry.message = dresser.message(record)
         self.deliver(entry.message, entry, False)
+    def trace(self, tap: Tap | None) -> None:
+        """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""
 
     def cancel(self) -> None:
         """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""

@@ -69,16 +69,20 @@ class Channel(ChannelState):
         route = publisher.route
         transaction = self.transaction
         if transaction is not None:
+            if route.tap is not None:  # rabbit: a publish is traced when it is made, not when it is committed
+                publisher.tapped(route.tap, route, message, self.number)
             transaction.keep(route, message)
             return
         only = route.only
         if only is not None:
             accepted = only.offer(message)  # as `Publisher.offer`, and a call less
-        elif len(route.destinations) > WIDE_COUNT:
-            self.owner.begin_waiting(self)
-            Spread(self.session, route, message, self.confirms is not None, self._spread_ended).step()
-            return
         else:
+            if route.tap is not None:
+                publisher.tapped(route.tap, route, message, self.number)
+            if len(route.destinations) > WIDE_COUNT:
+                self.owner.begin_waiting(self)
+                Spread(self.session, route, message, self.confirms is not None, self._spread_ended).step()
+                return
             accepted = publisher.offer(route, message)
             self.offered(route, message)
         confirms = self.confirms

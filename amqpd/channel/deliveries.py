@@ -19,6 +19,7 @@ from amqpd.broker.delivery import Consumer, ConsumerArguments, Entry, Source, wi
 from amqpd.broker.message import Message
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.stream_message import Dresser
+from amqpd.broker.tap import Tap
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.overdue import Overdue
 from amqpd.channel.owner import ChannelOwner
@@ -68,6 +69,8 @@ class ChannelConsumer(Consumer):
         self._suffix_size: i64 = -1
         self._start = b""
         self._starts: dict[int, bytes] = {}
+        # While its vhost is traced.
+        self._tap: Tap | None = None
         # None: it has no timeout.
         self.clock: Overdue | None = None
 
@@ -122,6 +125,8 @@ class ChannelConsumer(Consumer):
         suffix_size: i64 = len(suffix)
         if suffix_size != self._suffix_size:
             self._begin(suffix_size)
+            if self._tap is not None:
+                self._tell(self._tap, message, redelivered)
         out.write(self._start)
         write_i64_be(out, tag)
         if redelivered:
@@ -175,6 +180,8 @@ class ChannelConsumer(Consumer):
         suffix_size: i64 = len(suffix)
         if suffix_size != self._suffix_size:
             self._begin(suffix_size)
+            if self._tap is not None:
+                self._tell(self._tap, dresser.message(record), False)
         out.write(self._start)
         write_i64_be(out, tag)
         out.write(suffix)
@@ -185,13 +192,25 @@ class ChannelConsumer(Consumer):
         if not output.flush_wanted:
             output.want_flush()
 
+    def trace(self, tap: Tap | None) -> None:
+        self._tap = tap
+        self._suffix_size = -1
+
     def _begin(self, suffix_size: int) -> None:
+        """What deliveries with a suffix of this size begin with. A traced one begins anew each time: there the tap is
+        told."""
         start = self._starts.get(suffix_size)
         if start is None:
             start = self._frame_start + (self._fixed_size + suffix_size).to_bytes(4, "big") + self._method_start
             self._starts[suffix_size] = start
         self._start = start
-        self._suffix_size = suffix_size
+        if self._tap is None:
+            self._suffix_size = suffix_size
+
+    def _tell(self, tap: Tap, message: Message, redelivered: bool) -> None:
+        deliveries = self.deliveries
+        session = deliveries.session
+        tap.delivered(message, self.queue.name, redelivered, session.name, session.user.name, deliveries.number)
 
     def cancel(self) -> None:
         self.deliveries.cancel_from_queue(self)

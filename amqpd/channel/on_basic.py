@@ -95,6 +95,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
+    consumer.trace(vhost.tap)
     consumer.obey_timeout(queue.rules.consumer_timeout_ms)
     consuming.begin(queue, consumer)
 
@@ -180,6 +181,9 @@ def get(channel: Channel, command: BasicGet) -> None:
     else:
         channel.deliveries.unacked.add(tag, entry)
         channel.deliveries.got(queue, queue.rules.consumer_timeout_ms)
+    tap = session.vhost.tap
+    if tap is not None:
+        tap.delivered(message, name, entry.redelivered, session.name, session.user.name, channel.number)
     envelope = message.envelope
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     channel.output.send(channel.number, ok)

@@ -12,6 +12,7 @@ from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
 from amqpd.broker.catalogue.restore import Report
+from amqpd.broker.publishing.firehose import trace
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.connections import pid, reason
 from amqpd.management.health import failed_logs
@@ -177,6 +178,16 @@ def _number(call: Call, name: str) -> int:
     return value
 
 
+async def switch_tracing(call: Call) -> Reply:
+    """The firehose of a vhost, `on` or not."""
+    name = call.text("vhost", "/")
+    vhost = call.broker.vhosts.get(name)
+    if vhost is None:
+        raise NotThere(f"vhost '{name}' does not exist")
+    trace(vhost, call.node, call.flag("on"))
+    return NO_CONTENT
+
+
 # -- queues, with an answer that says how many messages went -----------------------------------------------------------
 
 
@@ -217,6 +228,7 @@ ROUTES: Final = (
     Route("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
     Route("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
     Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    Route("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
     Route("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
     Route("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
 )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from amqpd.management.server_control import ServerControl
 
 DEFAULT_EXCHANGE: Final = "amq.default"
+SESSION_NAME: Final = "admin API"
+"""What sessions of this front end are called, where a connection would have its name."""
 
 
 class Role(IntEnum):

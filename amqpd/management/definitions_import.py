@@ -29,6 +29,7 @@ from amqpd.broker.catalogue.parameters import InvalidParameter, component_of
 from amqpd.broker.catalogue.policy_keys import InvalidPolicy
 from amqpd.broker.catalogue.transaction import Transaction
 from amqpd.broker.catalogue.vhost import Names, VHost
+from amqpd.broker.publishing.firehose import trace
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import AmqpError
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name
@@ -108,6 +109,9 @@ class Import:
         for _ in given.transaction.make_all():
             if self.slices.due:
                 await self.slices.rest()
+        for name in given.traced:
+            if name in self.broker.vhosts:
+                trace(self.broker.vhosts[name], self.broker.node_name, True)
         for vhost in given.changed:
             obeyed, done = promise()
             vhost.policy_walk.when_done(partial(done, None))
@@ -162,6 +166,7 @@ class Declarations:
 
     What is there already stays as it is, but for users, permissions, policies and parameters. Every call raises
     BadRequest, AmqpError, OnItsWay, ValueError or what auth raises. changed: vhosts with other policies or parameters.
+    traced: names of vhosts with a firehose.
     """
 
     def __init__(self, broker: Broker, dry: bool) -> None:
@@ -172,6 +177,7 @@ class Declarations:
         self._user_names = {row.name for row in broker.auth.users()}
         self._vhosts: set[str] = set()  # those that the document has named
         self.changed: dict[VHost, None] = {}
+        self.traced: list[str] = []
         self._set: set[tuple[str, ...]] = set()  # policies and parameters that the document has named
         self._globals = broker.global_parameters
 
@@ -192,6 +198,8 @@ class Declarations:
         if name in self._vhosts:
             return
         self._vhosts.add(name)
+        if item["tracing"]:
+            self.traced.append(name)
         there = self.transaction.find_vhost(name)
         if there is None:
             vhosts.declare(self.transaction, name, item["description"], tags_of(item["tags"]), kind)

@@ -20,6 +20,7 @@ from amqpd.management.call import (
     CREATED,
     DEFAULT_EXCHANGE,
     NO_CONTENT,
+    SESSION_NAME,
     BadRequest,
     Call,
     Reply,
@@ -111,7 +112,7 @@ async def publish(call: Call) -> Reply:
     if len(body) > call.broker.message_size_max_bytes:
         raise BadRequest(f"message size {len(body)} is larger than the maximum {call.broker.message_size_max_bytes}")
     properties = encode_properties(_properties(call))
-    session = Session(call.broker, vhost, call.caller.user, "admin API")
+    session = Session(call.broker, vhost, call.caller.user, SESSION_NAME)
     session.operator = call.caller.operator
     publisher = Publisher(session)
     message = publisher.compose(exchange.name, key, properties, body)
@@ -124,6 +125,8 @@ async def publish(call: Call) -> Reply:
 async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
     """To every queue, and waits for the logs it ends in. Raises: Unavailable when one does not take it."""
     route, turn = publisher.route, call.broker.turn
+    if route.tap is not None:
+        publisher.tapped(route.tap, route, message, 1)
     future: asyncio.Future[bool] = call.broker.loop.create_future()
 
     def done(safe: bool) -> None:

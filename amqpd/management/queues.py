@@ -14,7 +14,18 @@ from amqpd.broker.consuming import refuse_of_streams
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, Reply, Role, clean_name, number, reply
+from amqpd.management.call import (
+    CREATED,
+    NO_CONTENT,
+    SESSION_NAME,
+    BadRequest,
+    Call,
+    Reply,
+    Role,
+    clean_name,
+    number,
+    reply,
+)
 from amqpd.management.connections import connection_details, consumer_item
 from amqpd.management.counts import unacked_apart
 from amqpd.management.listing import by_name, listing, one, plain
@@ -190,6 +201,11 @@ async def get_messages(call: Call) -> Reply:
     queue.used()
     # No await between taking and giving back: a request that is broken off must not keep messages.
     entries = _take(queue, count)
+    tap = call.vhost().tap
+    if tap is not None:
+        for entry in entries:
+            if entry.message is not None:
+                tap.delivered(entry.message, queue.name, entry.redelivered, SESSION_NAME, call.caller.user.name, 1)
     raw = [_copy(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
     if _ACK_MODES[mode]:
         for entry in entries:

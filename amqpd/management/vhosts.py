@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.publishing.firehose import trace
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
@@ -40,7 +41,7 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
             "tags": list(vhost.tags),
             "default_queue_type": vhost.default_queue_type,
         },
-        "tracing": False,
+        "tracing": vhost.tap is not None,
         "cluster_state": {call.node: "running"},
         "messages": ready + unacked,
         "messages_ready": ready,
@@ -75,15 +76,17 @@ async def put_vhost(call: Call) -> Reply:
         kind = "classic"
     if kind not in KINDS:
         raise BadRequest(f"default_queue_type is classic or quorum, not '{kind}'")
-    if call.flag("tracing"):
-        raise BadRequest("tracing is not part of this version of amqpd")
+    traced = call.flag("tracing", vhost is not None and vhost.tap is not None)
     if vhost is None:
         await finished(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
+        if traced and name in broker.vhosts:
+            trace(broker.vhosts[name], call.node, True)
         if not call.caller.operator:
             # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
     await finished(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
+    trace(vhost, call.node, traced)
     return NO_CONTENT
 
 

@@ -27,6 +27,7 @@ from amqpd.broker.catalogue.walk import Walk
 from amqpd.broker.destination import Destination
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.queue import Queue
+from amqpd.broker.tap import Tap
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type
 from amqpd.storage.metadata.metadata import VhostRow
@@ -99,6 +100,8 @@ class VHost(Names):
         # Exchanges whose type is not installed: none, as a rule.
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
+        # While it is traced: who is told of publishes and deliveries (publishing/firehose.py).
+        self.tap: Tap | None = None
         self.deleted = False
         self.limits = NO_LIMITS
         # Sessions that count against them.

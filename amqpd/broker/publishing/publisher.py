@@ -33,6 +33,7 @@ from amqpd.broker.publishing.checks import Headers, judge, needs_judging, sender
 from amqpd.broker.publishing.offering import TAKEN, offer
 from amqpd.broker.publishing.route import KnownExchange, Route
 from amqpd.broker.session import Session
+from amqpd.broker.tap import Tap
 from amqpd.errors import (
     AccessRefused,
     AmqpError,
@@ -153,6 +154,16 @@ class Publisher:
             self.session.vhost.unroutable_count += 1
         return offer(route.destinations, message, None) == TAKEN
 
+    def tapped(self, tap: Tap, route: Route, message: Message, number: i64) -> None:
+        """Tells the tap of a publish on the channel of this number: once, whoever offers it."""
+        keys = route.keys
+        if keys is None:
+            keys = [route.envelope.routing_key]
+        session = self.session
+        tap.published(message, keys, route.destinations, session.name, session.user.name, number)
+        if tap.is_behind():
+            self.crowded = True
+
     def refusal(self, method: bytes) -> AmqpError | None:
         """What `accept` would raise for that method at once: 403, 404, 540; None where it would take it.
 
@@ -229,6 +240,8 @@ class Publisher:
         if selected and "BCC" in headers.table():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         self.route = route.to(destinations)
+        if selected and route.tap is not None:
+            self.route.keys = keys
         return message
 
     # -- routes ------------------------------------------------------------------------------------------------------
@@ -272,6 +285,9 @@ class Publisher:
                 cacheable = False
         else:
             route, cacheable = _resolve(self.session, method)
+            tap = self.session.vhost.tap
+            if tap is not None:
+                route.trace(tap, None)
             matcher = route.matcher
             if matcher is not None:
                 if len(self._exchanges) >= EXCHANGES_MAX:

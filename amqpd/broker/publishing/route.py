@@ -13,6 +13,7 @@ from mypy_extensions import i64
 from amqpd.broker.destination import Destination, Versioned
 from amqpd.broker.message import FRAME_END_BYTE, Envelope, Message
 from amqpd.broker.publishing.offering import prepare
+from amqpd.broker.tap import Tap
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Route:
         self.matcher: ExchangeType | None = None
         # Where it goes, where that is one place: most publishes have one, and ask nothing else.
         self.only: Destination | None = destinations[0] if len(destinations) == 1 else None
+        # While the vhost is traced: who is told of each publish, and under which keys it is where CC or BCC name more.
+        self.tap: Tap | None = None
+        self.keys: list[str] | None = None
         self.durable = False
         # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False
@@ -77,7 +81,17 @@ class Route:
 
     def to(self, destinations: list[Destination]) -> Route:
         """The same publish with destinations found for one message."""
-        return Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
+        route = Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
+        if self.tap is not None:
+            route.trace(self.tap, self.keys)
+        return route
+
+    def trace(self, tap: Tap, keys: list[str] | None) -> None:
+        """Publishes of it are told to the tap: they go no short way, and neither do new keys of its exchange."""
+        self.tap = tap
+        self.keys = keys
+        self.only = None
+        self.matcher = None
 
 
 @final

@@ -1,0 +1,115 @@
+"""The firehose beside the wire: in slices, bounded, at most once. What copies look like: interop/test_firehose.py."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.publishing import firehose
+from amqpd.broker.publishing.firehose import BEHIND_COUNT, COUNT_MAX, EXCHANGE, trace
+from amqpd.broker.queues.queue import Queue
+
+
+def message(body: bytes = b"x", exchange: str = "amq.direct") -> Message:
+    return make_message(Envelope(exchange, "k"), b"\0\0", body, False, None)
+
+
+def publish(room, count: int = 1, body: bytes = b"x") -> None:
+    for _ in range(count):
+        room.vhost.tap.published(message(body), ["k"], [], "c", "guest", 1)
+
+
+@pytest.fixture
+def copies(room) -> Queue:
+    """A queue that gets them all."""
+    queue = room.queue("copies", durable=False)
+    room.bind(EXCHANGE, queue, "#")
+    assert trace(room.vhost, "node", True)
+    return queue
+
+
+def test_nothing_is_kept_where_nobody_listens(room) -> None:
+    trace(room.vhost, "node", True)
+    publish(room, 10)
+    assert room.vhost.tap._waiting == []
+
+
+def test_they_come_in_slices(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firehose, "SLICE_S", 0.0)
+    publish(room, 3)
+    tap = room.vhost.tap
+    assert copies.ready_count == 0  # not within whoever publishes
+    left = []
+    while tap._waiting:
+        tap._work()
+        left.append(len(tap._waiting))
+    assert left == [2, 1, 0]
+    room.turns()
+    assert copies.ready_count == 3
+
+
+def test_a_flood_is_bounded_and_told(room, copies: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    tap = room.vhost.tap
+    publish(room, BEHIND_COUNT - 1)
+    assert not tap.is_behind()
+    publish(room)
+    assert tap.is_behind()
+    publish(room, COUNT_MAX)
+    with caplog.at_level(logging.WARNING):
+        while tap._waiting:
+            tap._work()
+    assert copies.ready_count == COUNT_MAX
+    assert f"{BEHIND_COUNT} messages were too many for the firehose" in caplog.text
+    assert (tap._waiting_bytes, tap._lost_count) == (0, 0)
+
+
+def test_large_bodies_are_bounded_too(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firehose, "BYTES_MAX", 2500)
+    publish(room, 3, bytes(1000))
+    assert len(room.vhost.tap._waiting) == 2
+
+
+def test_names_as_long_as_may_be(room, copies: Queue) -> None:
+    name = "ä" * 127 + "z"
+    room.vhost.tap.delivered(message(exchange="amq.direct"), name, False, "c", "guest", 1)
+    room.turns()
+    got = room.get(copies)
+    assert got.routing_key.startswith("deliver.ää")
+    assert len(got.routing_key.encode("utf-8", "surrogateescape")) == 255
+
+
+def test_a_queue_that_is_not_open_yet_gets_them_when_it_is(room, copies: Queue) -> None:
+    durable = room.queue("kept")
+    room.publish("kept", b"before")
+    room.restart()
+    kept = room.vhost.queues["kept"]
+    assert kept is not durable
+    room.bind(EXCHANGE, kept, "publish.#")
+    trace(room.vhost, "node", True)
+    publish(room)
+    room.turns()
+    assert room.bodies(kept) == [b"before", b"x"]
+
+
+def test_a_copy_is_not_copied(room, copies: Queue) -> None:
+    room.vhost.tap.delivered(message(exchange=EXCHANGE), "copies", False, "c", "guest", 1)
+    assert room.vhost.tap._waiting == []
+
+
+def test_on_and_off(room, copies: Queue) -> None:
+    version = copies.version
+    assert not trace(room.vhost, "node", True)
+    assert copies.version == version
+    assert trace(room.vhost, "node", False)
+    assert copies.version > version
+    assert room.vhost.tap is None
+    assert not trace(room.vhost, "node", False)
+
+
+def test_what_waits_when_its_vhost_goes(room, copies: Queue) -> None:
+    publish(room, 2)
+    room.vhost.deleted = True
+    room.turns()
+    assert copies.ready_count == 0
