@@ -16,6 +16,7 @@ are.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from amqpd.routing import selector_nodes as nodes
@@ -28,8 +29,11 @@ from amqpd.routing.selector_nodes import Selectable
 if TYPE_CHECKING:
     from amqpd.routing.exchange import Arguments
 
+log = logging.getLogger(__name__)
+
 TEXT_ARGUMENTS: Final = ["x-selector", "rjms_selector"]
 ERLANG_ARGUMENT: Final = "rjms_erlang_selector"
+NOTHING: Final = Selector("FALSE", nodes.IsTrue(nodes.Constant(False)))
 _NO_HEADERS: Final[dict[str, object]] = {}
 
 
@@ -65,9 +69,10 @@ class JmsTopic:
         selector_of(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: parsing the selector, unless it is one of the last (`selector.parse`). Raises: BadBinding as
-        `validate`."""
-        selector = selector_of(arguments)
+        """Cost: parsing the selector, unless it is one of the last (`selector.parse`). What `validate` does not take (a
+        binding that another version of this program kept) is logged, and matches nothing.
+        """
+        selector = kept_selector(arguments)
         destinations = self._table.add(selector, destination)
         required = selector.required
         if required is None:
@@ -78,7 +83,7 @@ class JmsTopic:
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost as `bind`. Raises: KeyError if there is no such binding, an error of the caller."""
-        selector = selector_of(arguments)
+        selector = kept_selector(arguments)
         if not self._table.remove(selector, destination):
             return
         required = selector.required
@@ -123,6 +128,15 @@ class JmsTopic:
     def is_empty(self) -> bool:
         """Whether nothing that a message would be held against is left. Cost: O(1)."""
         return not self._waiting and not self._others
+
+
+def kept_selector(arguments: Arguments) -> Selector:
+    """The selector of a binding that is there."""
+    try:
+        return selector_of(arguments)
+    except BadBinding as error:
+        log.error("a binding to an exchange of type x-jms-topic cannot be understood and matches nothing: %s", error)
+        return NOTHING
 
 
 def selector_of(arguments: Arguments) -> Selector:

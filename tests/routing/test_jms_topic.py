@@ -51,6 +51,17 @@ def test_what_is_unbound_leaves_nothing_behind() -> None:
     assert exchange.match("", {"a": "x", "b": 5}) == set()
 
 
+def test_a_binding_from_another_version_matches_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    exchange = JmsTopic()
+    exchange.bind("", {"x-selector": "colour ~ 'red'"}, "q")
+    exchange.bind("", {"x-selector": "colour = 'red'"}, "q2")
+    assert "line 1, column 8" in caplog.text
+    assert exchange.match("", {"colour": "red"}) == {"q2"}
+    exchange.unbind("", {"x-selector": "colour ~ 'red'"}, "q")
+    exchange.unbind("", {"x-selector": "colour = 'red'"}, "q2")
+    assert exchange.is_empty()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
