@@ -14,6 +14,7 @@ from amqpd.broker.delivery import NO_ARGUMENTS, Consumer
 from amqpd.broker.message import TTL_MS_MAX, expiration_ms
 from amqpd.broker.publishing.dead_letters import BEHIND_BYTES, HELD_MAX
 from amqpd.broker.queues.expiry import SLICE_COUNT, SLICE_MS
+from amqpd.broker.queues.rules import Rules
 
 STEPS = st.lists(
     st.one_of(
@@ -72,6 +73,29 @@ class TestHead:
         room.advance(50)
         assert queue.ready_count == 2
         assert room.bodies(queue) == [b"immortal"]
+
+    def test_one_that_becomes_the_head_because_the_queue_is_full(self, room, durable) -> None:
+        """rabbit: what a limit drops makes another one the head, whose time may be over already."""
+        queue = room.queue(
+            "q", durable=durable, x_max_length=2, x_dead_letter_exchange="", x_dead_letter_routing_key="d"
+        )
+        dead = room.queue("d")
+        room.publish("q", b"first")
+        room.publish("q", b"over", expiration="20")
+        room.advance(40)
+        room.publish("q", b"third")
+        assert (queue.ready_count, room.bodies(dead)) == (1, [b"first", b"over"])
+
+    def test_one_that_becomes_the_head_by_a_shorter_limit(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable, x_max_length=3)
+        room.publish("q", b"first")
+        room.publish("q", b"over", expiration="20")
+        room.publish("q", b"third")
+        room.advance(40)
+        queue.obey(Rules({"length_max": 2}, ()))
+        room.turns()
+        assert queue.ready_count == 1
+        assert room.bodies(queue) == [b"third"]
 
     def test_zero_is_now_or_never(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=0)

@@ -129,6 +129,7 @@ class Event(NamedTuple):
     channel: int
     method: Any
     body: bytes | None = None
+    headers: dict[str, Any] | None = None
 
 
 class Client:
@@ -177,7 +178,7 @@ class Client:
                     assert isinstance(part, pamqp.body.ContentBody)
                     body += part.value
                     data = data[size:]
-                events[-1] = events[-1]._replace(body=body)
+                events[-1] = events[-1]._replace(body=body, headers=value.properties.headers)
             else:
                 events.append(Event(channel, value))
         return events

@@ -98,7 +98,8 @@ class Limits:
             self._behind = False
             if queue.ready_count > 0:
                 try:
-                    self.displace()
+                    if self.displace():
+                        queue.pump_later()  # the head is another one, whose time may be over
                 except OSError as error:
                     self._look_due = True
                     queue.pump_failed(error)  # the pump that is tried again goes on with it
@@ -140,13 +141,15 @@ class Limits:
                 return False
         return True
 
-    def displace(self) -> None:
-        """Something has become ready: what it displaces goes."""
-        if self.rules.drops_head and not self._in_transaction and self._is_full():
-            if self._behind:
-                self._drop(DISPLACED_COUNT)
-            else:
-                self._drop_head()
+    def displace(self) -> bool:
+        """Something has become ready: what it displaces goes. Whether anything did, so that the head is another one."""
+        if not self.rules.drops_head or self._in_transaction or not self._is_full():
+            return False
+        if self._behind:
+            self._drop(DISPLACED_COUNT)
+        else:
+            self._drop_head()
+        return True
 
     def limits_return(self, entry: Entry) -> bool:
         """Whether an entry that comes back was delivered as often as it may be."""

@@ -210,7 +210,8 @@ class Queue(Source):
             offset = self.backing.append(message)
             return offset >= 0 and self.order.add(self, message, offset)
         accepted = self._take_in(message)
-        limits.displace()
+        if limits.displace() and self.expiry is not None:
+            self.expiry.arm()
         return accepted
 
     def _take_in(self, message: Message) -> bool:

@@ -1,0 +1,81 @@
+"""A broker in memory whose clock stands until a program moves it: timers fire at their time, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, PromptMetadata, StillLoop
+
+import amqpd.broker.broker
+from amqpd.broker.broker import Broker
+from amqpd.connection.connections import Connections
+from amqpd.settings import Settings
+from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.storage.simulation import SimulatedClock
+from amqpd.storage.storage import Storage
+
+
+class StillClock(SimulatedClock):
+    """A quarter of a millisecond past each of them, so that no rounding of seconds loses one."""
+
+    def monotonic(self) -> float:
+        return (self.now_ms - 1_690_000_000_000 + 0.25) / 1000
+
+
+class TimedLoop(StillLoop):
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.later: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.asked_count = 0
+
+    def time(self) -> float:
+        return self.clock.monotonic()
+
+    def call_later(self, delay_s: float, function: Callable[..., object], *arguments: Any) -> Handle:
+        self.asked_count += 1
+        self.later.append((self.time() + delay_s, self.asked_count, function, arguments))
+        return Handle()
+
+    def advance(self, ms: int) -> None:
+        """Fires what comes due on the way, at its time."""
+        end_ms = self.clock.now_ms + ms
+        while self.later:
+            first = min(self.later, key=lambda entry: entry[:2])
+            due_ms = round((first[0] - self.time()) * 1000) + self.clock.now_ms
+            if due_ms > end_ms:
+                break
+            self.later.remove(first)
+            self.clock.now_ms = max(self.clock.now_ms, due_ms)
+            first[2](*first[3])
+            self.run()
+        self.clock.now_ms = end_ms
+        self.run()
+
+
+class ProgramHouse(MemoryBroker):
+    def begin(self) -> None:
+        clock = StillClock()
+        self.loop = self.timed = TimedLoop(clock)
+        self.storage = Storage(
+            "/data",
+            post=self.loop.call_soon_threadsafe,
+            clock=clock,
+            filesystem=self.filesystem,
+            segment_size_bytes=200_000,
+            boot_id=BOOT_ID,
+            inline=True,
+        )
+        metadata: Any = PromptMetadata(self.loop)
+        loop: Any = self.loop
+        auth: Any = AllowAll()
+        real, amqpd.broker.broker.Clock = amqpd.broker.broker.Clock, lambda: clock  # type: ignore[misc,assignment]
+        try:
+            self.broker = Broker(Settings(), self.storage, metadata, loop)
+        finally:
+            amqpd.broker.broker.Clock = real  # type: ignore[misc]
+        self.broker.auth = auth
+        self.connections = Connections(self.broker)
+        self.vhost = self.broker.vhosts.new_vhost(VhostRow("/", "v"))
+        self.broker.vhosts["/"] = self.vhost

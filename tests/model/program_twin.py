@@ -1,0 +1,295 @@
+"""The naive twin of a whole broker: plain lists, no index, no log, no code of the broker's.
+
+It believes what the documentation says of exchanges, queues, limits, time to live, dead letters and policies. A
+message is a Python object in as many lists as there are queues that have it; time is a number that a program moves.
+
+Where nobody is owed an order (dead letters of two queues that reach a third in the same moment) it raises `Anyhow`:
+what follows depends on that order, so the program ends there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+LOWEST = ("message-ttl", "max-length", "max-length-bytes")
+NONE_OF_STREAMS = (*LOWEST, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange")
+
+
+class Anyhow(Exception):
+    """The order of what happens next is nobody's promise."""
+
+
+@dataclass(frozen=True)
+class Death:
+    queue: str
+    reason: str
+    exchange: str
+    keys: tuple[str, ...]
+    expiration: str
+    count: int = 1
+
+
+@dataclass
+class Letter:
+    """A message in one queue. deaths: newest first. deliveries: of a quorum queue, how often it came back. born_ms:
+    shared by its copies in all queues: when it came, if a time to live was to be obeyed then; else when one first was.
+    """
+
+    body: bytes
+    exchange: str
+    key: str
+    expiration: str = ""
+    priority: int = 0
+    deaths: tuple[Death, ...] = ()
+    first: tuple[str, str, str] | None = None
+    place: int = 0
+    born_ms: list[int] = field(default_factory=list)
+    redelivered: bool = False
+    deliveries: int = 0
+
+
+@dataclass
+class TwinQueue:
+    name: str
+    kind: str
+    arguments: dict[str, Any]
+    ready: list[Letter] = field(default_factory=list)
+    places: int = 0
+    ages: bool = False
+    # Dead letters that came in this moment: the queues they died in.
+    sources: set[str] = field(default_factory=set)
+
+
+@dataclass
+class TwinExchange:
+    name: str
+    kind: str
+    alternate: str | None
+
+
+class Twin:
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.queues: dict[str, TwinQueue] = {}
+        self.exchanges: dict[str, TwinExchange] = {}
+        # (source, is it a queue, destination, key), each once.
+        self.bindings: list[tuple[str, bool, str, str]] = []
+        self.policies: dict[str, tuple[str, dict[str, Any], int, str]] = {}
+        self.unacked: list[tuple[TwinQueue, Letter]] = []
+        self.dead: deque[tuple[str, str | None, str | None, Letter]] = deque()
+
+    # -- policies
+
+    def matching(self, name: str, kind: str, operator: bool) -> dict[str, Any]:
+        """The definition of the one with the highest priority."""
+        best: tuple[int, dict[str, Any]] = (-1, {})
+        for policy, (pattern, definition, priority, apply_to) in self.policies.items():
+            kinds = {"all": (kind,), "queues": ("classic", "quorum", "stream")}.get(apply_to)
+            if kinds is None:
+                kinds = (
+                    {"classic_queues": "classic", "quorum_queues": "quorum", "streams": "stream"}.get(
+                        apply_to, "exchange"
+                    ),
+                )
+            if policy.startswith("o") is operator and kind in kinds and re.search(pattern, name) and priority > best[0]:
+                best = (priority, definition)
+        return best[1]
+
+    def rule(self, queue: TwinQueue, key: str) -> Any:
+        """What the queue obeys of its argument, its policy and its operator policy. None: nothing says."""
+        if queue.kind == "stream":
+            return None
+        argument = queue.arguments.get(f"x-{key}")
+        policy = self.matching(queue.name, queue.kind, False).get(key)
+        if key in LOWEST:
+            said = (argument, policy, self.matching(queue.name, queue.kind, True).get(key))
+            return min((value for value in said if value is not None), default=None)
+        return policy if argument is None else argument
+
+    def alternate(self, exchange: TwinExchange) -> str | None:
+        if exchange.alternate is not None:
+            return exchange.alternate
+        return self.matching(exchange.name, "exchange", False).get("alternate-exchange")
+
+    # -- routing
+
+    def route(self, exchange: str, key: str) -> list[str]:
+        """Names of queues, each once."""
+        if exchange == "":
+            return [key] if key in self.queues else []
+        found: list[str] = []
+        seen: list[str] = []
+        waiting = [exchange]
+        while waiting:
+            name = waiting.pop(0)
+            if name in seen or name not in self.exchanges:
+                continue
+            seen.append(name)
+            source = self.exchanges[name]
+            matched = False
+            for bound, to_queue, destination, pattern in self.bindings:
+                if bound == name and self.accepts(source.kind, pattern, key):
+                    matched = True
+                    if to_queue:
+                        found += [destination] if destination not in found else []
+                    else:
+                        waiting.append(destination)
+            alternate = self.alternate(source)
+            if not matched and alternate is not None:
+                waiting.append(alternate)
+        return found
+
+    @staticmethod
+    def accepts(kind: str, pattern: str, key: str) -> bool:
+        if kind == "fanout":
+            return True
+        if kind == "direct":
+            return pattern == key
+        if pattern == "#":
+            return True
+        words, asked = key.split("."), pattern.split(".")
+        return len(words) == len(asked) and all(a in ("*", w) for a, w in zip(asked, words, strict=True))
+
+    # -- queues
+
+    def head(self, queue: TwinQueue) -> Letter | None:
+        """What is delivered next."""
+        if not queue.ready:
+            return None
+        most = queue.arguments.get("x-max-priority", 0)
+        return min(queue.ready, key=lambda letter: (-min(letter.priority, most), letter.place))
+
+    def over(self, queue: TwinQueue) -> bool:
+        length, size = self.rule(queue, "max-length"), self.rule(queue, "max-length-bytes")
+        bytes_ready = sum(len(letter.body) for letter in queue.ready)
+        return (length is not None and len(queue.ready) > length) or (size is not None and bytes_ready > size)
+
+    def full(self, queue: TwinQueue, letter: Letter) -> bool:
+        """Whether one more would be too much."""
+        queue.ready.append(letter)
+        full = self.over(queue)
+        queue.ready.pop()
+        return full
+
+    def offer(self, name: str, letter: Letter) -> bool:
+        """False: it is refused."""
+        queue = self.queues[name]
+        letter = replace(letter, place=queue.places)
+        if not letter.born_ms and (letter.expiration or self.rule(queue, "message-ttl") is not None):
+            letter.born_ms.append(self.now_ms)
+        overflow = self.rule(queue, "overflow") or "drop-head"
+        if overflow != "drop-head" and self.full(queue, letter):
+            if overflow == "reject-publish-dlx":
+                self.die(queue, letter, "maxlen")
+            return False
+        queue.places += 1
+        queue.ready.append(letter)
+        self.tidy(queue)
+        return True
+
+    def due_ms(self, queue: TwinQueue, letter: Letter) -> int | None:
+        times = [self.rule(queue, "message-ttl"), int(letter.expiration) if letter.expiration else None]
+        known = [each for each in times if each is not None]
+        if not known or queue.kind == "stream":
+            return None
+        if not letter.born_ms:  # it begins to age now
+            letter.born_ms.append(self.now_ms)
+        return letter.born_ms[0] + min(known)
+
+    def obey(self) -> None:
+        """A policy has changed."""
+        for queue in self.queues.values():
+            ages = self.rule(queue, "message-ttl") is not None
+            if ages and not queue.ages:
+                for letter in queue.ready:
+                    if not letter.born_ms:
+                        letter.born_ms.append(self.now_ms)
+            queue.ages = ages
+            self.tidy(queue)
+
+    def tidy(self, queue: TwinQueue) -> None:
+        """What is over at its head goes, and what is too much, from the head."""
+        while True:
+            head = self.head(queue)
+            if head is None:
+                return
+            due_ms = self.due_ms(queue, head)
+            expired = due_ms is not None and due_ms <= self.now_ms
+            displaced = self.over(queue) and (self.rule(queue, "overflow") or "drop-head") == "drop-head"
+            if not expired and not displaced:
+                return
+            # One that comes alone is looked at for its time first.
+            reason = "maxlen" if displaced and not (expired and len(queue.ready) == 1) else "expired"
+            queue.ready.remove(head)
+            self.die(queue, head, reason)
+
+    # -- dead letters
+
+    def die(self, queue: TwinQueue, letter: Letter, reason: str) -> None:
+        """It has left the queue; where it goes is decided now, and it goes when this moment's work is done."""
+        exchange = self.rule(queue, "dead-letter-exchange")
+        if exchange is None or (exchange != "" and exchange not in self.exchanges):
+            return
+        key = self.rule(queue, "dead-letter-routing-key")
+        death = Death(queue.name, reason, letter.exchange, (letter.key,), letter.expiration)
+        others = []
+        for each in letter.deaths:
+            if (each.queue, each.reason) == (queue.name, reason):
+                death = replace(each, count=each.count + 1)
+            else:
+                others.append(each)
+        deaths = (death, *others)
+        first = letter.first or (queue.name, reason, letter.exchange)
+        changed = replace(letter, deaths=deaths, first=first, expiration="", redelivered=False, deliveries=0)
+        changed.born_ms = []
+        changed.exchange = exchange
+        changed.key = letter.key if key is None else key
+        self.dead.append((queue.name, exchange, changed.key, changed))
+
+    @staticmethod
+    def runs_in_circles(name: str, deaths: tuple[Death, ...]) -> bool:
+        """Whether it has died in that queue before and nobody rejected it since."""
+        places = [place for place, death in enumerate(deaths) if death.queue == name]
+        return bool(places) and all(death.reason != "rejected" for death in deaths[: places[0] + 1])
+
+    def settle_dead(self) -> None:
+        """Dead letters go, and what becomes of them, until it is quiet. Raises: Anyhow."""
+        for queue in self.queues.values():
+            queue.sources.clear()
+        steps = 0
+        while self.dead:
+            steps += 1
+            if steps > 200:
+                raise Anyhow("it runs for ever")
+            source, exchange, key, letter = self.dead.popleft()
+            for name in self.route(exchange or "", key or ""):
+                if self.runs_in_circles(name, letter.deaths):
+                    continue
+                queue = self.queues[name]
+                queue.sources.add(source)
+                if len(queue.sources) > 1:
+                    raise Anyhow(f"dead letters of {sorted(queue.sources)} meet in {name}")
+                self.offer(name, letter)
+
+    # -- time
+
+    def advance(self, ms: int) -> None:
+        """Moment by moment: every message ends when it is due. Raises: Anyhow."""
+        end_ms = self.now_ms + ms
+        while True:
+            due = []
+            for queue in self.queues.values():
+                head = self.head(queue)
+                due_ms = None if head is None else self.due_ms(queue, head)
+                if due_ms is not None and due_ms <= end_ms:
+                    due.append(due_ms)
+            if not due:
+                break
+            self.now_ms = max(self.now_ms, min(due))
+            for queue in self.queues.values():
+                self.tidy(queue)
+            self.settle_dead()
+        self.now_ms = end_ms
