@@ -6,12 +6,14 @@ import contextlib
 import json
 import re
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 
+from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess, Vhost
 
 MANUAL = Path(__file__).parents[2] / "docs" / "stream-storage.md"
@@ -32,10 +34,6 @@ def run_example(url: str) -> list[tuple[str, int, bytes]]:
 
 
 def ctl(broker: BrokerProcess, *line: str) -> str:
-    from io import StringIO
-
-    from amqpd.cli.main import run
-
     out, err = StringIO(), StringIO()
     code = run([*line, "--data-dir", str(broker.data_dir)], out, err, StringIO(), {})
     assert code == 0, err.getvalue()
@@ -163,3 +161,30 @@ def test_compressed_messages_over_a_kill(tmp_path: Path) -> None:
         dumped = ctl(broker, "dump_log", str(broker.data_dir))
         assert re.search(r"^offsets .* zstd$", dumped, re.MULTILINE)
         assert "no damage" in ctl(broker, "verify_log", str(broker.data_dir))
+
+
+def test_policies_say_how_it_is_stored(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    """Of what comes from then on; what is written stays as it is."""
+    connection = connect(amqpd_vhost.url)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("s", durable=True, arguments=STREAM)
+    definition = '{"compression":"lz4","cleanup-policy":"compact,delete","max-age":"7D"}'
+    for line in ([], ["set_policy", "store", "^s$", definition, "--apply-to", "queues"], ["clear_policy", "store"]):
+        if line:
+            ctl(amqpd_broker, *line, "-p", amqpd_vhost.name)
+        channel.basic_publish("", "s", b"x" * 1000)
+    connection.close()
+    dumped = json.loads(ctl(amqpd_broker, "dump_log", str(amqpd_broker.data_dir), "--formatter", "json"))
+    assert [each["flags"] for each in dumped if each["type"] == "batch" and each["flags"]][-1:] == [["lz4"]]
+
+
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [('{"compression":"lzma"}', "compression"), ('{"cleanup-policy":"everything"}', "cleanup policy")],
+)
+def test_bad_policies(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost, definition: str, words: str) -> None:
+    out = StringIO()
+    line = ["set_policy", "bad", "^s$", definition, "-p", amqpd_vhost.name, "--data-dir", str(amqpd_broker.data_dir)]
+    assert run([*line], out, out, StringIO(), {}) != 0
+    assert words in out.getvalue()
