@@ -323,12 +323,13 @@ class BatchCursor:
         end: i64 = self._end
         check: bool = settled is not None and settled.highest >= self.next_offset
         timestamp_ms: i64 = self.timestamp_ms
+        create_time: bool = self._create_time
         while self.remaining > 0 and budget > 0:
             start: i64 = 0
             stop: i64 = 0
             start, stop = record_stop(data, position, end)
             delta: i64 = 0
-            if self._create_time:
+            if create_time:
                 timestamp_ms, _ = read_varint(data, start + 1)
                 timestamp_ms += self._base_timestamp_ms
             delta, start = read_offset_delta(data, start)

@@ -250,8 +250,10 @@ class LogReader:
         try:
             image, image_at, image_header = plain(chunk, at, header)
         except BadRecord as error:
-            logger.error("%s.log: the batch of offset %d: %s", segment.prefix, header.base_offset, error)
+            lost = len(self.lost)
             self._lose(segment, header.base_offset, header.last_offset)
+            if len(self.lost) > lost:  # else it is known
+                logger.error("%s.log: the batch of offset %d: %s", segment.prefix, header.base_offset, error)
             return None
         return BatchCursor(image, image_at, image_header, self._decoder)
 
