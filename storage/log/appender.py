@@ -55,7 +55,6 @@ class Appender:
         # the open batch
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
-        self._count_max: i64 = RECORDS_MAX
         self.codec: i64 = 0
         self._persistent: bool = True
         self._timestamp_ms: i64 = 0
@@ -80,13 +79,15 @@ class Appender:
         if writer is None:
             writer = self._open_batch(persistent)
         elif self._count > 0 and (
-            self._count >= self._count_max
+            self._count >= RECORDS_MAX
             or persistent != self._persistent
             or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
             > RECORDS_SIZE_BYTES_MAX
         ):
-            self._close_batch()
-            writer = self._open_batch(persistent)
+            size: i64 = (body_end - body_start) + (properties_end - properties_start)
+            if not self._goes_on(len(writer) + route.fixed_size + 16 + size, persistent):
+                self._close_batch()
+                writer = self._open_batch(persistent)
         elif self._count == 0:
             writer = self._open_batch(persistent)
         write_record(writer, route, self._count, source, properties_start, properties_end, body_start, body_end)
@@ -215,8 +216,18 @@ class Appender:
             self._writer = writer
         self._persistent = persistent
         self._timestamp_ms = self._context.clock.time_ms()
-        self._count_max = RECORDS_MAX if self.codec == 0 else _PACKED_RECORDS_MAX
         return writer
+
+    def _goes_on(self, size: i64, persistent: bool) -> bool:
+        """Whether a record that brings the open batch to `size` bytes goes into it though it has RECORDS_MAX: one that
+        will be compressed takes more.
+        """
+        return (
+            self.codec != 0
+            and self._count < _PACKED_RECORDS_MAX
+            and persistent == self._persistent
+            and size <= RECORDS_SIZE_BYTES_MAX
+        )
 
     def _close_batch(self) -> None:
         writer = self._writer
