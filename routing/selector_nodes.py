@@ -195,15 +195,17 @@ class Field(Value):
         super().__init__((rule,))
         self.rule: Final = rule
         self._number: int = rule.number
+        self._form: str = rule.form
+        self._header: str = rule.header
+        self._default: object = rule.default
 
     def get(self, message: Selectable) -> object:
-        rule = self.rule
         value = message.field(self._number)
         if value is not None:
-            return value if rule.form == "" else formed(rule.form, value)
-        if rule.header != "":
-            value = message.headers().get(rule.header)
-        return rule.default if value is None else value
+            return value if self._form == "" else formed(self._form, value)
+        if self._header != "":
+            value = message.headers().get(self._header)
+        return self._default if value is None else value
 
 
 def formed(form: str, value: object) -> object:
