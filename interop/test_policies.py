@@ -86,6 +86,32 @@ def test_time_to_live(policies: Policies, channel: BlockingChannel, unique: Uniq
     assert len(take(channel, name)) == 5
 
 
+def test_expires(policies: Policies, channel: BlockingChannel, broker: Any, unique: Unique, eventually: Any) -> None:
+    """Of the argument and the policy the lower number; and a queue that is in use stays."""
+    name, used = unique("expires"), unique("expires-used")
+    policies.set(name, f"^({name}|{used})$", {"expires": 200}, "--apply-to", "queues")
+    queue(channel, name, expires=60_000)
+    queue(channel, used)
+    consumer = channel.basic_consume(used, lambda *_: None)
+
+    def gone() -> bool:
+        other = channel.connection.channel()
+        try:
+            other.queue_declare(name, passive=True)
+        except pika.exceptions.ChannelClosedByBroker as error:
+            return bool(error.reply_code == 404)
+        other.close()
+        time.sleep(0.5)  # to ask for it is to use it
+        return False
+
+    assert eventually(gone)
+    channel.queue_declare(used, passive=True)
+    policies.clear(name)
+    channel.basic_cancel(consumer)
+    time.sleep(0.5)
+    channel.queue_declare(used, passive=True)
+
+
 def test_length(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
     old, new = queue(channel, unique("old")), unique("new")
     fill(channel, old)
