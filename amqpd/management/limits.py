@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from amqpd.broker.catalogue import limits
 from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.limit_set import NO_LIMITS
 from amqpd.broker.catalogue.limits import InvalidLimits
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotAuthorised, Reply, Role
 from amqpd.management.listing import listing
@@ -17,7 +16,7 @@ from amqpd.management.router import Route
 async def get_vhost_limits(call: Call) -> Reply:
     """Of the vhosts that have some."""
     items = [
-        {"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits is not NO_LIMITS
+        {"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits.value
     ]
     return await listing(call, items, lambda item: item, lambda item: str(item["vhost"]))
 

@@ -208,10 +208,10 @@ class Twin:
                     if not letter.born_ms:
                         letter.born_ms.append(self.now_ms)
             queue.ages = ages
-            self.tidy(queue)
+            self.tidy(queue, time_first=True)
 
-    def tidy(self, queue: TwinQueue) -> None:
-        """What is over at its head goes, and what is too much, from the head."""
+    def tidy(self, queue: TwinQueue, *, time_first: bool = False) -> None:
+        """What is over at its head goes, and what is too much, from the head. time_first: what is both has expired."""
         while True:
             head = self.head(queue)
             if head is None:
@@ -222,7 +222,7 @@ class Twin:
             if not expired and not displaced:
                 return
             # One that comes alone is looked at for its time first.
-            reason = "maxlen" if displaced and not (expired and len(queue.ready) == 1) else "expired"
+            reason = "maxlen" if displaced and not (expired and (time_first or len(queue.ready) == 1)) else "expired"
             queue.ready.remove(head)
             self.die(queue, head, reason)
 
