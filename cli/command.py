@@ -20,6 +20,7 @@ GROUPS: Final = (
     "Parameters",
     "Policies",
     "Virtual hosts",
+    "Configuration and Environment",
     "Operations",
     "Queues",
     "Logs",

@@ -5,7 +5,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.cli import export, limits, listings, logs, nodes, operations, parameters, policies, streams, users, watching
+from amqpd.cli import (
+    alarms,
+    evaluate,
+    export,
+    limits,
+    listings,
+    logs,
+    nodes,
+    operations,
+    parameters,
+    policies,
+    streams,
+    users,
+    watching,
+)
 from amqpd.cli import help as help_texts
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import USAGE, Failure
@@ -45,6 +59,8 @@ COMMANDS: Final[dict[str, Command]] = {
         *listings.COMMANDS,
         *logs.COMMANDS,
         *operations.COMMANDS,
+        *alarms.COMMANDS,
+        *evaluate.COMMANDS,
         *policies.COMMANDS,
         *parameters.COMMANDS,
         *streams.COMMANDS,

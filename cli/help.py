@@ -12,12 +12,12 @@ from amqpd.cli.command import GROUPS, Command
 ELSEWHERE: Final = frozenset({
     "autocomplete", "await_online_nodes", "await_startup", "cancel_sync_queue", "change_cluster_node_type",
     "close_all_user_connections", "cluster_status", "decode",
-    "disable_feature_flag", "enable_feature_flag", "encode", "environment", "eval", "eval_file", "exec",
+    "disable_feature_flag", "enable_feature_flag", "encode", "environment", "eval_file", "exec",
     "export_definitions", "force_boot", "force_gc", "force_reset", "forget_cluster_node", "hipe_compile",
     "import_definitions", "join_cluster", "list_ciphers", "list_feature_flags", "list_hashes",
     "list_node_auth_attempt_stats", "list_unresponsive_queues", "list_user_topic_permissions",
     "node_health_check", "rename_cluster_node", "report", "reset", "restart_vhost",
-    "resume_listeners", "rotate_logs", "schema_info", "set_cluster_name", "set_disk_free_limit", "set_log_level",
+    "resume_listeners", "rotate_logs", "schema_info", "set_cluster_name", "set_log_level",
     "set_vhost_tags", "shutdown", "suspend_listeners", "sync_queue",
     "update_cluster_nodes", "wait",
 })  # fmt: skip

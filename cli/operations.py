@@ -77,21 +77,6 @@ def close_all_connections(context: Context) -> None:
     context.done(f"Closed {answer.data['closed']} connections")
 
 
-def set_vm_memory_high_watermark(context: Context) -> None:
-    text = context.operands[0]
-    context.say(f"Setting memory threshold on {context.node} to {text} ...")
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError("The threshold should be a fraction between 0.0 and 1.0")
-    answer = context.client.send("PUT", "/api/amqpd/memory_high_watermark", {"share": share})
-    if not answer.ok:
-        raise answer.failure()
-    context.done()
-
-
 COMMANDS: Final = (
     Command(
         "close_all_connections",
@@ -144,16 +129,5 @@ COMMANDS: Final = (
         1,
         (("<queue>", "Name of the queue to purge. Messages that consumers have not acknowledged yet stay theirs."),),
         examples=(("purge_queue -p shop orders", "the ready messages are gone"),),
-    ),
-    Command(
-        "set_vm_memory_high_watermark",
-        "Operations",
-        "Sets the share of memory above which publishers are held, until the next start",
-        set_vm_memory_high_watermark,
-        "<fraction>",
-        1,
-        1,
-        (("<fraction>", "a number between 0.0 and 1.0; the setting limits.memory_high_watermark is for good"),),
-        examples=(("set_vm_memory_high_watermark 0.4", "the default"),),
     ),
 )

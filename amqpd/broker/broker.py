@@ -74,6 +74,7 @@ class Broker:
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
+        self.channel_max = settings.amqp.channel_max  # what is proposed to the next connection; 0: no limit
         self.clients: list[Clients] = []  # of each front end
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
         self.alarm_reason = ""

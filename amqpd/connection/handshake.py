@@ -113,6 +113,7 @@ class Handshake(Control):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._user: User | None = None
+        self._channel_max = 0
 
     def begin(self, connection: Connection) -> None:
         """The socket is there: over TLS that is when TLS has shaken hands, which has a deadline of its own."""
@@ -233,8 +234,9 @@ class Handshake(Control):
         self._user = user
         self.step = WANT_TUNE_OK
         settings = self.broker.settings.amqp
-        heartbeat = settings.heartbeat_s
-        connection.output.send(0, ConnectionTune(settings.channel_max, settings.frame_max, heartbeat))
+        self._channel_max = self.broker.channel_max
+        tune = ConnectionTune(self._channel_max, settings.frame_max, settings.heartbeat_s)
+        connection.output.send(0, tune)
         connection.resume_input()
 
     def _refuse_login(self, connection: Connection) -> None:
@@ -264,12 +266,12 @@ class Handshake(Control):
             raise NotAllowed(
                 f"negotiated frame_max = {frame_max} is higher than the maximum allowed value ({settings.frame_max})"
             )
-        if command.channel_max > settings.channel_max:
+        if command.channel_max > self._channel_max > 0:
             raise NotAllowed(
                 f"negotiated channel_max = {command.channel_max} is higher than the maximum allowed value "
-                f"({settings.channel_max})"
+                f"({self._channel_max})"
             )
-        connection.channels.count_max = command.channel_max or settings.channel_max
+        connection.channels.count_max = command.channel_max or self._channel_max
         connection.set_frame_max(frame_max)
         connection.heartbeat_s = command.heartbeat
         self.step = WANT_OPEN

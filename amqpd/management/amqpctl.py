@@ -73,6 +73,8 @@ async def status(call: Call) -> Reply:
                 *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
             ],
             "memory": {"rss_bytes": here.rss_bytes, "limit_bytes": broker.alarms.memory_limit_bytes},
+            "disk_free_limit_bytes": broker.alarms.disk_free_limit_bytes,
+            "alarms_by_hand": sorted(broker.alarms.by_hand),
             "file_descriptors": {"used": here.fd_count, "limit": here.fd_limit},
             "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
             "totals": totals,
@@ -160,17 +162,6 @@ async def close_all_connections(call: Call) -> Reply:
     return reply({"closed": closed})
 
 
-async def memory_high_watermark(call: Call) -> Reply:
-    """Until the next start: the share of memory above which publishers are held. Looked at once, at once."""
-    share = call.fields().get("share")
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
-        raise BadRequest("share is a number from 0 to 1")
-    alarms = call.broker.alarms
-    alarms.memory_share = float(share)
-    alarms.look()
-    return reply({"limit_bytes": alarms.memory_limit_bytes})
-
-
 def _number(call: Call, name: str) -> int:
     value = call.fields().get(name, 0)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
@@ -227,7 +218,6 @@ ROUTES: Final = (
     Route("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
     Route("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
     Route("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
-    Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
     Route("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
     Route("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
     Route("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),

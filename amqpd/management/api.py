@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from amqpd.management import (
+    alarms,
     amqpctl,
     bindings,
     connections,
@@ -46,6 +47,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *definitions_import.ROUTES,
     *unbuilt.ROUTES,
     *amqpctl.ROUTES,
+    *alarms.ROUTES,
     *logs.ROUTES,
     *exports.ROUTES,
 )

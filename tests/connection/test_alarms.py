@@ -117,3 +117,131 @@ def test_a_broker_in_need(tmp_path: Path, settings: dict[str, object], reason: s
         for peer in (consumer, publisher):
             peer.expect_connection_close(320)
         stopping.join()
+
+
+def test_by_hand(room: Room) -> None:
+    assert room.look(0, 1000) == []
+    room.alarms.raise_by_hand("disk")
+    assert room.told == ["low on disk"]
+    room.told.clear()
+    assert room.look(0, 1000) == []
+    room.alarms.raise_by_hand("memory")
+    room.alarms.raise_by_hand("memory")
+    room.alarms.clear_by_hand("disk")
+    assert (room.told, set(room.alarms.raised)) == ([], {"memory"})
+    room.alarms.clear_by_hand("memory")
+    room.alarms.clear_by_hand("memory")
+    assert room.told == [""]
+
+
+def test_one_by_hand_that_has_a_cause_goes_on(room: Room) -> None:
+    room.alarms.raise_by_hand("memory")
+    assert room.look(900, 1000) == ["low on memory"]
+    room.alarms.clear_by_hand("memory")
+    assert room.told == []
+    assert room.look(0, 1000) == [""]
+
+
+def test_limits_may_be_changed(room: Room) -> None:
+    room.alarms.limit_memory_bytes(10)
+    assert room.look(11, 1000) == ["low on memory"]
+    room.alarms.limit_memory_bytes(1 << 62)
+    assert room.alarms.memory_limit_bytes == 1000, "there is no more"
+    assert room.look(11, 1000) == [""]
+    room.alarms.limit_memory_share(0.01)
+    assert room.look(11, 1000) == ["low on memory"]
+
+
+def test_what_cannot_be_looked_at_stays_as_it_was(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert room.look(900, 1000) == ["low on memory"]
+
+    def fails(_: object) -> Disk:
+        raise OSError(24, "no descriptor is left")
+
+    monkeypatch.setattr(os, "statvfs", fails)
+    assert room.look(0, 0) == []
+    assert set(room.alarms.raised) == {"memory"}
+
+
+def told(peer: Peer) -> str:
+    """Publishes; why the peer is held."""
+    peer.publish("nowhere")
+    return str(peer.expect("connection.blocked", 0)["reason"])
+
+
+def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
+    """At once, whoever sets it; unblocked once there is no alarm left; a restart begins without one."""
+    with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as publisher:
+        publisher.handshake()
+        publisher.channel()
+        assert broker.ctl("set_alarm", "memory").returncode == 0
+        assert told(publisher) == "low on memory"
+        assert broker.ctl("eval", "rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).").stdout == "ok\n"
+        with Peer(broker.url) as late:
+            late.handshake()
+            late.channel()
+            assert told(late) in ("low on disk", "low on memory")
+        assert broker.ctl("clear_alarm", "memory").returncode == 0
+        shown = broker.ctl("status").stdout
+        assert "low on disk" in shown
+        assert "low on memory" not in shown
+        with pytest.raises(TimeoutError):
+            publisher.read(0.3)
+        assert broker.ctl("eval", "rabbit_alarm:clear_alarm({resource_limit, disk, node()}).").stdout == "ok\n"
+        publisher.expect("connection.unblocked", 0)
+        publisher.fence()
+        for limit, back, reason in (
+            (("set_disk_free_limit", "900000000GB"), ("set_disk_free_limit", "50MB"), "low on disk"),
+            (
+                ("set_vm_memory_high_watermark", "absolute", "1MB"),
+                ("set_vm_memory_high_watermark", "0.9"),
+                "low on memory",
+            ),
+        ):
+            assert broker.ctl(*limit).returncode == 0
+            assert told(publisher) == reason
+            assert broker.ctl(*back).returncode == 0
+            publisher.expect("connection.unblocked", 0)
+        assert broker.ctl("set_alarm", "disk").returncode == 0
+        broker.kill()
+        broker.start()
+        assert broker.api("GET", "/api/health/checks/alarms") == {"status": "ok"}
+
+
+def test_what_the_next_connection_is_offered(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as before:
+        before.start()
+        before.send(before.start_ok())
+        assert before.expect("connection.tune", 0)["channel_max"] == 2047
+        assert broker.ctl("eval", "application:set_env(rabbit, channel_max, 2).").stdout == "ok\n"
+        before.send(before.tune_ok(2047), before.open())
+        before.expect("connection.open-ok", 0)
+        with Peer(broker.url) as peer:
+            assert peer.handshake(channel_max=0)["channel_max"] == 2
+            peer.channel(1)
+            peer.channel(2)
+            peer.method("channel.open", 3)
+            peer.expect_connection_close(530, 0, 0)
+        with Peer(broker.url) as peer:
+            peer.start()
+            peer.send(peer.start_ok())
+            peer.expect("connection.tune", 0)
+            peer.send(peer.tune_ok(3), peer.open())
+            peer.expect_connection_close(
+                530, None, None, "negotiated channel_max = 3 is higher than the maximum allowed value (2)"
+            )
+        assert broker.ctl("eval", "application:set_env(rabbit, channel_max, 0).").stdout == "ok\n"
+        with Peer(broker.url) as peer:
+            assert peer.handshake(channel_max=0)["channel_max"] == 0
+            for number in range(1, 2100):
+                peer.method("channel.open", number)
+            for _ in range(1, 2100):
+                peer.expect("channel.open-ok", None)
+
+
+def test_who_may_only_come_from_this_machine(tmp_path: Path) -> None:
+    get = "{ok, V} = application:get_env(rabbit, loopback_users), V."
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert broker.ctl("eval", get).stdout == '[<<"guest">>]\n'
+        assert broker.ctl("eval", "application:set_env(rabbit, loopback_users, []).").stdout == "ok\n"
+        assert broker.ctl("eval", get).stdout == "[]\n"

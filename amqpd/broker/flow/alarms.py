@@ -5,6 +5,9 @@ directory's file system against a limit. While an alarm lasts, a connection that
 publish, which waits with all behind it unless it has no body, and is told by connection.blocked, if it can take that;
 consumers go on. With both alarms raised, both have to end.
 
+Limits may be changed, and alarms raised by hand (for tests, and for operators who want publishers to stop), until the
+next start. One that was raised by hand lasts until it is cleared by hand; one that has a cause goes on behind that.
+
 rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocked at the first publish.
 """
 
@@ -38,21 +41,38 @@ class Alarms:
         disk_free_bytes: int,
         changed: Callable[[str], None],
     ) -> None:
-        self.memory_share = memory_share
-        self.disk_free_limit_bytes = disk_free_bytes
         self.memory_total_bytes = total_memory_bytes()
+        self.memory_limit_bytes = 0
+        self.limit_memory_share(memory_share)
+        self.disk_free_limit_bytes = disk_free_bytes
         self.memory_used_bytes = 0
         self.disk_free_bytes = 0
         self.raised: dict[str, str] = {}
+        self.by_hand: set[str] = set()
+        self._low = dict.fromkeys(REASONS, False)  # at the last look that succeeded
         self._data_dir = data_dir
         self._filesystem = FileSystem()
         self._changed = changed
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        return int(self.memory_total_bytes * self.memory_share)
+    def limit_memory_share(self, share: float) -> None:
+        """share: of what there is, 0 to 1. It counts from the next look."""
+        self.memory_limit_bytes = int(self.memory_total_bytes * share)
+
+    def limit_memory_bytes(self, limit_bytes: int) -> None:
+        """Likewise. rabbit: more than there is counts as all of it."""
+        self.memory_limit_bytes = min(limit_bytes, self.memory_total_bytes)
+
+    def raise_by_hand(self, kind: str) -> None:
+        """kind: memory or disk. At once, until `clear_by_hand`."""
+        self.by_hand.add(kind)
+        self.look()
+
+    def clear_by_hand(self, kind: str) -> None:
+        """Over at once, unless it has a cause."""
+        self.by_hand.discard(kind)
+        self.look()
 
     def start(self) -> None:
         self._tick()
@@ -73,11 +93,10 @@ class Alarms:
             self.disk_free_bytes = self._filesystem.free_bytes(str(self._data_dir))
         except OSError as error:  # no descriptor is left, say: what was known stands until the next look
             log.warning("memory and disk cannot be looked at: %s", error)
-            return
-        found = {
-            "memory": self.memory_used_bytes > self.memory_limit_bytes,
-            "disk": self.disk_free_bytes < self.disk_free_limit_bytes,
-        }
+        else:
+            self._low["memory"] = self.memory_used_bytes > self.memory_limit_bytes
+            self._low["disk"] = self.disk_free_bytes < self.disk_free_limit_bytes
+        found = {kind: low or kind in self.by_hand for kind, low in self._low.items()}
         # Raised before ended: when one follows on the other at once, publishers stay held.
         for kind, on in sorted(found.items(), key=lambda item: not item[1]):
             self.set(kind, on)

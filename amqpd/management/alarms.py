@@ -1,0 +1,97 @@
+"""Limits of memory and disk, alarms by hand, and what else may be changed until the next start: /amqpd/alarms, ...
+
+What is for good is a setting. For operators, and for clients' own test suites (`amqpctl eval`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.broker.flow.alarms import REASONS
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.management.router import Route
+
+BYTES_MAX: Final = (1 << 63) - 1
+CHANNEL_MAX: Final = 65535
+RELATIVE_MAX: Final = 1000.0
+USERS_MAX: Final = 1000
+
+
+async def memory_high_watermark(call: Call) -> Reply:
+    """Above which publishers are held: a share of the memory, or bytes. Looked at at once."""
+    alarms, fields = call.broker.alarms, call.fields()
+    if "bytes" in fields:
+        alarms.limit_memory_bytes(number("bytes", fields["bytes"], 1, BYTES_MAX))
+    else:
+        alarms.limit_memory_share(_fraction(call, "share", 1))
+    alarms.look()
+    return reply({"limit_bytes": alarms.memory_limit_bytes})
+
+
+async def disk_free_limit(call: Call) -> Reply:
+    """Below which publishers are held: bytes, or a multiple of the memory there is. Looked at at once."""
+    alarms, fields = call.broker.alarms, call.fields()
+    if "bytes" in fields:
+        limit_bytes = number("bytes", fields["bytes"], 0, BYTES_MAX)
+    else:
+        limit_bytes = int(alarms.memory_total_bytes * _fraction(call, "mem_relative", RELATIVE_MAX))
+    alarms.disk_free_limit_bytes = limit_bytes
+    alarms.look()
+    return reply({"limit_bytes": limit_bytes})
+
+
+def _fraction(call: Call, name: str, most: float) -> float:
+    """Raises: BadRequest."""
+    value = call.fields().get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise BadRequest(f"{name} is a number from 0 to {most:g}")
+    return float(value)
+
+
+async def set_alarm(call: Call) -> Reply:
+    call.broker.alarms.raise_by_hand(_kind(call))
+    return NO_CONTENT
+
+
+async def clear_alarm(call: Call) -> Reply:
+    """Over, unless memory or disk are low indeed."""
+    call.broker.alarms.clear_by_hand(_kind(call))
+    return NO_CONTENT
+
+
+def _kind(call: Call) -> str:
+    """Raises: NotThere."""
+    kind = call.params["name"]
+    if kind not in REASONS:
+        raise NotThere(f"there is no alarm '{kind}': memory or disk")
+    return kind
+
+
+async def set_channel_max(call: Call) -> Reply:
+    """What connections that log in from now on are offered; 0: no limit."""
+    call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
+    return NO_CONTENT
+
+
+async def get_loopback_users(call: Call) -> Reply:
+    return reply({"value": sorted(call.broker.auth.loopback_users)})
+
+
+async def set_loopback_users(call: Call) -> Reply:
+    """Who is let in from a loopback address only, from the next login on."""
+    value = call.fields().get("value")
+    if not isinstance(value, list) or len(value) > USERS_MAX or not all(isinstance(name, str) for name in value):
+        raise BadRequest(f"value is a list of at most {USERS_MAX} names")
+    call.broker.auth.loopback_users = frozenset(value)
+    return NO_CONTENT
+
+
+ROUTES: Final = (
+    Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    Route("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
+    Route("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
+    Route("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
+    Route("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
+    Route("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
+    Route("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
+)

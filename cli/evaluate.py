@@ -1,0 +1,133 @@
+"""`eval`: five expressions that clients' own test suites send to RabbitMQ, and no others.
+
+There is no Erlang here, and nothing is evaluated: an expression is compared with those below, as it stands, white
+space included, and each is a call of the admin API, for administrators. What it answers is printed as Erlang has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from amqpd.cli.client import Answer
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.formatters import compact
+
+_BINARY: Final = '<<"([^"\\\\\\x00-\\x1f]*)">>'
+_BINARIES: Final = f"\\[((?:{_BINARY}(?:, ?{_BINARY})*)?)\\]"
+
+
+def _alarm(method: str, context: Context, found: re.Match[str]) -> None:
+    _send(context, method, f"alarms/{found[1]}")
+    _ok(context)
+
+
+def _set_alarm(context: Context, found: re.Match[str]) -> None:
+    _alarm("PUT", context, found)
+
+
+def _clear_alarm(context: Context, found: re.Match[str]) -> None:
+    _alarm("DELETE", context, found)
+
+
+def _set_channel_max(context: Context, found: re.Match[str]) -> None:
+    _send(context, "PUT", "channel_max", {"value": int(found[1])})
+    _ok(context)
+
+
+def _set_loopback_users(context: Context, found: re.Match[str]) -> None:
+    _send(context, "PUT", "loopback_users", {"value": re.findall(_BINARY, found[1])})
+    _ok(context)
+
+
+def _get_loopback_users(context: Context, _found: re.Match[str]) -> None:
+    users = _send(context, "GET", "loopback_users").data["value"]
+    if context.line.formatter == "json":
+        context.out.write(compact({"node": context.node, "result": "ok", "value": users}) + "\n")
+    else:
+        context.out.write("[" + ",".join(f'<<"{user}">>' for user in users) + "]\n")
+
+
+def _send(context: Context, method: str, path: str, body: object = None) -> Answer:
+    answer = context.client.send(method, f"/api/amqpd/{path}", body)
+    if not answer.ok:
+        raise answer.failure()
+    return answer
+
+
+def _ok(context: Context) -> None:
+    if context.line.formatter == "json":
+        context.done()
+    else:
+        context.out.write("ok\n")
+
+
+KNOWN: Final[tuple[tuple[str, str, Callable[[Context, re.Match[str]], Any]], ...]] = (
+    (
+        "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).",
+        r"rabbit_alarm:set_alarm\(\{\{resource_limit, (memory|disk), node\(\)\}, \[\]\}\)\.",
+        _set_alarm,
+    ),
+    (
+        "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).",
+        r"rabbit_alarm:clear_alarm\(\{resource_limit, (memory|disk), node\(\)\}\)\.",
+        _clear_alarm,
+    ),
+    (
+        "application:set_env(rabbit, channel_max, 2047).",
+        r"application:set_env\(rabbit, channel_max, ([0-9]{1,9})\)\.",
+        _set_channel_max,
+    ),
+    (
+        'application:set_env(rabbit, loopback_users, [<<"guest">>]).',
+        rf"application:set_env\(rabbit, loopback_users, {_BINARIES}\)\.",
+        _set_loopback_users,
+    ),
+    (
+        "{ok, V} = application:get_env(rabbit, loopback_users), V.",
+        r"\{ok, V\} = application:get_env\(rabbit, loopback_users\), V\.",
+        _get_loopback_users,
+    ),
+)
+"""An example of each, what it has to look like, and what is done."""
+
+
+def evaluate(context: Context) -> None:
+    if context.operands:
+        text = context.operands[0]
+    else:
+        text = "" if context.stdin.isatty() else context.stdin.read().rstrip("\r\n")
+    if not context.operands and not text:
+        raise Failure(DATA, "Expression to evaluate is not provided via argument or stdin")
+    if not text.strip():
+        raise UsageError('"Expression must not be blank"')
+    for _, pattern, call in KNOWN:
+        found = re.fullmatch(pattern, text)
+        if found is not None:
+            call(context, found)
+            return
+    known = "".join(f"\n  {example}" for example, _, _ in KNOWN)
+    raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows these expressions, as they stand:{known}")
+
+
+COMMANDS: Final = (
+    Command(
+        "eval",
+        "Operations",
+        "Does what five expressions of clients' test suites ask of RabbitMQ; evaluates nothing else",
+        evaluate,
+        "<expression>",
+        0,
+        1,
+        (
+            ("<expression>", "one of these, read from standard input when missing:"),
+            *((example, "or disk" if "memory" in example else "until the next start") for example, _, _ in KNOWN),
+        ),
+        examples=(
+            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "as set_alarm disk"),
+            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest may connect from other machines"),
+        ),
+    ),
+)

@@ -1,0 +1,150 @@
+"""Limits of vhosts and users as RabbitMQ's guides show them (Virtual Hosts, Access Control), set with the control
+control command and met by pika; and alarms that are set by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+
+Unique = Callable[[str], str]
+
+
+class Place:
+    """A vhost and a user of one's own, gone at the end."""
+
+    def __init__(self, broker: Any, name: str) -> None:
+        self.broker = broker
+        self.name = name
+        self.opened: list[pika.BlockingConnection] = []
+        self.ctl("add_vhost", name)
+        self.ctl("add_user", name, "secret")
+        self.ctl("set_permissions", "-p", name, name, ".*", ".*", ".*")
+
+    def ctl(self, *arguments: str) -> str:
+        done = self.broker.run_ctl("-q", *arguments)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        return str(done.stdout)
+
+    def connect(self) -> pika.BlockingConnection:
+        credentials = pika.PlainCredentials(self.name, "secret")
+        self.opened.append(pika.BlockingConnection(self.broker.pika(virtual_host=self.name, credentials=credentials)))
+        return self.opened[-1]
+
+    def refused(self, text: str) -> None:
+        with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as caught:
+            self.connect()
+        assert text in str(caught.value)
+
+    def limit_vhost(self, **limits: int) -> None:
+        definition = {name.replace("_", "-"): limit for name, limit in limits.items()}
+        self.ctl("set_vhost_limits", "-p", self.name, json.dumps(definition))
+
+    def limit_user(self, **limits: int) -> None:
+        definition = {name.replace("_", "-"): limit for name, limit in limits.items()}
+        self.ctl("set_user_limits", self.name, json.dumps(definition))
+
+    def end(self) -> None:
+        for connection in self.opened:
+            if connection.is_open:
+                connection.close()
+        self.ctl("delete_user", self.name)
+        self.ctl("delete_vhost", self.name)
+
+
+@pytest.fixture
+def place(broker: Any, unique: Unique) -> Iterator[Place]:
+    place = Place(broker, unique("limits"))
+    yield place
+    place.end()
+
+
+def test_max_connections_of_a_vhost(place: Place) -> None:
+    place.limit_vhost(max_connections=1)
+    connection = place.connect()
+    place.refused(f"access to vhost '{place.name}' refused for user '{place.name}': connection limit (1) is reached")
+    place.limit_vhost(max_connections=0)
+    connection.close()
+    place.refused("connection limit (0) is reached")
+    place.limit_vhost(max_connections=-1)
+    place.connect()
+    place.connect()
+
+
+def test_max_queues_of_a_vhost(place: Place) -> None:
+    place.limit_vhost(max_queues=2)
+    connection = place.connect()
+    channel = connection.channel()
+    channel.queue_declare("one", durable=True)
+    channel.queue_declare("two", exclusive=True)
+    channel.queue_declare("one", durable=True)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        channel.queue_declare("three")
+    assert caught.value.reply_code == 406
+    assert caught.value.reply_text == (
+        f"PRECONDITION_FAILED - cannot declare queue 'three': queue limit in vhost '{place.name}' (2) is reached"
+    )
+    place.ctl("clear_vhost_limits", "-p", place.name)
+    connection.channel().queue_declare("three")
+    assert place.ctl("list_vhost_limits", "-p", place.name) == "\n"
+
+
+def test_max_connections_of_a_user(place: Place) -> None:
+    place.limit_user(max_connections=1)
+    place.connect()
+    place.refused(f"connection refused for user '{place.name}': user connection limit (1) is reached")
+    assert json.loads(place.ctl("list_user_limits", "--user", place.name)) == {"max-connections": 1}
+    place.ctl("clear_user_limits", place.name, "max-connections")
+    place.connect()
+
+
+def test_max_channels_of_a_user(place: Place) -> None:
+    place.limit_user(max_channels=2)
+    first, second = place.connect(), place.connect()
+    first.channel()
+    second.channel()
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:
+        second.channel()
+    assert (caught.value.reply_code, caught.value.reply_text) == (
+        530,
+        f"NOT_ALLOWED - number of channels opened for user '{place.name}' has reached the maximum allowed user limit "
+        "of (2)",
+    )
+    place.ctl("clear_user_limits", place.name, "all")
+    for _ in range(5):
+        first.channel()
+
+
+SET = "rabbit_alarm:set_alarm({{{{resource_limit, {}, node()}}, []}})."
+CLEAR = "rabbit_alarm:clear_alarm({{resource_limit, {}, node()}})."
+
+
+@pytest.mark.parametrize("how", ["eval memory", "eval disk", "disk limit"])
+def test_alarms_by_hand(broker: Any, unique: Unique, eventually: Any, how: str) -> None:
+    if broker.process is None and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("an alarm would stop the other workers' publishers")
+    kind = how.rpartition(" ")[2] if how.startswith("eval") else "disk"
+    begin, end = ("eval", SET.format(kind)), ("eval", CLEAR.format(kind))
+    if how == "disk limit":
+        begin, end = ("set_disk_free_limit", "900000000GB"), ("set_disk_free_limit", "50MB")
+    told: list[str] = []
+    with pika.BlockingConnection(broker.pika(blocked_connection_timeout=20)) as connection:
+        connection.add_on_connection_blocked_callback(lambda _c, frame: told.append(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda _c, _frame: told.append("unblocked"))
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        assert broker.run_ctl(*begin).returncode == 0
+        try:
+            channel.basic_publish("", queue, b"held")
+            eventually(lambda: connection.process_data_events(0.05) or told, 15)
+            assert told == [f"low on {kind}"]
+        finally:
+            assert broker.run_ctl(*end).returncode == 0
+        eventually(lambda: connection.process_data_events(0.05) or told[1:], 15)
+        assert told == [f"low on {kind}", "unblocked"]
+        assert channel.basic_get(queue, auto_ack=True)[2] == b"held"

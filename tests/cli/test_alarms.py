@@ -1,0 +1,135 @@
+"""Alarms by hand and their limits, and `eval`: what is sent, and rabbitmqctl 3.10.8's texts and exit codes."""
+
+from __future__ import annotations
+
+import pytest
+from fake_broker import Ctl, FakeBroker
+
+DISK, MEMORY = "/api/amqpd/disk_free_limit", "/api/amqpd/memory_high_watermark"
+
+
+@pytest.mark.parametrize(
+    ("given", "body", "said"),
+    [
+        (("set_disk_free_limit", "100MB"), {"bytes": 100_000_000}, "disk free limit on n@h to 100MB bytes"),
+        (("set_disk_free_limit", "5000"), {"bytes": 5000}, "disk free limit on n@h to 5000 bytes"),
+        (("set_disk_free_limit", "1GiB"), {"bytes": 1 << 30}, "disk free limit on n@h to 1GiB bytes"),
+        (("set_disk_free_limit", "2k"), {"bytes": 2048}, "disk free limit on n@h to 2k bytes"),
+        (("set_disk_free_limit", "2kb"), {"bytes": 2000}, "disk free limit on n@h to 2kb bytes"),
+        (
+            ("set_disk_free_limit", "mem_relative", "1.5"),
+            {"mem_relative": 1.5},
+            "disk free limit on n@h to 1.5 times the total RAM",
+        ),
+        (("set_vm_memory_high_watermark", "0.000000001"), {"share": 1e-9}, "memory threshold on n@h to 0.000000001"),
+        (("set_vm_memory_high_watermark", "1"), {"share": 1.0}, "memory threshold on n@h to 1"),
+        (
+            ("set_vm_memory_high_watermark", "absolute", "2GB"),
+            {"bytes": 2_000_000_000},
+            "memory threshold on n@h to 2GB bytes",
+        ),
+    ],
+)
+def test_limits(
+    broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], body: dict[str, object], said: str
+) -> None:
+    path = DISK if given[0] == "set_disk_free_limit" else MEMORY
+    broker.answers["PUT", path] = (200, {"limit_bytes": 1})
+    assert ctl(*given) == (0, f"Setting {said} ...\n", "")
+    assert broker.asked[0].body == body
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    [
+        (("set_disk_free_limit", "1.5GB"), 65, "Bad argument."),
+        (("set_disk_free_limit", "5XB"), 65, "Bad argument."),
+        (("set_disk_free_limit", "mem_relative", "x"), 65, "Bad argument."),
+        (("set_disk_free_limit", "mem_relative", "nan"), 65, "Bad argument."),
+        (("set_disk_free_limit", "mem_relative"), 64, "not enough arguments."),
+        (("set_disk_free_limit", "50MB", "x"), 64, "too many arguments."),
+        (("set_disk_free_limit",), 64, "not enough arguments."),
+        (("set_vm_memory_high_watermark", "x"), 65, "Bad argument."),
+        (
+            ("set_vm_memory_high_watermark", "1.5"),
+            65,
+            "Bad argument: The threshold should be a fraction between 0.0 and 1.0",
+        ),
+        (("set_vm_memory_high_watermark", "absolute", "0"), 65, "Bad argument."),
+        (("set_vm_memory_high_watermark", "absolute"), 64, "not enough arguments."),
+        (("set_vm_memory_high_watermark", "0.4", "0.5"), 64, "too many arguments."),
+        (("set_alarm", "cpu"), 65, "Bad argument: there is no alarm 'cpu', it is memory or disk"),
+    ],
+)
+def test_refusals(broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], code: int, text: str) -> None:
+    found = ctl(*given)
+    assert found.code == code
+    assert found.err.startswith(f"Error (argument validation): {text}\n")
+    assert broker.asked == []
+
+
+def test_alarms(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["PUT", "/api/amqpd/alarms/disk"] = broker.answers["DELETE", "/api/amqpd/alarms/disk"] = (204, None)
+    assert ctl("set_alarm", "disk") == (0, "Setting alarm 'disk' on n@h ...\n", "")
+    assert ctl("clear_alarm", "disk") == (0, "Clearing alarm 'disk' on n@h ...\n", "")
+    assert [(asked.method, asked.path) for asked in broker.asked] == [
+        ("PUT", "/api/amqpd/alarms/disk"),
+        ("DELETE", "/api/amqpd/alarms/disk"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_eval_of_alarms(broker: FakeBroker, ctl: Ctl, kind: str) -> None:
+    for method, text in (
+        ("PUT", f"rabbit_alarm:set_alarm({{{{resource_limit, {kind}, node()}}, []}})."),
+        ("DELETE", f"rabbit_alarm:clear_alarm({{resource_limit, {kind}, node()}})."),
+    ):
+        broker.answers[method, f"/api/amqpd/alarms/{kind}"] = (204, None)
+        assert ctl("eval", text) == (0, "ok\n", "")
+        assert broker.asked[-1].method == method
+
+
+def test_eval_of_the_environment(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["PUT", "/api/amqpd/channel_max"] = (204, None)
+    assert ctl("eval", "application:set_env(rabbit, channel_max, 7).") == (0, "ok\n", "")
+    assert broker.asked[-1].body == {"value": 7}
+    users = "/api/amqpd/loopback_users"
+    broker.answers["PUT", users] = (204, None)
+    for text, value in (
+        ("[]", []),
+        ('[<<"guest">>]', ["guest"]),
+        ('[<<"guest">>,<<"b">>]', ["guest", "b"]),
+    ):
+        assert ctl("eval", f"application:set_env(rabbit, loopback_users, {text}).") == (0, "ok\n", "")
+        assert broker.asked[-1].body == {"value": value}
+        broker.answers["GET", users] = (200, {"value": value})
+        assert ctl("eval", "{ok, V} = application:get_env(rabbit, loopback_users), V.").out == f"{text}\n"
+    assert ctl("eval", stdin="application:set_env(rabbit, channel_max, 8).\n") == (0, "ok\n", "")
+    assert broker.asked[-1].body == {"value": 8}
+    shown = ctl("eval", "{ok, V} = application:get_env(rabbit, loopback_users), V.", "--formatter", "json").out
+    assert shown == '{"node":"n@h","result":"ok","value":["guest","b"]}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 + 1.",
+        "os:cmd('id').",
+        "application:set_env(rabbit,channel_max,5).",
+        "application:set_env(rabbit, channel_max, 5)",
+        "application:set_env(rabbit, channel_max, 5). 1.",
+        "application:set_env(rabbit, channel_max, -5).",
+        "rabbit_alarm:set_alarm({{resource_limit, cpu, node()}, []}).",
+        ' {ok, V} = application:get_env(rabbit, loopback_users), V.',
+        'application:set_env(rabbit, loopback_users, [<<"a\\"b">>]).',
+    ],
+)
+def test_nothing_else_is_evaluated(broker: FakeBroker, ctl: Ctl, text: str) -> None:
+    found = ctl("eval", text)
+    assert (found.code, found.out, broker.asked) == (69, "", [])
+    assert "evaluates no Erlang" in found.err
+
+
+def test_eval_of_nothing(ctl: Ctl) -> None:
+    assert ctl("eval", "").code == ctl("eval", " ").code == 64
+    assert ctl("eval") == (65, "", "Error:\nExpression to evaluate is not provided via argument or stdin\n")
