@@ -22,9 +22,10 @@ class Place:
         self.broker = broker
         self.name = name
         self.opened: list[pika.BlockingConnection] = []
-        self.ctl("add_vhost", name)
-        self.ctl("add_user", name, "secret")
-        self.ctl("set_permissions", "-p", name, name, ".*", ".*", ".*")
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        broker.api("PUT", f"/api/vhosts/{name}", {})
+        broker.api("PUT", f"/api/users/{name}", {"password": "secret", "tags": ""})
+        broker.api("PUT", f"/api/permissions/{name}/{name}", everything)
 
     def ctl(self, *arguments: str) -> str:
         done = self.broker.run_ctl("-q", *arguments)
@@ -53,8 +54,8 @@ class Place:
         for connection in self.opened:
             if connection.is_open:
                 connection.close()
-        self.ctl("delete_user", self.name)
-        self.ctl("delete_vhost", self.name)
+        self.broker.api("DELETE", f"/api/users/{self.name}")
+        self.broker.api("DELETE", f"/api/vhosts/{self.name}")
 
 
 @pytest.fixture
