@@ -141,26 +141,27 @@ def _gunzip(data: bytes, size_max: int) -> bytes:
 
 def _unsnap(data: bytes, size_max: int) -> bytes:
     if not data.startswith(_XERIAL_MAGIC):
-        return _unsnap_block(data, size_max)
+        return _unsnap_block(data, size_max, size_max)
     parts: list[bytes] = []
+    unpacked = 0
     position, size = len(_XERIAL_HEADER), len(data)
     while position < size:
         end = position + 4 + int.from_bytes(data[position : position + 4], "big")
         if position + 4 > size or end > size:
             raise BadRecord("a block of snappy runs past the end of its batch")
-        part = _unsnap_block(data[position + 4 : end], size_max)
-        size_max -= len(part)
+        part = _unsnap_block(data[position + 4 : end], size_max - unpacked, size_max)
+        unpacked += len(part)
         parts.append(part)
         position = end
     return b"".join(parts)
 
 
-def _unsnap_block(data: bytes, size_max: int) -> bytes:
+def _unsnap_block(data: bytes, left: int, size_max: int) -> bytes:
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(data)
-        if size > size_max:
+        if size > left:
             raise BadRecord(f"unpacks to more than {size_max} bytes")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:

@@ -31,6 +31,7 @@ from amqpd.testing import BrokerProcess
 
 KEYS: Final = 20
 STREAM: Final = {"x-queue-type": "stream", "x-compact": True, "x-stream-max-segment-size-bytes": 64 * 1024}
+CLEANED: Final = "compacted up to offset"
 SETTINGS: Final = {"storage.upkeep_interval_s": 0.2, "log.level": "info"}
 
 
@@ -158,9 +159,14 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
             threads = [threading.Thread(target=each, args=(broker.url,)) for each in (story.publish, story.follow)]
             for thread in threads:
                 thread.start()
-            # Offsets are written every five seconds.
-            time.sleep(WRITE_S + 1.5 if cycle == count - 1 else story.chance.uniform(1.0, 3.0))
-            cleaned += broker.stderr.count("compacted up to offset")
+            if cycle < count - 1:
+                time.sleep(story.chance.uniform(1.0, 3.0))
+            else:  # long enough for an offset to be written, and for a cleaning if there was none
+                time.sleep(WRITE_S + 1.5)
+                deadline = time.monotonic() + 60
+                while not cleaned and CLEANED not in broker.stderr and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            cleaned += broker.stderr.count(CLEANED)
             broker.kill()
             story.going = False
             for thread in threads:
