@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from amqpd.broker import consuming
 from amqpd.broker.delivery import Consumer, Entry
+from amqpd.broker.flow.scans import LOOK_COUNT, SLICE_MS
 from amqpd.broker.message import Message
 from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
@@ -358,3 +359,16 @@ def test_everybody_gets_what_he_wants_in_order(tmp_path_factory, batches, reader
     assert [each.got for each in there] == wanted
     assert isinstance(stream.order, StreamOrder)
     room.storage.close(clean=False)
+
+
+def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream) -> None:
+    scans = room.turn.scans
+    for size, steps in ((0, LOOK_COUNT), (100, LOOK_COUNT), (600, LOOK_COUNT / 2), (120_000, 1)):
+        scans.begin(stream, room.turn.number + size)
+        assert not scans.over
+        room.clock.now_ms += SLICE_MS
+        count = 0
+        while not scans.over:
+            scans.step(size)
+            count += 1
+        assert count == steps

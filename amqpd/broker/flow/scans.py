@@ -20,6 +20,8 @@ from amqpd.broker.flow.timers import Timers
 SLICE_MS: Final = 5
 SHARE_MS: Final = 1
 LOOK_COUNT: Final = 32
+# A message counts once more for as many bytes of properties: large ones cost a millisecond.
+DEAR_PROPERTIES_BYTES: Final = 512
 # A clock that stands still ends no slice.
 SLICE_COUNT_MAX: Final = 8192
 
@@ -37,6 +39,8 @@ class Scans:
         self._turn_until_ms: i64 = 0
         self._until_ms: i64 = 0
         self._count: i64 = 0
+        # Since the clock was looked at.
+        self._unlooked: i64 = 0
         self._granted: Source | None = None
 
     def begin(self, queue: Source, turn: i64) -> bool:
@@ -51,18 +55,20 @@ class Scans:
         if queue is self._granted:
             self._until_ms = now_ms + SHARE_MS
             self._count = 0
+            self._unlooked = 0
             self.over = False
             return True
         self._until_ms = self._turn_until_ms
         self.over = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
         return False
 
-    def step(self) -> None:
-        """One more message is looked at."""
-        count = self._count + 1
-        self._count = count
-        if count % LOOK_COUNT == 0:
-            self.over = count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
+    def step(self, size: i64) -> None:
+        """One more message is looked at, whose properties have so many bytes."""
+        self._count += 1
+        self._unlooked += 1 + size // DEAR_PROPERTIES_BYTES
+        if self._unlooked >= LOOK_COUNT:
+            self._unlooked = 0
+            self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
     def looked_at(self, count: i64) -> None:
         """So many more messages were looked at."""

@@ -130,8 +130,8 @@ class FilteredOrder(FifoOrder):
                 if again in self.back:
                     return NOTHING  # the disk is asked
                 continue
-            scans.step()
             message = again.message
+            scans.step(0 if message is None else message.header_size)
             if message is not None and self._matches(cursor, message, True):
                 cursor.matched_back = again
                 return limit
@@ -158,8 +158,8 @@ class FilteredOrder(FifoOrder):
                 if scans.over:
                     cursor.behind = True
                     return _STOPPED
-                scans.step()
                 message = entry.message
+                scans.step(0 if message is None else message.header_size)
                 if message is not None and self._matches(cursor, message, True):
                     cursor.position = offset
                     cursor.matched_offset = offset
@@ -196,7 +196,7 @@ class FilteredOrder(FifoOrder):
             if scans.over:
                 cursor.behind = True
                 return _STOPPED
-            scans.step()
+            scans.step(len(record.properties))
             message = self._message(queue, record)
             if self._matches(cursor, message, False):
                 cursor.position = offset

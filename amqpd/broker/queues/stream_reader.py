@@ -22,6 +22,7 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
+from amqpd.broker.flow.scans import DEAR_PROPERTIES_BYTES
 from amqpd.broker.queues.stream_filter import filter_of
 from amqpd.broker.queues.stream_slices import Place, Slice, Slices
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart
@@ -34,8 +35,6 @@ DISK: Final = 2
 FULL: Final = 3
 # What one reader delivers or passes over before it is the next one's turn.
 SHARE_COUNT: Final = 256
-# What is passed over counts once more for as many bytes that had to be looked at.
-DEAR_PROPERTIES_BYTES: Final = 512
 _FROM_NOW: Final = StreamStart(NEXT)
 
 
