@@ -19,13 +19,14 @@ PAGES = {
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
     "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
     r"night-shift 1\narchive 2\nsite-7 1\n",
-    "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n",
+    "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n"
+    r"queue.created invoices guest\nqueue.deleted invoices guest\n",
 }
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("docs")) as process:
+    with BrokerProcess(tmp_path_factory.mktemp("docs"), settings={"event_exchange_vhost": "/"}) as process:
         yield process
 
 

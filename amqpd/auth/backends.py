@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextvars import copy_context
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.auth.attempts import Failures
@@ -407,10 +408,11 @@ class InternalBackend:
     async def _commit(self, changes: Sequence[Change], apply: Callable[[], None]) -> None:
         """Commits, then calls `apply` on the loop, also when nobody waits any more. Raises: MetadataError."""
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        context = copy_context()  # who does it, for those who listen
 
         def done(error: BaseException | None) -> None:
             if error is None:
-                apply()
+                context.run(apply)
             if committed.done():
                 return  # the caller was cancelled
             if error is None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from amqpd.auth.backends import BackendContext, InternalBackend
@@ -26,18 +27,21 @@ from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import Ended
 from amqpd.broker.destination import Destination
+from amqpd.broker.events import ACTOR, EXCHANGE, INTERNAL
 from amqpd.broker.flow.alarms import Alarms
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.publishing.event_exchange import add_event_exchange, start_events
 from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
+from amqpd.broker.user_events import told_of
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import Metadata, VhostRow
 from amqpd.storage.queue_log import QueueLog
@@ -92,11 +96,12 @@ class Broker:
                 min(settings.limits.unfinished_bodies_bytes, self.alarms.memory_limit_bytes // 4),
             )
         )
+        self.started_at = time.time()
         self.node_name = f"amqpd@{os.uname().nodename}"
         self.global_parameters = GlobalParameters(self.catalogue)
+        self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
         self.admission = Admission(self.user_limits)
-        self.started_at = time.time()
         self.channel_opened_count = 0
         self.channel_closed_count = 0
         # What channels that ended had counted, so that totals never fall; see amqpd.metrics. Queues: the catalogue.
@@ -118,6 +123,32 @@ class Broker:
         load(self.vhosts, state)
         self.global_parameters.load(state.global_parameters)
         self.user_limits.load(state.user_limits)
+        events = self.catalogue.events
+        if events.vhost_name:
+            start_events(events, self.vhosts.get(events.vhost_name))
+            if events.vhost_name not in self.vhosts:
+                log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EXCHANGE)
+
+    def _begin_events(self) -> None:
+        events = self.catalogue.events
+        events.vhost_name = self.settings.event_exchange_vhost
+        events.node, events.started_at = self.node_name, int(self.started_at)
+        events.alarmed = self._is_alarmed
+        self.vhosts.made = partial(add_event_exchange, events)
+        self.vhosts.added = self._vhost_added
+        self.alarms.told = self._tell_alarm
+
+    def _vhost_added(self, vhost: VHost) -> None:
+        events = self.catalogue.events
+        if vhost.name == events.vhost_name:
+            start_events(events, vhost)
+
+    def _is_alarmed(self) -> bool:
+        return bool(self.alarm_reason)
+
+    def _tell_alarm(self, kind: str, on: bool) -> None:
+        about = {"source": kind, "node": self.node_name}
+        self.catalogue.events.tell("alarm.set" if on else "alarm.cleared", about, "")
 
     @property
     def cluster_name(self) -> str:
@@ -125,6 +156,8 @@ class Broker:
         return str(self.global_parameters.get(CLUSTER_NAME, self.node_name))
 
     def _vhost_ended(self, vhost: VHost) -> None:
+        if vhost.name == self.catalogue.events.vhost_name:
+            self.catalogue.events.wanted = False
         for clients in self.clients:
             clients.vhost_deleted(vhost.name)
         self.auth.forget_vhost(vhost.name)
@@ -147,7 +180,9 @@ class Broker:
 
     def _expire_queue(self, queue: Queue) -> None:
         """x-expires: nobody has used it for long enough."""
+        token = ACTOR.set(INTERNAL)
         queues.delete(self.vhosts[queue.vhost_name], queue)
+        ACTOR.reset(token)
 
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""
@@ -178,6 +213,9 @@ class Broker:
                 clients.alarm_ended()
 
     def _user_changed(self, change: AuthChange) -> None:
+        if self.catalogue.events.wanted:
+            for key, about in told_of(self.auth, change):
+                self.catalogue.events.tell(key, about)
         if change.what == "user_deleted":
             self.user_limits.forget(change.user)
         for clients in self.clients:

@@ -20,6 +20,7 @@ from amqpd.broker.message import Message
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.stream_message import Dresser
 from amqpd.broker.tap import Tap
+from amqpd.channel.events import consumer_deleted
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.overdue import Overdue
 from amqpd.channel.owner import ChannelOwner
@@ -394,6 +395,7 @@ class Deliveries:
             self.output.write(self.cancel_frame(consumer.tag))
             assert isinstance(queue, Queue)  # who takes direct replies acks nothing
             consuming.end(session, queue, consumer)
+            consumer_deleted(session, self.number, consumer)
         self.requeue(self.unacked.take_late(queue, consumer))
         self.left(consumer)
         session.turn.want()
@@ -434,6 +436,7 @@ class Deliveries:
         """The queue is gone."""
         self.consumers.pop(consumer.tag, None)
         self.left(consumer)
+        consumer_deleted(self.session, self.number, consumer)
         if self.cancelled_here is None:
             if not self.output.closing:
                 self.output.write(self.cancel_frame(consumer.tag))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.events import ACTOR
 from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
 from amqpd.channel.channel import Channel
 from amqpd.channel.durable import wait_for
@@ -38,6 +39,9 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
             # rabbit: a name that is not UTF-8 is told apart, and with no method
             raise FrameError("Malformed UTF-8 in shortstr") from None
         raise FrameError(error.text, method) from None
+    session = channel.session
+    if session.broker.catalogue.events.wanted:
+        ACTOR.set(session.user.name)
     try:
         handler(channel, command)
     except OnItsWay as name:

@@ -14,6 +14,7 @@ from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.counted import outgoing
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.queue import Queue
+from amqpd.channel.events import consumer_created, consumer_deleted
 from amqpd.channel.naming import queue_name
 from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
 from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
@@ -97,6 +98,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         channel.output.send(channel.number, BasicConsumeOk(tag))
     consumer.trace(vhost.tap)
     consumer.obey_timeout(queue.rules.consumer_timeout_ms)
+    consumer_created(session, channel.number, consumer, consumer.prefetch_count)
     consuming.begin(queue, consumer)
 
 
@@ -157,6 +159,7 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
     consuming.end(channel.session, queue, consumer)
     channel.deliveries.left(consumer)
+    consumer_deleted(channel.session, channel.number, consumer)
 
 
 def get(channel: Channel, command: BasicGet) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.channel import on_basic
 from amqpd.channel.counters import channel_counts
+from amqpd.channel.events import channel_closed
 from amqpd.errors import NotImplementedByBroker
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -39,6 +40,7 @@ def release(channel: Channel) -> None:
     channel.deliveries.stop_clocks()
     on_basic.end_replies(channel)
     channel.deliveries.window_turn = None
+    channel_closed(channel.session, channel.number)
     if channel.confirms is not None:
         channel.confirms.ended = True
     committing = False

@@ -19,6 +19,7 @@ from amqpd.broker.flow.turn import Turn
 from amqpd.broker.session import Session
 from amqpd.channel.channel import Channel
 from amqpd.channel.dispatch import check_known, dispatch
+from amqpd.channel.events import channel_created
 from amqpd.connection.backlog import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
 from amqpd.connection.channels import Channels
 from amqpd.connection.control import Control, Wire
@@ -342,6 +343,7 @@ class Connection(CommandSink):
         self.broker.admission.open_channel(self.session.user.name)
         self.channels.add(Channel(self.session, self.output, self.backlog, number))
         self.broker.channel_opened_count += 1
+        channel_created(self.session, number)
         self.output.send(number, commands.ChannelOpenOk())
 
     def _closing_channel(self, channel: Channel, method: i64) -> None:

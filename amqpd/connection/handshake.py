@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import Refused, User
+from amqpd.connection import events
 from amqpd.connection.backlog import InputWaits
 from amqpd.connection.connection import Connection
 from amqpd.connection.control import Control, Wire
@@ -222,6 +223,7 @@ class Handshake(Control):
             )
         except Refused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._about())
+            events.logged_in(self.broker, connection, name, refused.reason)
             self._refuse_login(connection)
             return
         except Exception:
@@ -232,6 +234,7 @@ class Handshake(Control):
         if connection.ending.state != HANDSHAKE:
             return
         self._user = user
+        events.logged_in(self.broker, connection, name, "")
         self.step = WANT_TUNE_OK
         settings = self.broker.settings.amqp
         self._channel_max = self.broker.channel_max
@@ -301,6 +304,7 @@ class Handshake(Control):
         self.connections.unopened.opened(self.wire)
         connection.output.send(0, ConnectionOpenOk())
         log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
+        events.connection_created(broker, connection)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -397,6 +401,7 @@ class Handshake(Control):
         if was_open:
             self.release()
             self.connections.closed_count += 1
+            events.connection_closed(self.broker, connection)
         connection.let_go()
         self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)
         self.step = GONE

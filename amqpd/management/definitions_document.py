@@ -189,8 +189,6 @@ def check_vhost(item: Item) -> None:
     tags_of(item["tags"])
     if item["limits"]:
         checked(item["limits"], OF_VHOSTS, PARAMETER)
-    if item["tracing"]:
-        raise BadRequest("tracing is not part of this version of amqpd")
     item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")
     if item["default_queue_type"] not in KINDS:
         raise BadRequest("default_queue_type is classic or quorum")

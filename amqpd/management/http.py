@@ -29,6 +29,7 @@ from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, Use
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.events import ACTOR, CLI
 from amqpd.broker.queues.opening import opening_over
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
@@ -167,6 +168,7 @@ class AdminServer:
         call = Call(
             self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
         )
+        ACTOR.set(CLI if operator else caller.user.name)
         try:
             while True:
                 try:

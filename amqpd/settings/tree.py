@@ -213,6 +213,12 @@ class Settings:
         choice("notify_consumer", "close_channel"),
         "What a delivery that is unacked for too long does: it cancels its consumer, or closes its channel.",
     )
+    event_exchange_vhost: str = _setting(
+        "",
+        TEXT,
+        "Vhost that has the exchange amq.rabbitmq.event, whose readers see who connects and what is declared "
+        "everywhere; empty: none has.",
+    )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

@@ -62,7 +62,7 @@ def test_a_flood_is_bounded_and_told(room, copies: Queue, caplog: pytest.LogCapt
             tap._work()
     assert copies.ready_count == COUNT_MAX
     assert f"{BEHIND_COUNT} messages were too many for the firehose" in caplog.text
-    assert (tap._waiting_bytes, tap._lost_count) == (0, 0)
+    assert (tap._waiting_bytes, tap._unasked.lost_count) == (0, 0)
 
 
 def test_large_bodies_are_bounded_too(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

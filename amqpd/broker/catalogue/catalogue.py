@@ -11,6 +11,7 @@ from amqpd.broker.catalogue.declared import Declared
 from amqpd.broker.catalogue.deletion import Deletions
 from amqpd.broker.catalogue.stored_offsets import StoredOffsets
 from amqpd.broker.counters import Ended
+from amqpd.broker.events import Events
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import Metadata
 from amqpd.storage.storage import Storage
@@ -28,6 +29,7 @@ class Catalogue:
     ) -> None:
         self.storage = storage
         self.call_soon = call_soon
+        self.events = Events(call_soon)
         self.declared = Declared(metadata.submit, call_soon, call_later)
         self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
         self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())

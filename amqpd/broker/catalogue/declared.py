@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from amqpd.storage.metadata.metadata import (
@@ -174,11 +175,12 @@ class Declared:
             self._apply(coming, done)
             return
         names = [coming.name]
+        context = copy_context()  # who does it, for events
 
         def committed(error: BaseException | None) -> None:
             self.free(names)
             if error is None:
-                self._apply(coming, done)
+                context.run(self._apply, coming, done)
             else:
                 self.take_back(coming.undo, names)
                 done(error)

@@ -46,6 +46,18 @@ class Binding:
         )
         self.durable = source.durable and destination.durable
 
+    def told(self, vhost: str) -> dict[str, object]:
+        """Of an event."""
+        return {
+            "vhost": vhost,
+            "source_name": self.source.name,
+            "source_kind": "exchange",
+            "destination_name": self.destination.name,
+            "destination_kind": self.destination_type,
+            "routing_key": self.routing_key,
+            "arguments": self.arguments,
+        }
+
     @property
     def properties_key(self) -> str:
         """How the admin API names a binding among those between the same two: RabbitMQ's `~` when it is plain."""
@@ -93,6 +105,19 @@ class Exchange:
     @property
     def needs_headers(self) -> bool:
         return self.matcher is not None and self.matcher.needs_headers
+
+    def told(self, vhost: str) -> dict[str, object]:
+        """Of an event."""
+        return {
+            "vhost": vhost,
+            "name": self.name,
+            "type": self.kind,
+            "durable": self.durable,
+            "auto_delete": self.auto_delete,
+            "internal": self.internal,
+            "arguments": self.arguments,
+            "policy": "",  # rabbit: it has none yet
+        }
 
     def add(self, binding: Binding) -> None:
         assert self.matcher is not None  # the default exchange takes no bindings

@@ -34,6 +34,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
     queue.version += 1
+    vhost.catalogue.events.tell("queue.deleted", {"vhost": vhost.name, "name": queue.name})
     changes: list[Change] = []
     for binding in vhost.take_queue(queue):
         changes += drop_binding(vhost, binding)
@@ -54,6 +55,7 @@ def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
     if exchange.deleted:
         return []
     exchange.deleted = True
+    vhost.catalogue.events.tell("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):
         changes += drop_binding(vhost, binding)
@@ -68,6 +70,8 @@ def drop_binding(vhost: VHost, binding: Binding) -> list[Change]:
     source = binding.source
     there = not source.deleted and binding.key in source.bindings
     vhost.take_binding(binding)
+    if vhost.catalogue.events.wanted:
+        vhost.catalogue.events.tell("binding.deleted", binding.told(vhost.name))
     if there and source.auto_delete and not source.bindings:
         return drop_exchange(vhost, source)
     return []

@@ -101,6 +101,10 @@ def _put(vhost: VHost, limits: Limits) -> None:
     if vhost.deleted:
         raise OnItsWay(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
+    events = vhost.catalogue.events
+    about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER, "value": limits.value}
+    events.tell("parameter.set", about)
+    events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value})
     log.info("limits of vhost '%s' are now %s", vhost.name, json.dumps(limits.value), extra={"vhost": vhost.name})
 
 
@@ -149,6 +153,8 @@ class UserLimits:
 
     def keep(self, user: str, value: Mapping[str, int]) -> None:
         """They are committed."""
+        about = {"name": PARAMETER, "username": user}
+        self._catalogue.events.tell(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
         if value:
             self._by_user[user] = Limits(value)
             log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})

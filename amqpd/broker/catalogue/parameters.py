@@ -184,9 +184,12 @@ class GlobalParameters:
 
     def _put(self, name: str, value: Any) -> None:
         self._values[name] = value
+        about = {"component": "global", "name": name, "value": value}
+        self._catalogue.events.tell("parameter.set", about)
 
     def _drop(self, name: str) -> None:
         self._values.pop(name, None)
+        self._catalogue.events.tell("parameter.cleared", {"component": "global", "name": name})
 
 
 def _global(name: str) -> Name:

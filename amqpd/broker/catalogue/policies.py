@@ -72,6 +72,16 @@ def _put(vhost: VHost, policy: Policy) -> None:
         raise OnItsWay(vhost.catalogue.declared, _name(row))
     vhost.policies.put(policy)
     vhost.follow_all()
+    events = vhost.catalogue.events
+    if events.wanted:
+        value = policy.value
+        if row.operator:
+            events.tell(
+                "parameter.set",
+                {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value},
+            )
+        # rabbit: an operator policy that is set is told as a policy
+        events.tell("policy.set", {"vhost": vhost.name, "name": row.name, **value})
     log.info(
         "%s '%s' was set for %s matching '%s' in vhost '%s': %s",
         _kind(row),
@@ -88,6 +98,10 @@ def _remove(vhost: VHost, policy: Policy) -> None:
     row = policy.row
     vhost.policies.remove(row.name, row.operator)
     vhost.follow_all()
+    about = {"vhost": vhost.name, "name": row.name}
+    if row.operator:
+        vhost.catalogue.events.tell("parameter.cleared", {**about, "component": "operator_policy"})
+    vhost.catalogue.events.tell("operator.policy.cleared" if row.operator else "policy.cleared", about)
     log.info("%s '%s' was cleared in vhost '%s'", _kind(row), row.name, vhost.name, extra={"vhost": vhost.name})
 
 

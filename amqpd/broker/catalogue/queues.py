@@ -104,6 +104,21 @@ def _make(vhost: VHost, new: NewQueue) -> None:
     vhost.add_queue(queue)
     new.made = queue
     vhost.catalogue.queue_created_count += 1
+    events = vhost.catalogue.events
+    if events.wanted:
+        owner = new.exclusive_owner
+        events.tell(
+            "queue.created",
+            {
+                "vhost": vhost.name,
+                "name": new.name,
+                "durable": new.durable,
+                "auto_delete": new.auto_delete,
+                "exclusive": owner is not None,
+                "owner_pid": "" if owner is None else events.pid(getattr(owner, "serial", 0)),
+                "arguments": new.arguments,
+            },
+        )
     log.debug("queue '%s' was added", new.name, extra={"vhost": vhost.name, "queue": new.name})
 
 

@@ -246,6 +246,8 @@ class VHost(Names):
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)
         self._link_alternate(exchange)
+        if self.catalogue.events.wanted:
+            self.catalogue.events.tell("exchange.created", exchange.told(self.name))
         if self.policies:
             self.follow(exchange)
 
@@ -253,6 +255,8 @@ class VHost(Names):
         """It is not there any more, nor what was bound to others from it. Returns what was bound to it."""
         for binding in list(exchange.bindings.values()):
             exchange.remove(binding)
+            if self.catalogue.events.wanted:
+                self.catalogue.events.tell("binding.deleted", binding.told(self.name))
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         exchange.touch()
         del self.exchanges[exchange.name]
@@ -328,6 +332,8 @@ class VHost(Names):
         """Its row is committed, or it has none."""
         binding.source.add(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
+        if self.catalogue.events.wanted:
+            self.catalogue.events.tell("binding.created", binding.told(self.name))
 
     def take_binding(self, binding: Binding) -> None:
         """It is in neither table any more, if it was."""

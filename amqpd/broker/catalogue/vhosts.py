@@ -52,6 +52,9 @@ class VHosts(dict[str, VHost], VhostNames):
         super().__init__()
         self.catalogue = catalogue
         self.ended = ended
+        # Called with each that is made, before anything is in it, and with each that is added.
+        self.made: Callable[[VHost], object] = _unheard
+        self.added: Callable[[VHost], object] = _unheard
         self._host_queues = host_queues
         self._reply_consumers = reply_consumers
 
@@ -59,10 +62,14 @@ class VHosts(dict[str, VHost], VhostNames):
         return self.get(name)
 
     def new_vhost(self, row: VhostRow) -> VHost:
-        return VHost(self.catalogue, row, self._host_queues(row), self._reply_consumers)
+        vhost = VHost(self.catalogue, row, self._host_queues(row), self._reply_consumers)
+        self.made(vhost)
+        return vhost
 
     def add(self, vhost: VHost) -> None:
         self[vhost.name] = vhost
+        self.added(vhost)
+        _tell(vhost, "vhost.created")
         log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
 
     def make(self, coming: Coming, done: Done) -> None:
@@ -102,7 +109,12 @@ def change(
         done(None)
         return
     name = Name(vhost.name, "vhost", vhost.name)
-    names.make(Coming(name, Put(row), Put(before), partial(vhost.become, row), row), done)
+    names.make(Coming(name, Put(row), Put(before), partial(_become, vhost, row), row), done)
+
+
+def _become(vhost: VHost, row: VhostRow) -> None:
+    vhost.become(row)
+    _tell(vhost, "vhost.updated")
 
 
 def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
@@ -126,6 +138,7 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
     del vhosts[vhost.name]
     about = {"vhost": vhost.name}
     log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
+    vhosts.catalogue.events.tell("vhost.deleted", {"name": vhost.name})
     vhosts.ended(vhost)
     queues = list(vhost.queues.values())
     for queue in queues:
@@ -139,3 +152,23 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
         done(None)
 
     deletions.drop_vhost(row, queues, renamed)
+
+
+def _tell(vhost: VHost, key: str) -> None:
+    events = vhost.catalogue.events
+    if events.wanted:
+        events.tell(
+            key,
+            {
+                "name": vhost.name,
+                "description": vhost.description,
+                "tags": list(vhost.tags),
+                "default_queue_type": vhost.default_queue_type,
+                "tracing": vhost.tap is not None,
+                "cluster_state": {events.node: "running"},
+            },
+        )
+
+
+def _unheard(_vhost: VHost) -> None:
+    """Nobody asked."""

@@ -53,6 +53,8 @@ class Alarms:
         self._data_dir = data_dir
         self._filesystem = FileSystem()
         self._changed = changed
+        # Told of each kind of alarm that comes or goes.
+        self.told: Callable[[str, bool], object] = _unheard
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
@@ -105,6 +107,7 @@ class Alarms:
         """kind: memory or disk."""
         if on == (kind in self.raised):
             return
+        self.told(kind, on)
         if on:
             self.raised[kind] = REASONS[kind]
             log.warning("alarm: %s; publishers are held", REASONS[kind])
@@ -115,6 +118,10 @@ class Alarms:
             log.warning("alarm over: %s", REASONS[kind])
             if not self.raised:
                 self._changed("")
+
+
+def _unheard(_kind: str, _on: bool) -> None:
+    """Nobody listens."""
 
 
 @cache

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.broker.destination import Destination, NotOpenYet
+from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
-from amqpd.broker.publishing.offering import offer, prepare
-from amqpd.broker.queues.opening import when_open
+from amqpd.broker.publishing.unasked import Unasked
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.tap import Tap
-from amqpd.errors import ResourceError
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 
 if TYPE_CHECKING:
@@ -66,8 +63,7 @@ class Firehose(Tap):
         self._waiting: list[Seen] = []
         self._waiting_bytes = 0
         self._asked = False
-        self._opening_count = 0
-        self._lost_count = 0
+        self._unasked = Unasked(vhost.queue_host.turn.want)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -110,7 +106,7 @@ class Firehose(Tap):
     def _add(self, seen: Seen) -> None:
         size = seen.message.body_size
         if len(self._waiting) >= COUNT_MAX or self._waiting_bytes + size > BYTES_MAX:
-            self._lost_count += 1
+            self._unasked.lost_count += 1
             return
         self._waiting.append(seen)
         self._waiting_bytes += size
@@ -133,14 +129,13 @@ class Firehose(Tap):
             if time.perf_counter() >= until:
                 break
         del waiting[:done]
-        self._vhost.queue_host.turn.want()
         if waiting:
             self._asked = True
             self._vhost.catalogue.call_soon(self._work)
-        elif self._lost_count:
+        elif lost_count := self._unasked.lost_count:
             about = {"vhost": self._vhost.name}
-            log.warning("%d messages were too many for the firehose and are not traced", self._lost_count, extra=about)
-            self._lost_count = 0
+            log.warning("%d messages were too many for the firehose and are not traced", lost_count, extra=about)
+            self._unasked.lost_count = 0
 
     def _copy(self, seen: Seen) -> None:
         if self._vhost.deleted:
@@ -164,28 +159,7 @@ class Firehose(Tap):
         key = seen.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
         encoded = encode_properties(Properties(headers=headers))
         copy = make_message(Envelope(EXCHANGE, key), encoded, message.body(), False, scan(encoded, 0, len(encoded)))
-        self._offer(router.route(self._vhost, self._exchange, [key], lambda: headers), copy)
-
-    def _offer(self, destinations: list[Destination], copy: Message) -> None:
-        there = [each for each in destinations if not each.gone()]
-        try:
-            prepare(there)
-        except NotOpenYet as error:
-            if self._opening_count < BEHIND_COUNT:
-                self._opening_count += 1
-                when_open(error.destinations, partial(self._opened, there, copy))
-            else:
-                self._lost_count += 1
-            return
-        except ResourceError:
-            self._lost_count += 1
-            return
-        offer(there, copy, None)
-
-    def _opened(self, destinations: list[Destination], copy: Message) -> None:
-        self._opening_count -= 1
-        self._offer(destinations, copy)
-        self._vhost.queue_host.turn.want()
+        self._unasked.offer(router.route(self._vhost, self._exchange, [key], lambda: headers), copy)
 
 
 def trace(vhost: VHost, node: str, on: bool) -> bool:

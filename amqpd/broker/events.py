@@ -1,0 +1,108 @@
+"""Events: what happens to things and people, told to whoever is bound to the exchange `amq.rabbitmq.event`.
+
+Whoever makes or ends something asks `wanted` first, which is one test, and then says what happened by one call. What is
+told waits here until the next turn of the loop and then goes to `publish` in slices: nobody is held up by it. It is
+bounded: beyond COUNT_MAX an event is lost, and while an alarm lasts all are but those of alarms. The log says how many.
+
+Keys and headers are those of RabbitMQ's plugin rabbitmq_event_exchange, measured on 3.10.8. Who did it, in
+`user_who_performed_action`, is told by `ACTOR`, which front ends set for each command of theirs.
+
+Source: https://www.rabbitmq.com/docs/event-exchange, https://www.rabbitmq.com/docs/logging#internal-events.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+from amqpd.protocol.codec import Long
+
+log = logging.getLogger(__name__)
+
+EXCHANGE: Final = "amq.rabbitmq.event"
+INTERNAL: Final = "rmq-internal"
+"""rabbit: who does what nobody has asked for."""
+
+CLI: Final = "rmq-cli"
+"""rabbit: who does what the operator asks for on the command line."""
+
+ACTOR: Final = ContextVar("actor", default=INTERNAL)
+COUNT_MAX: Final = 10_000
+SLICE_S: Final = 0.003
+
+
+class Event(NamedTuple):
+    """key: for the exchange. at_ms: since 1970."""
+
+    key: str
+    headers: dict[str, object]
+    at_ms: int
+
+
+class Events:
+    """One per broker. call_soon: the loop's. wanted: whether anybody is bound; kept by the exchange."""
+
+    def __init__(self, call_soon: Callable[..., object]) -> None:
+        self.wanted = False
+        # The vhost whose exchange it is; "" for none.
+        self.vhost_name = ""
+        self.publish: Callable[[Event], None] = _nobody
+        self.alarmed: Callable[[], bool] = _never
+        self.node = ""
+        self.started_at = 0
+        self._call_soon = call_soon
+        self._waiting: deque[Event] = deque()
+        self._asked = False
+        self._lost_count = 0
+
+    def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None) -> None:
+        """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who.
+
+        Cost: some us, and some 40 later.
+        """
+        if not self.wanted:
+            return
+        if len(self._waiting) >= COUNT_MAX or (self.alarmed() and not key.startswith("alarm.")):
+            self._lost_count += 1
+            return
+        at_ms = time.time_ns() // 1_000_000
+        told = dict(headers)
+        if actor != "":
+            told["user_who_performed_action"] = ACTOR.get() if actor is None else actor
+        told["timestamp_in_ms"] = Long(at_ms)
+        self._waiting.append(Event(key, told, at_ms))
+        if not self._asked:
+            self._asked = True
+            self._call_soon(self._work)
+
+    def pid(self, serial: int, channel: int = 0) -> str:
+        """What lists of connections and channels show as `pid`. serial: of the session."""
+        return f"<{self.node}.{self.started_at}.{serial}.{channel}>"
+
+    def _work(self) -> None:
+        """One slice."""
+        self._asked = False
+        waiting = self._waiting
+        until = time.perf_counter() + SLICE_S
+        while waiting:
+            self.publish(waiting.popleft())
+            if time.perf_counter() >= until:
+                break
+        if waiting:
+            self._asked = True
+            self._call_soon(self._work)
+        elif self._lost_count:
+            log.warning("%d events were too many, or came during an alarm, and are told to nobody", self._lost_count)
+            self._lost_count = 0
+
+
+def _nobody(_event: Event) -> None:
+    """No exchange is there."""
+
+
+def _never() -> bool:
+    return False

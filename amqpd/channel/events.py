@@ -1,0 +1,66 @@
+"""What channels and their consumers tell of themselves: see broker/events.py. Each asks first whether anybody hears."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amqpd.protocol.codec import decode_table
+
+if TYPE_CHECKING:
+    from amqpd.broker.delivery import Consumer
+    from amqpd.broker.session import Session
+
+
+def channel_created(session: Session, number: int) -> None:
+    events = session.broker.catalogue.events
+    if events.wanted:
+        events.tell(
+            "channel.created",
+            {
+                "pid": events.pid(session.serial, number),
+                "name": f"{session.name} ({number})",
+                "connection": events.pid(session.serial),
+                "number": number,
+                "user": session.user.name,
+                "vhost": session.vhost.name,
+            },
+            session.user.name,
+        )
+
+
+def channel_closed(session: Session, number: int) -> None:
+    events = session.broker.catalogue.events
+    if events.wanted:
+        events.tell("channel.closed", {"pid": events.pid(session.serial, number)}, session.user.name)
+
+
+def consumer_created(session: Session, number: int, consumer: Consumer, prefetch_count: int) -> None:
+    events = session.broker.catalogue.events
+    if events.wanted:
+        table = consumer.arguments.table
+        events.tell(
+            "consumer.created",
+            {
+                **_about(session, number, consumer),
+                "exclusive": consumer.exclusive,
+                "ack_required": not consumer.no_ack,
+                "prefetch_count": prefetch_count,
+                "arguments": decode_table(table, 0)[0] if table else {},
+            },
+            session.user.name,
+        )
+
+
+def consumer_deleted(session: Session, number: int, consumer: Consumer) -> None:
+    events = session.broker.catalogue.events
+    if events.wanted:
+        events.tell("consumer.deleted", _about(session, number, consumer), session.user.name)
+
+
+def _about(session: Session, number: int, consumer: Consumer) -> dict[str, object]:
+    return {
+        "consumer_tag": consumer.tag,
+        "channel": session.broker.catalogue.events.pid(session.serial, number),
+        "queue": consumer.queue.name,
+        "vhost": consumer.queue.vhost_name,
+    }

@@ -1,0 +1,78 @@
+"""What connections tell of themselves: see broker/events.py. Each asks first whether anybody hears."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.connection.connection import Connection
+
+
+def logged_in(broker: Broker, connection: Connection, name: str, error: str) -> None:
+    """error: why not; "" for a success. rabbit: nobody is told who did it."""
+    events = broker.catalogue.events
+    if events.wanted:
+        outcome = {"error": error} if error else {}
+        events.tell(
+            f"user.authentication.{'failure' if error else 'success'}",
+            {
+                "name": name,
+                "connection_type": "network",
+                "connection_name": connection.name,
+                **_wire(connection),
+                **outcome,
+            },
+            "",
+        )
+
+
+def connection_created(broker: Broker, connection: Connection) -> None:
+    events = broker.catalogue.events
+    if events.wanted:
+        session = connection.session
+        events.tell(
+            "connection.created",
+            {
+                "type": "network",
+                "pid": events.pid(session.serial),
+                "name": connection.name,
+                "port": connection.wire.local[1],
+                **_wire(connection),
+                "user": session.user.name,
+                "vhost": session.vhost.name,
+                "timeout": connection.heartbeat_s,
+                "frame_max": connection.output.frame_payload_max + 8,
+                "channel_max": connection.channels.count_max,
+                "connected_at": int(connection.control.connected_at * 1000),
+                "node": events.node,
+                **_client(connection),
+            },
+            session.user.name,
+        )
+
+
+def connection_closed(broker: Broker, connection: Connection) -> None:
+    """It had been opened. rabbit: nobody is told who did it."""
+    events = broker.catalogue.events
+    if events.wanted:
+        about = {"pid": events.pid(connection.session.serial), "name": connection.name, "node": events.node}
+        events.tell("connection.closed", {**about, **_client(connection)}, "")
+
+
+def _wire(connection: Connection) -> dict[str, object]:
+    wire = connection.wire
+    return {
+        "host": wire.local[0],
+        "peer_host": wire.peer[0],
+        "peer_port": wire.peer[1],
+        "protocol": "AMQP 0-9-1",
+        "auth_mechanism": connection.control.mechanism,
+        "ssl": wire.tls,
+    }
+
+
+def _client(connection: Connection) -> dict[str, object]:
+    given = connection.client_properties.get("connection_name")
+    named = {"user_provided_name": given} if isinstance(given, str) else {}
+    return {"client_properties": dict(connection.client_properties), **named}
