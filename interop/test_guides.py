@@ -1,0 +1,300 @@
+"""RabbitMQ's guides by their examples, as short programs: Time-To-Live, Queue Length Limit, Dead Letter Exchanges,
+Priority Queues, Consumer Priorities, Single Active Consumer, Alternate Exchanges, Sender-selected Distribution, Exchange
+to Exchange Bindings, Virtual Host Limits, User Limits. Policies, streams and the firehose have files of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+Unique = Callable[[str], str]
+
+
+@pytest.fixture
+def channel(broker: Any) -> Iterator[BlockingChannel]:
+    connection = pika.BlockingConnection(broker.pika())
+    channel = connection.channel()
+    channel.confirm_delivery()
+    yield channel
+    if connection.is_open:
+        connection.close()
+
+
+def queue(channel: BlockingChannel, name: str, **arguments: Any) -> str:
+    table = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+    channel.queue_declare(name, exclusive=True, arguments=table)
+    return name
+
+
+def publish(channel: BlockingChannel, key: str, *bodies: str, exchange: str = "", **properties: Any) -> None:
+    for body in bodies:
+        channel.basic_publish(exchange, key, body.encode(), pika.BasicProperties(**properties))
+
+
+def take(channel: BlockingChannel, name: str, count: int, within_s: float = 10.0) -> list[tuple[str, dict[str, Any]]]:
+    """So many messages, with their headers; whatever came in time."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    deadline = time.monotonic() + within_s
+    while len(found) < count and time.monotonic() < deadline:
+        method, properties, body = channel.basic_get(name, auto_ack=True)
+        if method:
+            found.append((body.decode(), dict(properties.headers or {})))
+        else:
+            time.sleep(0.01)
+    return found
+
+
+def bodies(channel: BlockingChannel, name: str, count: int) -> list[str]:
+    return [body for body, _ in take(channel, name, count)]
+
+
+def ready(channel: BlockingChannel, name: str) -> int:
+    return int(channel.queue_declare(name, passive=True).method.message_count)
+
+
+def consumed(channel: BlockingChannel, count: int, within_s: float = 10.0) -> Callable[[list[Any]], None]:
+    def until(found: list[Any]) -> None:
+        deadline = time.monotonic() + within_s
+        while len(found) < count and time.monotonic() < deadline:
+            channel.connection.process_data_events(0.02)
+        assert len(found) == count
+
+    return until
+
+
+class TestTimeToLive:
+    def test_of_a_queue(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), message_ttl=100)
+        publish(channel, name, "gone", delivery_mode=2)
+        time.sleep(0.4)
+        assert ready(channel, name) == 0
+
+    def test_of_a_message(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"))
+        publish(channel, name, "gone", expiration="100")
+        publish(channel, name, "stays")
+        time.sleep(0.4)
+        assert bodies(channel, name, 1) == ["stays"]
+
+    def test_the_lower_one_counts(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), message_ttl=100)
+        publish(channel, name, "gone", expiration="60000")
+        time.sleep(0.4)
+        assert ready(channel, name) == 0
+
+    def test_of_a_queue_that_nobody_uses(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), expires=200)
+        time.sleep(0.8)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+            channel.queue_declare(name, passive=True)
+        assert closed.value.reply_code == 404
+
+
+class TestLengthLimit:
+    def test_the_oldest_goes(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), max_length=2)
+        publish(channel, name, "1", "2", "3")
+        assert bodies(channel, name, 2) == ["2", "3"]
+
+    def test_in_bytes(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), max_length_bytes=10)
+        publish(channel, name, "aaaaaa", "bbbbbb")
+        assert bodies(channel, name, 1) == ["bbbbbb"]
+
+    def test_a_publisher_is_refused(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), max_length=1, overflow="reject-publish")
+        publish(channel, name, "1")
+        with pytest.raises(pika.exceptions.NackError):
+            publish(channel, name, "2")
+        assert bodies(channel, name, 1) == ["1"]
+
+    def test_what_is_refused_is_dead_lettered(self, channel: BlockingChannel, unique: Unique) -> None:
+        dead = queue(channel, unique("dead"))
+        limits = {"dead_letter_exchange": "", "dead_letter_routing_key": dead}
+        name = queue(channel, unique("q"), max_length=1, overflow="reject-publish-dlx", **limits)
+        publish(channel, name, "1")
+        with pytest.raises(pika.exceptions.NackError):
+            publish(channel, name, "2")
+        assert bodies(channel, dead, 1) == ["2"]
+
+
+class TestDeadLetters:
+    @pytest.mark.parametrize(
+        ("reason", "arguments", "expiration"),
+        [("rejected", {}, None), ("expired", {}, "50"), ("maxlen", {"max_length": 0}, None)],
+    )
+    def test_reasons(
+        self,
+        channel: BlockingChannel,
+        unique: Unique,
+        reason: str,
+        arguments: dict[str, Any],
+        expiration: str | None,
+    ) -> None:
+        """The letter goes on under its own key and tells where, why and how often it died."""
+        exchange, dead = unique("dlx"), queue(channel, unique("dead"))
+        channel.exchange_declare(exchange, "fanout", auto_delete=True)
+        channel.queue_bind(dead, exchange)
+        name = queue(channel, unique("q"), dead_letter_exchange=exchange, **arguments)
+        publish(channel, name, "letter", expiration=expiration)
+        if reason == "rejected":
+            method = channel.basic_get(name)[0]
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        ((body, headers),) = take(channel, dead, 1)
+        assert body == "letter"
+        (death,) = headers["x-death"]
+        assert (death["reason"], death["queue"], death["exchange"]) == (reason, name, "")
+        assert (death["count"], death["routing-keys"]) == (1, [name])
+        assert death.get("original-expiration") == expiration
+        assert (headers["x-first-death-reason"], headers["x-first-death-queue"]) == (reason, name)
+
+    def test_under_another_key(self, channel: BlockingChannel, unique: Unique) -> None:
+        dead = queue(channel, unique("dead"))
+        name = queue(channel, unique("q"), dead_letter_exchange="", dead_letter_routing_key=dead)
+        publish(channel, name, "letter")
+        channel.basic_nack(channel.basic_get(name)[0].delivery_tag, requeue=False)
+        assert bodies(channel, dead, 1) == ["letter"]
+
+    def test_a_wait_before_the_next_try(self, channel: BlockingChannel, unique: Unique) -> None:
+        """Two queues: the one that waits sends back to the one that works; each round is counted."""
+        work, later = unique("work"), unique("later")
+        queue(channel, work, dead_letter_exchange="", dead_letter_routing_key=later)
+        queue(channel, later, dead_letter_exchange="", dead_letter_routing_key=work, message_ttl=50)
+        publish(channel, work, "task")
+        for tries in range(3):
+            method = properties = None
+            deadline = time.monotonic() + 10
+            while method is None and time.monotonic() < deadline:
+                method, properties, _ = channel.basic_get(work)
+            assert method is not None
+            deaths = (properties.headers or {}).get("x-death", [])
+            assert [(each["queue"], each["reason"], each["count"]) for each in deaths] == (
+                [(later, "expired", tries), (work, "rejected", tries)] if tries else []
+            )
+            channel.basic_reject(method.delivery_tag, requeue=False)
+
+
+class TestWhoIsServed:
+    def test_priority_queues(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), max_priority=10)
+        for priority in (1, 5, 10, 3, 200):
+            publish(channel, name, f"{priority}", priority=priority)
+        publish(channel, name, "none")
+        assert bodies(channel, name, 6) == ["10", "200", "5", "3", "1", "none"]
+
+    def test_consumer_priorities(self, channel: BlockingChannel, unique: Unique) -> None:
+        """The one of low priority gets what the other one has no room for."""
+        name = queue(channel, unique("q"))
+        channel.basic_qos(prefetch_count=1)
+        got: list[tuple[str, str]] = []
+
+        def on_message(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+            got.append((method.consumer_tag, body.decode()))
+
+        channel.basic_consume(name, on_message, consumer_tag="low", arguments={"x-priority": -5})
+        channel.basic_consume(name, on_message, consumer_tag="high", arguments={"x-priority": 10})
+        publish(channel, name, "1")
+        consumed(channel, 1)(got)
+        publish(channel, name, "2")
+        consumed(channel, 2)(got)
+        assert got == [("high", "1"), ("low", "2")]
+
+    def test_single_active_consumer(self, channel: BlockingChannel, unique: Unique) -> None:
+        name = queue(channel, unique("q"), single_active_consumer=True)
+        got: list[tuple[str, str]] = []
+
+        def on_message(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+            got.append((method.consumer_tag, body.decode()))
+
+        channel.basic_consume(name, on_message, auto_ack=True, consumer_tag="first")
+        channel.basic_consume(name, on_message, auto_ack=True, consumer_tag="second")
+        publish(channel, name, "1", "2")
+        consumed(channel, 2)(got)
+        channel.basic_cancel("first")
+        publish(channel, name, "3")
+        consumed(channel, 3)(got)
+        assert got == [("first", "1"), ("first", "2"), ("second", "3")]
+
+
+class TestWhereItGoes:
+    def test_an_alternate_exchange(self, channel: BlockingChannel, unique: Unique) -> None:
+        alternate, exchange = unique("ae"), unique("x")
+        channel.exchange_declare(alternate, "fanout", auto_delete=True)
+        channel.exchange_declare(exchange, "direct", auto_delete=True, arguments={"alternate-exchange": alternate})
+        routed, unrouted = queue(channel, unique("routed")), queue(channel, unique("unrouted"))
+        channel.queue_bind(routed, exchange, "key1")
+        channel.queue_bind(unrouted, alternate)
+        publish(channel, "key1", "known", exchange=exchange)
+        publish(channel, "key2", "unknown", exchange=exchange)
+        assert bodies(channel, routed, 1) == ["known"]
+        assert bodies(channel, unrouted, 1) == ["unknown"]
+
+    def test_the_sender_selects(self, channel: BlockingChannel, unique: Unique) -> None:
+        names = [queue(channel, unique(name)) for name in ("to", "cc", "bcc")]
+        publish(channel, names[0], "letter", headers={"CC": [names[1]], "BCC": [names[2]]})
+        found = [take(channel, name, 1) for name in names]
+        assert found == [[("letter", {"CC": [names[1]]})]] * 3
+
+    def test_exchange_to_exchange(self, channel: BlockingChannel, unique: Unique) -> None:
+        source, destination = unique("source"), unique("destination")
+        channel.exchange_declare(source, "direct", auto_delete=True)
+        channel.exchange_declare(destination, "fanout", auto_delete=True)
+        channel.exchange_bind(destination, source, "key")
+        name = queue(channel, unique("q"))
+        channel.queue_bind(name, destination)
+        publish(channel, "key", "through", exchange=source)
+        publish(channel, "other", "not", exchange=source)
+        assert bodies(channel, name, 1) == ["through"]
+        assert ready(channel, name) == 0
+
+
+class TestLimits:
+    @pytest.fixture
+    def vhost(self, broker: Any, unique: Unique) -> Iterator[str]:
+        name = unique("v")
+        broker.api("PUT", f"/api/vhosts/{name}", {})
+        broker.api("PUT", f"/api/permissions/{name}/{broker.user}", {"configure": ".*", "write": ".*", "read": ".*"})
+        yield name
+        broker.api("DELETE", f"/api/vhosts/{name}")
+
+    def test_queues_of_a_vhost(self, broker: Any, vhost: str) -> None:
+        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 1})
+        with pika.BlockingConnection(broker.pika(virtual_host=vhost)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("one")
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+                channel.queue_declare("two")
+        text = f"PRECONDITION_FAILED - cannot declare queue 'two': queue limit in vhost '{vhost}' (1) is reached"
+        assert (closed.value.reply_code, closed.value.reply_text) == (406, text)
+
+    def test_connections_of_a_vhost(self, broker: Any, vhost: str) -> None:
+        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-connections", {"value": 0})
+        text = (
+            rf"\(530\) .* access to vhost '{vhost}' refused for user '{broker.user}': connection limit \(0\) is reached"
+        )
+        with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match=text):
+            pika.BlockingConnection(broker.pika(virtual_host=vhost))
+        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-connections", {"value": -1})
+        pika.BlockingConnection(broker.pika(virtual_host=vhost)).close()
+
+    def test_channels_of_a_user(self, broker: Any, vhost: str, unique: Unique) -> None:
+        user = unique("u")
+        broker.api("PUT", f"/api/users/{user}", {"password": "secret", "tags": ""})
+        try:
+            broker.api("PUT", f"/api/permissions/{vhost}/{user}", {"configure": "", "write": "", "read": ""})
+            broker.api("PUT", f"/api/user-limits/{user}/max-channels", {"value": 1})
+            credentials = pika.PlainCredentials(user, "secret")
+            connection = pika.BlockingConnection(broker.pika(virtual_host=vhost, credentials=credentials))
+            connection.channel()
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+                connection.channel()
+            assert closed.value.reply_code == 530
+            assert "has reached the maximum allowed user limit of (1)" in closed.value.reply_text
+        finally:
+            broker.api("DELETE", f"/api/users/{user}")
