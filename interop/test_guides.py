@@ -1,6 +1,6 @@
 """RabbitMQ's guides by their examples, as short programs: Time-To-Live, Queue Length Limit, Dead Letter Exchanges,
-Priority Queues, Consumer Priorities, Single Active Consumer, Alternate Exchanges, Sender-selected Distribution, Exchange
-to Exchange Bindings, Virtual Host Limits, User Limits. Policies, streams and the firehose have files of their own.
+Priority Queues, Consumer Priorities, Single Active Consumer, Alternate Exchanges, Sender-selected Distribution,
+Exchange to Exchange Bindings. Policies, limits, streams, filters and the firehose have files of their own.
 """
 
 from __future__ import annotations
@@ -252,49 +252,3 @@ class TestWhereItGoes:
         publish(channel, "other", "not", exchange=source)
         assert bodies(channel, name, 1) == ["through"]
         assert ready(channel, name) == 0
-
-
-class TestLimits:
-    @pytest.fixture
-    def vhost(self, broker: Any, unique: Unique) -> Iterator[str]:
-        name = unique("v")
-        broker.api("PUT", f"/api/vhosts/{name}", {})
-        broker.api("PUT", f"/api/permissions/{name}/{broker.user}", {"configure": ".*", "write": ".*", "read": ".*"})
-        yield name
-        broker.api("DELETE", f"/api/vhosts/{name}")
-
-    def test_queues_of_a_vhost(self, broker: Any, vhost: str) -> None:
-        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 1})
-        with pika.BlockingConnection(broker.pika(virtual_host=vhost)) as connection:
-            channel = connection.channel()
-            channel.queue_declare("one")
-            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
-                channel.queue_declare("two")
-        text = f"PRECONDITION_FAILED - cannot declare queue 'two': queue limit in vhost '{vhost}' (1) is reached"
-        assert (closed.value.reply_code, closed.value.reply_text) == (406, text)
-
-    def test_connections_of_a_vhost(self, broker: Any, vhost: str) -> None:
-        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-connections", {"value": 0})
-        text = (
-            rf"\(530\) .* access to vhost '{vhost}' refused for user '{broker.user}': connection limit \(0\) is reached"
-        )
-        with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match=text):
-            pika.BlockingConnection(broker.pika(virtual_host=vhost))
-        broker.api("PUT", f"/api/vhost-limits/{vhost}/max-connections", {"value": -1})
-        pika.BlockingConnection(broker.pika(virtual_host=vhost)).close()
-
-    def test_channels_of_a_user(self, broker: Any, vhost: str, unique: Unique) -> None:
-        user = unique("u")
-        broker.api("PUT", f"/api/users/{user}", {"password": "secret", "tags": ""})
-        try:
-            broker.api("PUT", f"/api/permissions/{vhost}/{user}", {"configure": "", "write": "", "read": ""})
-            broker.api("PUT", f"/api/user-limits/{user}/max-channels", {"value": 1})
-            credentials = pika.PlainCredentials(user, "secret")
-            connection = pika.BlockingConnection(broker.pika(virtual_host=vhost, credentials=credentials))
-            connection.channel()
-            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-                connection.channel()
-            assert closed.value.reply_code == 530
-            assert "has reached the maximum allowed user limit of (1)" in closed.value.reply_text
-        finally:
-            broker.api("DELETE", f"/api/users/{user}")
