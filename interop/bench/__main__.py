@@ -47,7 +47,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scenarios", metavar="NAME,...", default="", help="comma-separated (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--time", type=float, default=3.0, metavar="SECONDS", help="per measurement (default: 3)")
-    parser.add_argument("--count", type=int, default=500_000, help="messages of S4 (default: 500000)")
+    parser.add_argument("--count", type=int, default=500_000, help="messages of S4 and ST (default: 500000)")
     parser.add_argument("--cold-count", type=int, default=200_000, help="messages of S4cold (default: 200000)")
     parser.add_argument(
         "--backlog",

@@ -126,10 +126,9 @@ class StreamReader(Source):
         log = self._log
         place = self._place
         if place is None:
-            place = Place(log.new_cursor())
+            place = self._place = Place(log.new_cursor())
         offset = place.cursor.last_batch(log.high_watermark, self.log_arrived)
         if offset < 0:
-            self._place = place
             return False
         self._place = None
         self._shared.slices.give_back(place)

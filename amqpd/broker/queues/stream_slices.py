@@ -117,7 +117,7 @@ class Slices:
         place.next_offset = fetch.next_offset
         if not fetch.records and fetch.waiting:
             return None, place
-        self._idle.append(place)
+        self.give_back(place)
         if not fetch.records and fetch.next_offset <= offset:
             return None, None  # what is safe ends with offsets that are not there any more
         piece = Slice(offset, fetch.records, fetch.next_offset)
@@ -147,11 +147,10 @@ class Slices:
         return idle.pop(0) if idle else Place(log.new_cursor())
 
     def give_back(self, place: Place) -> None:
-        """Nobody waits at it any more."""
-        if len(self._idle) < CURSORS_MAX:
-            self._idle.append(place)
-        else:
-            place.cursor.close()
+        """Nobody waits at it any more. One that nobody has asked for longest may go for it."""
+        if len(self._idle) >= CURSORS_MAX:
+            self._idle.pop(0).cursor.close()
+        self._idle.append(place)
 
     def rest(self) -> None:
         """Nobody reads just now, and memory is short: no bytes are kept."""
