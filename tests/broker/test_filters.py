@@ -269,6 +269,26 @@ class TestWithRules:
         assert queue.ready_count == 2
         assert texts(red.got) == "", "the queue was full of what nobody wants"
 
+    @pytest.mark.parametrize("overflow", ["drop-head", "reject-publish"])
+    def test_a_burst_that_is_wanted_is_never_too_much(self, room, overflow) -> None:
+        """All of it in one turn, as a flood comes."""
+        queue = room.queue("q", x_max_length=3, x_overflow=overflow)
+        red = take(room, queue, RED, 50)
+        publish(room, "bg")
+        for number in range(2, 60):
+            room.publish("q", b"r%d" % number, headers={"colour": "red"}, turn=False)
+        room.turn.want()
+        room.turns()
+        assert len(red.got) == 50
+        assert queue.ready_count == 3
+        red.ack_all()
+        room.turns()
+        if overflow == "drop-head":
+            assert texts(red.got[50:]) == "r57 r58 r59"
+        else:
+            assert texts(red.got[50:]) == "r52"
+            assert texts(room.bodies(queue)) == "b0 g1"
+
     def test_rejected_ones_are_dead_letters(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")

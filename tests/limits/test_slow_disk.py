@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-from quickclient import EMPTY_TABLE, Gone, Link, Message, connect
+from quickclient import EMPTY_TABLE, Gone, Link, Message, connect, method
 
+from amqpd.protocol.codec import encode_table
 from amqpd.testing import BrokerProcess
 
 COUNT: Final = 2000
@@ -123,6 +125,36 @@ async def test_a_consumer_waits_for_the_disk_alone(slow: Slow) -> None:
         await done.wait()
     assert found == [b"%06d" % number for number in range(COUNT)]
     link.close()
+
+
+async def test_filters_wait_for_the_disk_alone(slow: Slow) -> None:
+    """Each reads at its own place; what comes back is read once more."""
+    nobody, link = await slow.link(), await slow.link()
+    found: list[bytes] = []
+    wrong: list[Message] = []
+    done = asyncio.Event()
+
+    def delivered(message: Message) -> None:
+        found.append(message.body[:6])
+        if len(found) == 1:
+            link.write(method(0x003C005A, struct.pack(">QB", message.tag, 1)))  # basic.reject, requeue
+        if len(found) == COUNT + 1:
+            done.set()
+
+    nobody.on_deliver = wrong.append
+    link.on_deliver = delivered
+    await nobody.consume("cold", table=encode_table({"x-filter": "p.routing-key <> 'cold'"}))
+    await link.consume("cold", table=encode_table({"x-filter": "p.routing-key = 'cold'"}))
+    await others_go_on(slow)
+    assert not found
+    slow.gate.touch()
+    async with asyncio.timeout(60):
+        await done.wait()
+    numbers = [b"%06d" % number for number in range(COUNT)]
+    assert sorted(found) == [numbers[0], *numbers]
+    assert not wrong
+    link.close()
+    nobody.close()
 
 
 async def test_the_queue_goes_while_basic_get_waits(slow: Slow) -> None:

@@ -136,10 +136,25 @@ class Limits:
 
     def admits(self, message: Message) -> bool:
         """Whether the queue may take the message."""
-        for admission in self.rules.admissions:  # noqa: SIM110  # a generator would cost a nested function when compiled
-            if not admission.admits(self._queue, self._host, message):
+        queue = self._queue
+        for admission in self.rules.admissions:
+            if queue.round_robin.filtered and self.rules.is_over(
+                queue.ready_count + 1, queue.ready_bytes + message.body_size
+            ):
+                self._serve()
+            if not admission.admits(queue, self._host, message):
                 return False
         return True
+
+    def _serve(self) -> None:
+        """Where consumers have filters, what came in this turn is still ready: whoever wants it and can take it gets it
+        before it counts as too much."""
+        if self._in_transaction:
+            return
+        try:
+            self._queue.pump()
+        except OSError as error:
+            self._queue.pump_failed(error)
 
     def displace(self) -> bool:
         """Something has become ready: what it displaces goes. Whether anything did, so that the head is another one."""
@@ -147,8 +162,10 @@ class Limits:
             return False
         if self._behind:
             self._drop(DISPLACED_COUNT)
-        else:
-            self._drop_head()
+            return True
+        if self._queue.round_robin.filtered:
+            self._serve()
+        self._drop_head()
         return True
 
     def limits_return(self, entry: Entry) -> bool:
