@@ -18,6 +18,7 @@ from amqpd.cli import (
     policies,
     streams,
     users,
+    vhosts,
     watching,
 )
 from amqpd.cli import help as help_texts
@@ -56,6 +57,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *nodes.COMMANDS,
         *users.COMMANDS,
         *limits.COMMANDS,
+        *vhosts.COMMANDS,
         *listings.COMMANDS,
         *logs.COMMANDS,
         *operations.COMMANDS,

@@ -17,8 +17,8 @@ ELSEWHERE: Final = frozenset({
     "import_definitions", "join_cluster", "list_ciphers", "list_feature_flags", "list_hashes",
     "list_node_auth_attempt_stats", "list_unresponsive_queues", "list_user_topic_permissions",
     "node_health_check", "rename_cluster_node", "report", "reset", "restart_vhost",
-    "resume_listeners", "rotate_logs", "schema_info", "set_cluster_name", "set_log_level",
-    "set_vhost_tags", "shutdown", "suspend_listeners", "sync_queue",
+    "resume_listeners", "rotate_logs", "schema_info", "set_log_level",
+    "shutdown", "suspend_listeners", "sync_queue",
     "update_cluster_nodes", "wait",
 })  # fmt: skip
 """Commands of rabbitmqctl 3.10 that amqpctl does not have: told apart from mistyped ones."""

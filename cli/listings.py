@@ -154,7 +154,7 @@ CONSUMERS: Final = Listing(
 VHOSTS: Final = Listing(
     "/api/vhosts",
     ("name",),
-    plain("cluster_state", "default_queue_type", "description", "name", "tags", "tracing"),
+    plain("cluster_state", "default_queue_type", "description", "name", "protected_from_deletion", "tags", "tracing"),
 )
 
 

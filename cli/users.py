@@ -14,6 +14,8 @@ from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 ACCESS: Final = "Access Control"
+VHOST_KEYS: Final = {"description": "description", "tags": "tags", "default-queue-type": "default_queue_type"}
+"""Option of a vhost -> its key in the API."""
 
 
 class PlainFailure(Failure):
@@ -26,8 +28,7 @@ class PlainFailure(Failure):
 def add_vhost(context: Context) -> None:
     name = _named(context, "vhost")
     given = context.line.given
-    keys = {"description": "description", "tags": "tags", "default-queue-type": "default_queue_type"}
-    body = {key: given[option] for option, key in keys.items() if option in given}
+    body = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
     context.say(f'Adding vhost "{name}" ...')
     _expect(context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body))
     context.done()

@@ -251,6 +251,14 @@ class Call:
             raise NotThere(f"vhost '{name}' does not exist")
         return vhost
 
+    def any_vhost(self) -> VHost:
+        """The vhost of the path, for an administrator: whether he may enter it or not. Raises: NotThere."""
+        name = self.params["vhost"]
+        vhost = self.broker.vhosts.get(name)
+        if vhost is None:
+            raise NotThere(f"vhost '{name}' does not exist")
+        return vhost
+
     def queue(self, key: str = "queue") -> Queue:
         """The queue of the path. Raises: as `vhost`."""
         vhost = self.vhost()

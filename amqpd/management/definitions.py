@@ -17,6 +17,7 @@ from amqpd.management.parameters import global_item, parameter_item
 from amqpd.management.policies import policy_item
 from amqpd.management.router import Route
 from amqpd.management.users import permission_item, topic_item, user_item
+from amqpd.management.vhosts import metadata_item
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -41,6 +42,7 @@ async def get_definitions(call: Call) -> Reply:
                 "description": vhost.description,
                 "tags": list(vhost.tags),
                 "default_queue_type": vhost.default_queue_type,
+                "metadata": metadata_item(vhost),
             }
             for vhost in vhosts
         ],

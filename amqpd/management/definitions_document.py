@@ -13,7 +13,7 @@ from amqpd.auth.passwords import RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
 from amqpd.broker.catalogue.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
 from amqpd.broker.queues.kinds import KINDS
-from amqpd.management.call import BadRequest, clean_name
+from amqpd.management.call import BadRequest, clean_name, truth
 from amqpd.management.slices import Slices
 from amqpd.management.users import tags_of
 from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
@@ -36,7 +36,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "name": (_TEXT, _MISSING),
         "description": (_TEXT, ""),
         "tags": (_TAGS, ""),
-        "default_queue_type": (_TEXT, "classic"),
+        "default_queue_type": (_TEXT, ""),
         "metadata": (_TABLE, {}),
         "limits": (_ANY, None),
         "tracing": (_FLAG, False),
@@ -184,11 +184,19 @@ def check_user(item: Item) -> None:
 
 
 def check_vhost(item: Item) -> None:
-    """Makes `undefined` a classic. Raises: BadRequest, InvalidLimits."""
+    """Makes `undefined` a classic, and takes from the metadata what does not stand beside them. Raises: BadRequest,
+    InvalidLimits.
+    """
     clean_name(item["name"], "a vhost")
-    tags_of(item["tags"])
     if item["limits"]:
         checked(item["limits"], OF_VHOSTS, PARAMETER)
-    item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic")
+    for key, kind in (("description", str), ("tags", (str, list)), ("default_queue_type", str)):
+        there = item["metadata"].get(key, item[key])
+        if not isinstance(there, kind):
+            raise BadRequest(f"metadata.{key}: wrong type")
+        item[key] = item[key] or there
+    tags_of(item["tags"])
+    truth("metadata.protected_from_deletion", item["metadata"].get("protected_from_deletion", False))
+    item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic") or "classic"
     if item["default_queue_type"] not in KINDS:
-        raise BadRequest("default_queue_type is classic or quorum")
+        raise BadRequest(f"default_queue_type is {', '.join(KINDS)}")

@@ -203,6 +203,10 @@ class Declarations:
         there = self.transaction.find_vhost(name)
         if there is None:
             vhosts.declare(self.transaction, name, item["description"], tags_of(item["tags"]), kind)
+            if item["metadata"].get("protected_from_deletion") in (True, "true"):
+                draft = self.transaction.draft(name)
+                assert draft is not None  # it was declared in it
+                vhosts.protect(draft, True)
         else:
             vhosts.change(self.transaction, there, there.description, there.tags, kind)
 

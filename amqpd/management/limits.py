@@ -22,7 +22,7 @@ async def get_vhost_limits(call: Call) -> Reply:
 
 
 async def put_vhost_limit(call: Call) -> Reply:
-    vhost = call.vhost()
+    vhost = call.any_vhost()
     value = {**vhost.limits.value, call.params["name"]: _value(call)}
     try:
         await finished(partial(limits.declare, vhost, limits.PARAMETER, value))
@@ -33,7 +33,7 @@ async def put_vhost_limit(call: Call) -> Reply:
 
 async def delete_vhost_limit(call: Call) -> Reply:
     """rabbit: one that is not set is a success."""
-    vhost = call.vhost()
+    vhost = call.any_vhost()
     value = {name: limit for name, limit in vhost.limits.value.items() if name != call.params["name"]}
     if value != vhost.limits.value:
         await finished(partial(limits.declare, vhost, limits.PARAMETER, value))

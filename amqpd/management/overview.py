@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
+from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queues.opening import opened
-from amqpd.management.call import Call, NotThere, Reply, Role, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.counts import unacked_apart
 from amqpd.management.rates import CHANNEL, QUEUE
 from amqpd.management.router import Route
@@ -135,6 +138,16 @@ async def cluster_name(call: Call) -> Reply:
     return reply({"name": call.broker.cluster_name})
 
 
+async def put_cluster_name(call: Call) -> Reply:
+    """Kept as the global parameter of that name; clients are told it in server-properties."""
+    name = call.text("name")
+    try:
+        await finished(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
+    except InvalidParameter as error:
+        raise BadRequest(str(error)) from None
+    return NO_CONTENT
+
+
 def node_item(call: Call) -> dict[str, Any]:
     broker = call.broker
     here = process()
@@ -216,6 +229,7 @@ ROUTES: Final = (
     Route("GET", "api/auth", Role.PUBLIC, auth_attempts),
     Route("GET", "api/overview", Role.MANAGEMENT, overview),
     Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
+    Route("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
     Route("GET", "api/extensions", Role.MANAGEMENT, extensions),
     Route("GET", "api/nodes", Role.MONITORING, get_nodes),
     Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.vhosts import ProtectedVhost
 from amqpd.broker.publishing.firehose import trace
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
+from amqpd.management.call import CREATED, NO_CONTENT, AlreadyThere, BadRequest, Call, Reply, Role, clean_name
 from amqpd.management.counts import unacked_apart
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
@@ -19,6 +20,16 @@ from amqpd.management.users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
+
+
+def metadata_item(vhost: VHost) -> dict[str, Any]:
+    """rabbit: what is set of it, once more; 4.x has the protection here."""
+    return {
+        "description": vhost.description,
+        "tags": list(vhost.tags),
+        "default_queue_type": vhost.default_queue_type,
+        "protected_from_deletion": vhost.protected,
+    }
 
 
 async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:
@@ -36,11 +47,8 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         "description": vhost.description,
         "tags": list(vhost.tags),
         "default_queue_type": vhost.default_queue_type,
-        "metadata": {
-            "description": vhost.description,
-            "tags": list(vhost.tags),
-            "default_queue_type": vhost.default_queue_type,
-        },
+        "protected_from_deletion": vhost.protected,
+        "metadata": metadata_item(vhost),
         "tracing": vhost.tap is not None,
         "cluster_state": {call.node: "running"},
         "messages": ready + unacked,
@@ -62,12 +70,16 @@ async def get_vhost(call: Call) -> Reply:
 
 
 async def put_vhost(call: Call) -> Reply:
-    """201 for a new vhost; 204 for one there is, whose description, tags and default queue type become those given."""
+    """201 for a new vhost; 204 for one there is, whose description, tags and so on become those given; with
+    `If-Match: *` 412 where there is none.
+    """
     name = call.params["vhost"]
     if clean_name(name, "a vhost") != name:
         raise BadRequest("the name of a vhost has no line breaks")
     broker = call.broker
     vhost = broker.vhosts.get(name)
+    if vhost is None and call.headers.get("If-Match") == "*":
+        raise AlreadyThere(f"vhost '{name}' does not exist")
     description = call.text("description", vhost.description if vhost is not None else "")
     given = call.fields().get("tags")
     tags = tags_of(given) if given is not None else list(vhost.tags) if vhost is not None else []
@@ -75,28 +87,46 @@ async def put_vhost(call: Call) -> Reply:
     if kind == "undefined":  # rabbit: its own word for none
         kind = "classic"
     if kind not in KINDS:
-        raise BadRequest(f"default_queue_type is classic or quorum, not '{kind}'")
+        raise BadRequest(f"default_queue_type is {', '.join(KINDS)}, not '{kind}'")
+    protected = call.flag("protected_from_deletion", vhost is not None and vhost.protected)
     traced = call.flag("tracing", vhost is not None and vhost.tap is not None)
     if vhost is None:
         await finished(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
         if traced and name in broker.vhosts:
             trace(broker.vhosts[name], call.node, True)
+        if protected and name in broker.vhosts:
+            await finished(partial(vhosts.protect, broker.vhosts[name], True))
         if not call.caller.operator:
             # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
     await finished(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
+    await _protected(vhost, protected)
     trace(vhost, call.node, traced)
     return NO_CONTENT
 
 
 async def delete_vhost(call: Call) -> Reply:
-    name = call.params["vhost"]
-    vhost = call.broker.vhosts.get(name)
-    if vhost is None:
-        raise NotThere(f"vhost '{name}' does not exist")
-    await finished(partial(vhosts.delete, call.broker.vhosts, vhost))
+    try:
+        await finished(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
+    except ProtectedVhost as error:
+        raise AlreadyThere(str(error)) from None
     return NO_CONTENT
+
+
+async def protect_vhost(call: Call) -> Reply:
+    await _protected(call.any_vhost(), True)
+    return NO_CONTENT
+
+
+async def release_vhost(call: Call) -> Reply:
+    await _protected(call.any_vhost(), False)
+    return NO_CONTENT
+
+
+async def _protected(vhost: VHost, on: bool) -> None:
+    if vhost.protected != on:
+        await finished(partial(vhosts.protect, vhost, on))
 
 
 async def get_vhost_permissions(call: Call) -> Reply:
@@ -114,6 +144,9 @@ ROUTES: Final = (
     Route("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
     Route("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
     Route("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
+    Route("POST", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    Route("PUT", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    Route("DELETE", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, release_vhost),
     Route("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
     Route("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
 )

@@ -23,6 +23,8 @@ ASKED_FOR = (
     "set_policy clear_policy list_policies set_operator_policy clear_operator_policy list_operator_policies "
     "set_parameter clear_parameter list_parameters set_global_parameter clear_global_parameter list_global_parameters "
     "set_vhost_limits clear_vhost_limits list_vhost_limits set_user_limits clear_user_limits list_user_limits "
+    "set_vhost_tags update_vhost_metadata enable_vhost_deletion_protection disable_vhost_deletion_protection "
+    "set_cluster_name "
     "list_stream_offsets set_stream_offset delete_stream_offset "
     "close_connection close_all_connections set_vm_memory_high_watermark set_disk_free_limit "
     "set_alarm clear_alarm eval stop_app start_app stop help "

@@ -9,7 +9,7 @@ from amqpd.broker.catalogue.exchange import Binding, Exchange
 from amqpd.broker.catalogue.policy_table import policy_of
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.catalogue.vhost import VHost
-from amqpd.broker.catalogue.vhosts import VHosts
+from amqpd.broker.catalogue.vhosts import PROTECTION, VHosts
 from amqpd.broker.queues.make_queue import make_queue
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import decode_table
@@ -32,6 +32,8 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
     for parameter in state.parameters:
         if parameter.component == limits.COMPONENT:
             limits.load(vhosts[parameter.vhost], parameter)
+        elif parameter.component == PROTECTION:
+            vhosts[parameter.vhost].protected = True
     for vhost in vhosts.values():
         for exchange in vhost.exchanges.values():
             vhost.follow(exchange)  # the broker's own, which are there already

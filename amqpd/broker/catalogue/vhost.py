@@ -104,6 +104,7 @@ class VHost(Names):
         self.tap: Tap | None = None
         self.deleted = False
         self.limits = NO_LIMITS
+        self.protected = False  # from being deleted
         # Sessions that count against them.
         self.connected: set[object] = set()
         self.policies = PolicyTable()

@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from amqpd.broker.catalogue.catalogue import Catalogue
-from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
+from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
 from amqpd.broker.catalogue.leaving import drop_queue
-from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.destination import Destination
 from amqpd.broker.queues.host import QueueHost
-from amqpd.storage.metadata.metadata import Delete, Put, VhostRow, random_id
+from amqpd.storage.metadata.metadata import Delete, ParameterRow, Put, VhostRow, random_id
 
 log = logging.getLogger(__name__)
+
+PROTECTION: Final = "vhost-protection"
+"""By what component a protected vhost's row stands among the parameters; no such parameter is shown, or can be set."""
+
+
+class ProtectedVhost(Exception):
+    """The text is that of RabbitMQ 4's API."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Refusing to delete virtual host '{name}' because it is protected from deletion")
 
 
 class VhostNames:
@@ -119,8 +130,10 @@ def _become(vhost: VHost, row: VhostRow) -> None:
 
 def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
     """Deletes it with all that is in it, and closes its connections. done(None) when its directory does not come back
-    either. Raises: OnItsWay.
+    either. Raises: ProtectedVhost, OnItsWay.
     """
+    if vhost.protected:
+        raise ProtectedVhost(vhost.name)
     row = vhost.row()._replace(state="deleting")
 
     def committed(error: BaseException | None) -> None:
@@ -129,6 +142,23 @@ def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
 
     name = Name(vhost.name, "vhost", vhost.name)
     vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(_end, vhosts, vhost, row, done)), committed)
+
+
+def protect(names: Names, on: bool, done: Done = unheard) -> None:
+    """Whether the vhost may not be deleted; done(None) once it is so. Raises: OnItsWay."""
+    vhost = names.vhost
+    row = ParameterRow(vhost.name, PROTECTION, "protected", "true")
+    change, undo = (Put(row) if protected else Delete(row) for protected in (on, vhost.protected))
+    name = Name(vhost.name, PROTECTION, vhost.name)
+    names.make(Coming(name, change, undo, partial(_protect, vhost, on, name)), done)
+
+
+def _protect(vhost: VHost, on: bool, name: Name) -> None:
+    """Its row is committed."""
+    if vhost.deleted:
+        raise OnItsWay(vhost.catalogue.declared, name)
+    vhost.protected = on
+    log.info("vhost '%s' is %sprotected from deletion", vhost.name, "" if on else "not ", extra={"vhost": vhost.name})
 
 
 def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
