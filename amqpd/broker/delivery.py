@@ -51,6 +51,10 @@ class Entry:
     def __lt__(self, other: Entry) -> bool:
         return self.offset < other.offset
 
+    def __hash__(self) -> int:
+        # Compiled, a class with a comparison has none of its own accord.
+        return id(self)
+
 
 @final
 class ConsumerArguments:

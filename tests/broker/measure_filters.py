@@ -2,11 +2,13 @@
 importable. No test: figures depend on the machine.
 
 The backlog is in the log of a durable queue, from the page cache, bodies of 100 bytes, five headers; the last message
-is the one that is wanted. `turn`: the longest that the loop was held while it was looked for.
+is the one that is wanted. Figures are processor time; `turn`: the most of it that one turn took while it was looked
+for. The collector rests: a broker's comes seldom and finds little.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import time
@@ -21,6 +23,7 @@ from taker import Taker, take
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.routing.selector import parse
 from amqpd.storage.filesystem import Clock
 
 BODY = b"." * 100
@@ -61,15 +64,15 @@ def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], P
                 room.turn.want()
                 room.turns()
         room.turns()
-        longest_s = 0.0
-        began_s = time.perf_counter()
+        parse(wanted)  # the first one makes the parser
+        began_s = time.process_time()
         taker: Taker = take(room, queue, wanted, turn=False)
-        longest_s = time.perf_counter() - began_s
+        longest_s = time.process_time() - began_s
         while not taker.got:
-            turn_s = time.perf_counter()
+            turn_s = time.process_time()
             room.turn.run()
-            longest_s = max(longest_s, time.perf_counter() - turn_s)
-        took_s = time.perf_counter() - began_s
+            longest_s = max(longest_s, time.process_time() - turn_s)
+        took_s = time.process_time() - began_s
         assert len(taker.got) == 1
         report(what, took_s / count * 1e6, f"   turn {longest_s * 1000:.1f} ms, {took_s:.2f} s")
         room.storage.close(clean=False)
@@ -86,18 +89,19 @@ def flow(what: str, count: int, filters: int) -> None:
         names = [f"c{number % max(filters, 1)}" for number in range(count)]
         encoded = [encode_properties(Properties(headers={"colour": name, "n": 5})) for name in names[:64]]
         messages = [make_message(Envelope("", "q"), each, BODY, False, scan(each, 0, len(each))) for each in encoded]
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         for number in range(count):
             queue.offer(messages[number % 64])
             if number % 64 == 63:
                 room.turn.run()
         room.turns()
-        report(what, (time.perf_counter() - began_s) / count * 1e6)
+        report(what, (time.process_time() - began_s) / count * 1e6)
         assert sum(len(each.got) for each in takers) == count
         room.storage.close(clean=False)
 
 
 def main() -> None:
+    gc.disable()
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     last = count - 1
     red = "colour = 'red'"
