@@ -136,6 +136,25 @@ def test_deliveries_by_get_and_to_consumers(broker: Any, copies: Copies, channel
     assert copies.none_left()  # copies are not copied
 
 
+def test_deliveries_of_a_stream(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+    channel.queue_declare("traced-stream", durable=True, arguments={"x-queue-type": "stream"})
+    try:
+        channel.basic_publish("", "traced-stream", b"kept", pika.BasicProperties(app_id="app"))
+        assert copies.next()[0] == "publish."
+        channel.basic_qos(prefetch_count=10)
+        channel.basic_consume("traced-stream", lambda *_: None, arguments={"x-stream-offset": "first"})
+        until = time.monotonic() + 5
+        copied = None
+        while copied is None and time.monotonic() < until:
+            channel.connection.process_data_events(0.1)
+            method, properties, body = copies.channel.basic_get(copies.queue, auto_ack=True)
+            if method is not None:
+                copied = method.routing_key, properties.headers["redelivered"], body
+        assert copied == ("deliver.traced-stream", 0, b"kept")
+    finally:
+        channel.queue_delete("traced-stream")
+
+
 def test_messages_that_nobody_takes(copies: Copies, channel: BlockingChannel) -> None:
     returned: list[object] = []
     channel.add_on_return_callback(lambda *each: returned.append(each))

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
 # (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
 OUT_BYTES_MAX: Final = 1792 * 1024
+# Clocks of a channel that are kept without a look at which of them stand.
+CLOCKS_KEPT: Final = 64
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
 
 
@@ -240,6 +242,9 @@ class Deliveries:
         self.cancelled_here: list[str] | None = None
         # Of all that has a timeout; those of consumers that are gone as long as they have something unacked.
         self.clocks: dict[Overdue, None] = {}
+        # Those of basic.get among them. When so many are there, those that stand are thrown away.
+        self._get_clocks: dict[Source, Overdue] = {}
+        self._clocks_most: i64 = CLOCKS_KEPT
 
     # -- unacked -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +344,12 @@ class Deliveries:
 
     def start_clock(self, queue: Source, consumer: ChannelConsumer | None, timeout_ms: i64) -> Overdue:
         clock = Overdue(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
+        if len(self.clocks) >= self._clocks_most:
+            for each in list(self.clocks):
+                if each.tick < 0:  # all of it was settled, and nothing more comes
+                    self.stop_clock(each)
+            left: i64 = len(self.clocks)
+            self._clocks_most = 2 * left if left > CLOCKS_KEPT else CLOCKS_KEPT
         self.clocks[clock] = None
         clock.start()
         return clock
@@ -348,12 +359,12 @@ class Deliveries:
         timeout_ms: i64 = consuming.timeout_ms(self.session, -1, queue_timeout_ms)
         if timeout_ms <= 0:
             return
-        for clock in self.clocks:
-            if clock.consumer is None and clock.queue is queue:
-                clock.timeout_ms = timeout_ms
-                clock.start()
-                return
-        self.start_clock(queue, None, timeout_ms)
+        clock = self._get_clocks.get(queue)
+        if clock is None:
+            self._get_clocks[queue] = self.start_clock(queue, None, timeout_ms)
+        else:
+            clock.timeout_ms = timeout_ms
+            clock.start()
 
     def timed_out(self, clock: Overdue) -> None:
         """What this clock looks after is unacked for too long.
@@ -416,6 +427,8 @@ class Deliveries:
         consumer = clock.consumer
         if isinstance(consumer, ChannelConsumer):
             consumer.clock = None
+        else:
+            self._get_clocks.pop(clock.queue, None)
 
     def stop_clocks(self) -> None:
         """The channel ends."""

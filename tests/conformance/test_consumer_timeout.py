@@ -209,3 +209,22 @@ def test_a_stream_has_none(peer: Peer) -> None:
     peer.method("basic.consume", queue=peer.q, arguments=ARGUMENT)
     peer.expect_channel_close(406, 60, 20)
     peer.call("queue.delete", queue=peer.q)
+
+
+def test_many_queues_and_consumers_one_after_another(peer: Peer, broker: Broker) -> None:
+    """A channel that has had hundreds of them does not keep them; those that hang among them are still found."""
+    for number in range(200):
+        name = f"{peer.q}-{number}"
+        peer.queue(name, arguments={"x-consumer-timeout": 60_000})
+        peer.publish(name, b"1")
+        got = peer.get(name, no_ack=False)
+        assert got is not None
+        peer.method("basic.ack", delivery_tag=got.method["delivery_tag"])
+        peer.call("basic.consume", queue=name, consumer_tag="c")
+        peer.call("basic.cancel", consumer_tag="c")
+        peer.call("queue.delete", queue=name)
+    declare(peer, **ARGUMENT)
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow")
+    peer.publish()
+    peer.content("basic.deliver")
+    assert peer.expect("basic.cancel", within=WITHIN_S)["consumer_tag"] == "slow"
