@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from amqpd.auth.backends import NoSuchUser, NoSuchVhost
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import AuthChange, InternalBackend
+
+RowT = TypeVar("RowT")
 
 
 def told_of(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, dict[str, object]]]:
@@ -23,19 +27,27 @@ def told_of(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, di
         yield "user.deleted", {"name": name}
     elif what == "permissions":
         about: dict[str, object] = {"user": name, "vhost": change.vhost}
-        rows = auth.permissions(name, change.vhost)
+        rows = _left(auth.permissions, name, change.vhost)
         for row in rows:
             yield "permission.created", {**about, "configure": row.configure, "write": row.write, "read": row.read}
         if not rows:
             yield "permission.deleted", about
     elif what == "topic_permissions":
         about = {"user": name, "vhost": change.vhost}
-        topic_rows = auth.topic_permissions(name, change.vhost)
+        topic_rows = _left(auth.topic_permissions, name, change.vhost)
         for each in topic_rows:
             rights = {"exchange": each.exchange, "write": each.write, "read": each.read}
             yield "topic.permission.created", {**about, **rights}
         if not topic_rows:
             yield "topic.permission.deleted", about
+
+
+def _left(read: Callable[[str | None, str | None], list[RowT]], user: str, vhost: str | None) -> list[RowT]:
+    """What the user may in the vhost; nothing where one of them has gone, and the rights with it."""
+    try:
+        return read(user, vhost)
+    except (NoSuchUser, NoSuchVhost):
+        return []
 
 
 def _tags(auth: InternalBackend, name: str) -> list[str]:

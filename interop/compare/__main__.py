@@ -36,6 +36,11 @@ def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
     return RabbitMQ(directory, PLUGINS, config)
 
 
+def amqpd(directory: Path) -> BrokerProcess:
+    """Ours, with the event exchange where RabbitMQ's plugin has it."""
+    return BrokerProcess(directory, settings={"log.level": "warning", "event_exchange_vhost": "/"})
+
+
 def recorded(conversation: Conversation, address: Address, number: int) -> Answers:
     """Heard twice alike. Raises: AssertionError when it never is."""
     before: list[Answers] = []
@@ -105,7 +110,7 @@ def main() -> int:
         chosen = [each for each in chosen if kept.get(each.name, {}).get("steps") != each.fingerprint()]
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         failed = recording(options, chosen, Path(folder)) if options.record and chosen else []
-        with BrokerProcess(Path(folder) / "amqpd", settings={"log.level": "warning"}) as ours:
+        with amqpd(Path(folder) / "amqpd") as ours:
             began = time.monotonic()
             found = compare(chosen, Address("127.0.0.1", ours.amqp_port, ours.http_port))
             took_s = time.monotonic() - began

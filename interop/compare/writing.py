@@ -27,6 +27,7 @@ MADE_UP: Final = (
     (re.compile(r"<\d+\.\d+\.\d+>|<[\w.@-]+\.\d+\.\d+\.\d+>"), "<pid>"),
     (re.compile(r"(?:amqpd|rabbit)[\w-]*@[\w.-]+"), "{node}"),
     (re.compile(r"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:\d+"), "{connection}"),
+    (re.compile(r"(timestamp_in_ms|connected_at)=l:\d+"), r"\1=*"),
     (re.compile(r"\n +"), ""),  # Erlang's printer breaks long terms into lines
 )
 

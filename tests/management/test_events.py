@@ -341,3 +341,13 @@ def test_there_is_none_by_default(amqpd_broker: BrokerProcess) -> None:
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no exchange 'amq.rabbitmq.event'"):
         connection.channel().exchange_declare("amq.rabbitmq.event", passive=True)
     connection.close()
+
+
+def test_a_vhost_takes_its_permissions_along(heard: Heard, telling: BrokerProcess) -> None:
+    """Each of them is told, and nothing is logged as a bug of ours."""
+    telling.api("PUT", "/api/vhosts/leaving", {})
+    heard.one("permission.created")
+    telling.api("DELETE", "/api/vhosts/leaving")
+    gone = heard.one("permission.deleted")
+    assert (gone["user"], gone["vhost"]) == ("guest", "leaving")
+    assert "Traceback" not in telling.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from interop.compare.steps import (
+    Connect,
     Conversation,
     Step,
     bind,
@@ -38,7 +39,87 @@ def traced(name: str, *steps: Step | list[Step]) -> Conversation:
     )
 
 
+def told(name: str, *steps: Step | list[Step], patterns: tuple[str, ...], count: int) -> Conversation:
+    """The events of the conversation's own vhost that the steps cause, of the keys that match; got from `/`."""
+    mine = {"x-match": "all", "vhost": "{v}"}
+    return talk(
+        f"events/{name}",
+        Connect(on="e", vhost="/"),
+        say("queue.declare", on="e", queue="ev-{v}", exclusive=True),
+        exchange("ex-{v}", "headers", on="e", durable=False, auto_delete=True),
+        say("queue.bind", on="e", queue="ev-{v}", exchange="ex-{v}", arguments=mine),
+        *[
+            say("exchange.bind", on="e", destination="ex-{v}", source="amq.rabbitmq.event", routing_key=pattern)
+            for pattern in patterns
+        ],
+        *steps,
+        wait(200),
+        get("ev-{v}", count + 1, on="e"),
+    )
+
+
 CONVERSATIONS = [
+    told(
+        "queues",
+        queue("q", args={"x-max-length": 5}),
+        queue("q", args={"x-max-length": 5}),
+        say("queue.delete", queue="q"),
+        say("queue.declare", queue="t", auto_delete=True),
+        patterns=("queue.*",),
+        count=3,
+    ),
+    told(
+        "exchanges",
+        exchange("x", "topic", args={"alternate-exchange": "a"}),
+        say("exchange.delete", exchange="x"),
+        patterns=("exchange.*",),
+        count=2,
+    ),
+    told(
+        "bindings",
+        queue("q"),
+        exchange("x"),
+        say("queue.bind", queue="q", exchange="amq.direct", routing_key="k", arguments={"n": 1}),
+        say("queue.unbind", queue="q", exchange="amq.direct", routing_key="k", arguments={"n": 1}),
+        say("exchange.bind", destination="x", source="amq.topic", routing_key="a.#"),
+        patterns=("binding.*",),
+        count=4,
+    ),
+    told(
+        "consumers",
+        queue("q"),
+        say("basic.qos", prefetch_count=3),
+        consume("q", args={"x-priority": 2}),
+        say("basic.cancel", consumer_tag="c"),
+        patterns=("consumer.*",),
+        count=2,
+    ),
+    told(
+        "policies",
+        http("PUT", "/api/policies/{v}/p", {"pattern": "^q", "definition": {"max-length": 2}, "priority": 3}),
+        http("DELETE", "/api/policies/{v}/p"),
+        patterns=("policy.*",),
+        count=2,
+    ),
+    told(
+        "limits",
+        http("PUT", "/api/vhost-limits/{v}/max-queues", {"value": 5}),
+        patterns=("vhost.limits.*", "parameter.*"),
+        count=1,
+    ),
+    told(
+        "permissions",
+        http("PUT", "/api/permissions/{v}/guest", {"configure": ".*", "write": ".*", "read": ".*"}),
+        patterns=("permission.*",),
+        count=1,
+    ),
+    talk(
+        "events/as it is declared",
+        Connect(on="e", vhost="/"),
+        say("exchange.declare", exchange="amq.rabbitmq.event", passive=True, on="e"),
+        publish("k", exchange="amq.rabbitmq.event", on="e"),
+        http("GET", "/api/exchanges/%2F/amq.rabbitmq.event", show=("type", "durable", "internal", "auto_delete")),
+    ),
     traced("publish", publish("q", "body", headers={"a": 1}, content_type="text/plain", delivery_mode=2)),
     traced("get", publish("q"), get("q")),
     traced("consume", publish("q"), consume("q", quiet_ms=100), say("basic.ack", delivery_tag=1)),
