@@ -16,7 +16,6 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final, final
 
 from amqpd.routing import selector_erlang, selector_grammar
@@ -70,7 +69,11 @@ def parse(text: str) -> Selector:
         raise BadSelector(f"the selector has more than {TEXT_SIZE_MAX} characters")
     if not text or text.isspace():
         return EVERYTHING
-    return _parsed(text)
+    selector = _remembered.get(text)
+    if selector is None:
+        selector = Selector(text, selector_grammar.tree(text))
+        _remember(_remembered, text, selector)
+    return selector
 
 
 def prepare() -> None:
@@ -79,15 +82,24 @@ def prepare() -> None:
     selector_erlang.parser()
 
 
-@lru_cache(maxsize=REMEMBERED_MAX)
 def parse_erlang(term: str) -> Selector:
     """The selector that a term of RabbitMQ's JMS client says. Cost and Raises: as `parse`."""
-    return Selector(term, selector_erlang.tree(term))
+    selector = _remembered_terms.get(term)
+    if selector is None:
+        selector = Selector(term, selector_erlang.tree(term))
+        _remember(_remembered_terms, term, selector)
+    return selector
 
 
-@lru_cache(maxsize=REMEMBERED_MAX)
-def _parsed(text: str) -> Selector:
-    return Selector(text, selector_grammar.tree(text))
+def remembered(text: str) -> bool:
+    """Whether this text or term is parsed at no cost."""
+    return text in _remembered or text in _remembered_terms
+
+
+def _remember(selectors: dict[str, Selector], text: str, selector: Selector) -> None:
+    if len(selectors) >= REMEMBERED_MAX:
+        del selectors[next(iter(selectors))]
+    selectors[text] = selector
 
 
 def _names_header(node: nodes.Node) -> bool:
@@ -106,3 +118,5 @@ def _required_text(condition: Condition) -> tuple[str, str] | None:
 
 EVERYTHING: Final = Selector("", nodes.IsTrue(nodes.Constant(True)))
 """What an empty text selects (JMS: it means that there is no selector)."""
+_remembered: Final[dict[str, Selector]] = {}
+_remembered_terms: Final[dict[str, Selector]] = {}

@@ -17,6 +17,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.channel.events import consumer_created, consumer_deleted
 from amqpd.channel.naming import queue_name
 from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
+from amqpd.channel.selectors import wait_for_share
 from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import encode_table
@@ -75,6 +76,8 @@ def consume(channel: Channel, command: BasicConsume) -> None:
     vhost = session.vhost
     if command.queue == REPLY_TO:
         _consume_replies(channel, command)
+        return
+    if command.arguments and wait_for_share(channel, command, command.arguments):
         return
     name = queue_name(channel, command.queue)
     queue = consuming.queue_for(session, name)

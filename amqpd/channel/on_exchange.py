@@ -9,6 +9,7 @@ from amqpd.broker.catalogue import bindings, exchanges
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean
+from amqpd.channel.selectors import wait_for_share
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
     ExchangeBind,
@@ -64,6 +65,8 @@ def delete(channel: Channel, command: ExchangeDelete) -> None:
 
 
 def bind(channel: Channel, command: ExchangeBind) -> None:
+    if command.arguments and wait_for_share(channel, command, command.arguments):
+        return
     session = channel.session
     vhost = session.vhost
     destination_name, source_name = clean(command.destination), clean(command.source)

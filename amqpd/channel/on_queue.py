@@ -12,6 +12,7 @@ from amqpd.broker.consuming import refuse_of_streams
 from amqpd.channel.durable import NOT_DELETED, Answer
 from amqpd.channel.naming import clean, queue_name
 from amqpd.channel.reply_to import REPLY_TO
+from amqpd.channel.selectors import wait_for_share
 from amqpd.errors import AccessRefused, NotFound, ResourceError
 from amqpd.protocol import commands
 from amqpd.protocol.commands import (
@@ -89,6 +90,8 @@ def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
 
 
 def bind(channel: Channel, command: QueueBind) -> None:
+    if command.arguments and wait_for_share(channel, command, command.arguments):
+        return
     session = channel.session
     vhost = session.vhost
     name, exchange_name, key = _ends(channel, command)

@@ -68,6 +68,10 @@ class ChannelOwner:
         """The command that made the channel busy is given once more, before those that came behind it."""
         raise NotImplementedError
 
+    def try_later(self, channel: ChannelState, payload: bytes) -> None:
+        """The command is given once more in the next turn of the loop. Until then as `begin_waiting` has it."""
+        raise NotImplementedError
+
     def wait_for_logs(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
         """The command needs queues whose logs are being opened: it is given once more when they are. Until then as
         `begin_waiting` has it: what came before a close is done before it.

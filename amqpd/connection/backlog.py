@@ -240,6 +240,10 @@ class Backlog(ChannelOwner):
     def finish_waiting(self, channel: ChannelState) -> None:
         self._finish_waiting(channel, None)
 
+    def try_later(self, channel: ChannelState, payload: bytes) -> None:
+        self.begin_waiting(channel)
+        self._control.soon(partial(self._finish_waiting, channel, deferred_method(payload)))
+
     def wait_for_logs(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
         self.wait_with(channel, destinations, deferred_method(payload))
 

@@ -372,3 +372,11 @@ def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream
             scans.step(size)
             count += 1
         assert count == steps
+
+
+def test_new_selectors_are_parsed_so_many_in_a_turn(room) -> None:
+    scans = room.turn.scans
+    assert scans.may_parse(1, 4000)  # one in any case
+    assert not scans.may_parse(1, 1)
+    assert [scans.may_parse(2, 600) for _ in range(4)] == [True, True, False, False]
+    assert scans.may_parse(3, 600)

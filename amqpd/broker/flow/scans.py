@@ -22,6 +22,8 @@ SHARE_MS: Final = 1
 LOOK_COUNT: Final = 32
 # A message counts once more for as many bytes of properties: large ones cost a millisecond.
 DEAR_PROPERTIES_BYTES: Final = 512
+# Of new selectors in one turn.
+PARSE_CHARACTERS_MAX: Final = 1500
 # A clock that stands still ends no slice.
 SLICE_COUNT_MAX: Final = 8192
 
@@ -42,6 +44,8 @@ class Scans:
         # Since the clock was looked at.
         self._unlooked: i64 = 0
         self._granted: Source | None = None
+        self._parse_turn: i64 = -1
+        self._parse_size: i64 = 0
 
     def begin(self, queue: Source, turn: i64) -> bool:
         """The queue is pumped in this turn: `over` says whether it may look at anything. One that stands in the line
@@ -74,6 +78,18 @@ class Scans:
         """So many more messages were looked at."""
         self._count += count
         self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
+
+    def may_parse(self, turn: i64, size: i64) -> bool:
+        """Whether a new selector of so many characters may be parsed in this turn: some 5 ms of them in all, one in any
+        case.
+        """
+        if turn != self._parse_turn:
+            self._parse_turn = turn
+            self._parse_size = 0
+        if self._parse_size > 0 and self._parse_size + size > PARSE_CHARACTERS_MAX:
+            return False
+        self._parse_size += size
+        return True
 
     def wait(self, queue: Source) -> None:
         """The queue is not done: it is pumped again when it is its turn."""
