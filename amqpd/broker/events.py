@@ -62,7 +62,7 @@ class Events:
     def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None) -> None:
         """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who.
 
-        Cost: some us, and some 40 later.
+        Cost: some us, and as much as a publish later.
         """
         if not self.wanted:
             return
