@@ -101,7 +101,9 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
     )
     files = found["file_descriptors"]
     yield "File Descriptors", [f"Total: {files['used']}, limit: {files['limit']}"]
-    yield "Free Disk Space", [f"Free disk space: {_amount(found['disk_free_bytes'], unit)}"]
+    low_bytes = found.get("disk_free_limit_bytes")
+    watermark = [] if low_bytes is None else [f"Low free disk space watermark: {_amount(low_bytes, unit)}"]
+    yield "Free Disk Space", [*watermark, f"Free disk space: {_amount(found['disk_free_bytes'], unit)}"]
     yield (
         "Totals",
         [

@@ -48,7 +48,7 @@ from amqpd.management.slices import Slices, release
 from amqpd.management.users import tags_of
 from amqpd.protocol.codec import CodecError
 from amqpd.routing.errors import RoutingError
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserLimitsRow, UserRow
+from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -105,7 +105,8 @@ class Import:
             given.transaction.abandon()
             raise
         self.broker.auth.keep_all(given.users, given.permissions)
-        self.broker.user_limits.load(given.user_limits.values())
+        for name, limits in given.user_limits.items():
+            self.broker.user_limits.keep(name, limits)
         for _ in given.transaction.make_all():
             if self.slices.due:
                 await self.slices.rest()
@@ -172,7 +173,7 @@ class Declarations:
     def __init__(self, broker: Broker, dry: bool) -> None:
         self.transaction = Transaction(broker.vhosts, dry)
         self.users: list[UserRow] = []
-        self.user_limits: dict[str, UserLimitsRow] = {}
+        self.user_limits: dict[str, dict[str, int]] = {}
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self._user_names = {row.name for row in broker.auth.users()}
         self._vhosts: set[str] = set()  # those that the document has named
@@ -188,8 +189,8 @@ class Declarations:
         self.users.append(row)
         self.transaction.put(row)
         if item["limits"] is not None:
-            limits = self.user_limits[row.name] = UserLimits.row(row.name, item["limits"])
-            self.transaction.put(limits)
+            self.transaction.put(UserLimits.row(row.name, item["limits"]))
+            self.user_limits[row.name] = dict(item["limits"])
 
     def vhost(self, item: Item) -> None:
         """A new one, or another default queue type for the one there is; the rest of it stays as it is."""

@@ -182,7 +182,8 @@ def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
             late.channel()
             assert told(late) in ("low on disk", "low on memory")
         assert broker.ctl("clear_alarm", "memory").returncode == 0
-        shown = broker.ctl("status").stdout
+        shown = broker.ctl("status", "--unit", "bytes").stdout
+        assert "Low free disk space watermark: 50000000 bytes" in shown
         assert "low on disk" in shown
         assert "low on memory" not in shown
         with pytest.raises(TimeoutError):

@@ -122,9 +122,11 @@ class UserLimits:
         """What an earlier life had."""
         for row in rows:
             try:
-                self.keep(row.user, checked(json.loads(row.limits), OF_USERS, "user-limits"))
+                value = checked(json.loads(row.limits), OF_USERS, "user-limits")
             except ValueError as error:  # another version, or another program, wrote it
                 log.error("limits of user '%s' cannot be used: there are none: %s", row.user, error)
+            else:
+                self._set(row.user, value)
 
     def all(self) -> list[tuple[str, dict[str, int]]]:
         """Users with limits, by name."""
@@ -155,9 +157,12 @@ class UserLimits:
         """They are committed."""
         about = {"name": PARAMETER, "username": user}
         self._catalogue.events.tell(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
+        self._set(user, value)
+        log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
+
+    def _set(self, user: str, value: Mapping[str, int]) -> None:
         if value:
             self._by_user[user] = Limits(value)
-            log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
         else:
             self.forget(user)
 
