@@ -211,20 +211,27 @@ class Twin:
             self.tidy(queue, time_first=True)
 
     def tidy(self, queue: TwinQueue, *, time_first: bool = False) -> None:
-        """What is over at its head goes, and what is too much, from the head. time_first: what is both has expired."""
-        while True:
-            head = self.head(queue)
-            if head is None:
-                return
+        """What is too much goes, from the head, then what is over there. The other way round: of a message that came
+        alone; time_first.
+        """
+        if time_first or len(queue.ready) == 1:
+            self.expire(queue)
+        while queue.ready and self.over(queue) and (self.rule(queue, "overflow") or "drop-head") == "drop-head":
+            self.drop_head(queue, "maxlen")
+        self.expire(queue)
+
+    def expire(self, queue: TwinQueue) -> None:
+        while (head := self.head(queue)) is not None:
             due_ms = self.due_ms(queue, head)
-            expired = due_ms is not None and due_ms <= self.now_ms
-            displaced = self.over(queue) and (self.rule(queue, "overflow") or "drop-head") == "drop-head"
-            if not expired and not displaced:
+            if due_ms is None or due_ms > self.now_ms:
                 return
-            # One that comes alone is looked at for its time first.
-            reason = "maxlen" if displaced and not (expired and (time_first or len(queue.ready) == 1)) else "expired"
-            queue.ready.remove(head)
-            self.die(queue, head, reason)
+            self.drop_head(queue, "expired")
+
+    def drop_head(self, queue: TwinQueue, reason: str) -> None:
+        head = self.head(queue)
+        assert head is not None
+        queue.ready.remove(head)
+        self.die(queue, head, reason)
 
     # -- dead letters
 
