@@ -25,8 +25,8 @@ SUPPORTED = {
     "quorum": LOWEST | {"overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange"},
 }
 WORDS = {"classic": "classic_queues", "quorum": "quorum_queues"}
-NAMES = ("a", "ab", "abc", "b", "bc")
-PATTERNS = ("", "^a", "b", "c$", "^(?!a)", "^b?c?$")
+NAMES = ("a", "b", "bc", "ab")
+PATTERNS = ("", "^a", "b", "c$", "^(?!a)")
 
 numbers = st.integers(1, 5)
 settable = {
@@ -56,7 +56,7 @@ arguments = st.fixed_dictionaries(
         "x-dead-letter-exchange": settable["dead-letter-exchange"],
     },
 )
-apply_to = st.sampled_from(["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"])
+apply_to = st.sampled_from(["all"] * 2 + ["queues"] * 2 + ["classic_queues", "quorum_queues", "streams", "exchanges"])
 steps = st.one_of(
     st.tuples(
         st.just("set"), st.just(False), st.sampled_from("pqr"), st.sampled_from(PATTERNS), definitions(set(settable)),
@@ -144,6 +144,10 @@ def check(room: Any, twin: Twin) -> None:
 def play(room: Any, program: list[Any]) -> None:
     twin = Twin()
     vhost = room.vhost
+    # Something to rule from the beginning on.
+    for name in NAMES[:3]:
+        table = {"x-queue-type": "quorum"} if name == "b" else {}
+        room.declare(QueueDeclaration(name, True, False, False, table))
     answers = 0
     asked = 0
 
@@ -193,7 +197,7 @@ def play(room: Any, program: list[Any]) -> None:
 
 
 @given(program=st.lists(steps, max_size=30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_everything_obeys_what_the_twin_says(program: list[Any], make_room: Any) -> None:
     with tempfile.TemporaryDirectory() as directory:
         room = make_room(Path(directory))
