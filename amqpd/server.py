@@ -128,7 +128,7 @@ class Server:
         now = self.broker.turn.number
         if now == turns or looks == 0:
             self.metadata.warm()
-            threading.Thread(target=prepare, name="amqpd-selectors", daemon=True).start()
+            threading.Thread(target=_make_parsers, name="amqpd-selectors", daemon=True).start()
         else:
             self._rest = self.loop.call_later(REST_LOOK_S, self._look_for_rest, now, looks - 1)
 
@@ -189,6 +189,13 @@ class Server:
         self.storage.close(clean=True)
         log.info("stopped, all logs are synced")
         self.stopped.set()
+
+
+def _make_parsers() -> None:
+    try:
+        prepare()
+    except OSError as error:  # no descriptor is left to read the modules with
+        log.warning("the parsers of selectors are left to the first selector: %s", error)
 
 
 def _private_directory(path: Path) -> None:
