@@ -7,10 +7,10 @@ import pytest
 
 from amqpd.broker.delivery import Source
 from amqpd.broker.message import Message
-from amqpd.broker.queues import arguments
 from amqpd.broker.queues.argument_checks import Row, is_natural, non_negative
 from amqpd.broker.queues.arguments import ROWS, compare, compared_names, rules_of, validate
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.kinds import CLASSIC
 from amqpd.broker.queues.rules import Admission
 from amqpd.errors import PreconditionFailed
 
@@ -37,7 +37,7 @@ def row(monkeypatch: pytest.MonkeyPatch) -> Row:
         "limits",
         "how many bytes a body may have",
         admission=BodySizeMax,
-        kinds=arguments.CLASSIC,
+        kinds=CLASSIC,
         policy="body-size-max",
         accepts=is_natural,
         called="body size",

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from amqpd.broker.delivery import ConsumerArguments
 from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues.argument_checks import erlang_field, erlang_type, is_integer
-from amqpd.broker.queues.kinds import KINDS
+from amqpd.broker.queues.kinds import CLASSIC, KINDS, STREAM, WORK_QUEUES
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
@@ -122,8 +122,6 @@ def _boolean(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
 NAME_SIZE_MAX: Final = 255
 FILTER_VALUES_MAX: Final = 1024
 _TIME_MS_MAX: Final = 1 << 60
-WORK_QUEUES: Final = frozenset({"classic", "quorum"})
-STREAMS: Final = frozenset({"stream"})
 
 CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
     row.name: row
@@ -150,7 +148,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "stream_reader",
             "where it begins: `first`, `last` (batch), `next` (default), an offset, a time, how long ago (`5m`)",
             "start",
-            STREAMS,
+            STREAM,
         ),
         ConsumerRow(
             "x-stream-consumer-name",
@@ -158,7 +156,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "stream_reader",
             "a name under which the broker stores how far it has acked; it goes on from there",
             "consumer_name",
-            STREAMS,
+            STREAM,
         ),
         ConsumerRow(
             "x-filter",
@@ -173,7 +171,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "stream_filter",
             "it gets only what was published with one of these texts in the header `x-stream-filter-value`",
             "filter_values",
-            STREAMS,
+            STREAM,
         ),
         ConsumerRow(
             "x-stream-match-unfiltered",
@@ -181,7 +179,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "stream_filter",
             "beside `x-stream-filter`: what was published without that header, too",
             "match_unfiltered",
-            STREAMS,
+            STREAM,
         ),
         ConsumerRow(
             "x-cancel-on-ha-failover",
@@ -189,7 +187,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "consumer_arguments",
             "ignored: one node",
             "",
-            frozenset({"classic"}),
+            CLASSIC,
         ),
     )
 }

@@ -36,6 +36,12 @@ KINDS: Final[dict[str, Kind]] = {
     )
 }
 
+CLASSIC: Final = frozenset({"classic"})
+QUORUM: Final = frozenset({"quorum"})
+STREAM: Final = frozenset({"stream"})
+WORK_QUEUES: Final = CLASSIC | QUORUM
+REPLICATED: Final = QUORUM | STREAM
+
 
 def kind_of(arguments: Mapping[str, object]) -> Kind:
     """What these arguments ask for; classic where they do not say, or name a kind that is not there."""

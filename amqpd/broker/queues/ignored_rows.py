@@ -1,0 +1,125 @@
+"""The `x-*` arguments of RabbitMQ that have no meaning here: `Row`s of arguments.py. They are accepted where RabbitMQ
+accepts them, and the log says once that each is ignored."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.broker.queues import argument_checks as checks
+from amqpd.broker.queues.argument_checks import IGNORED, Row
+from amqpd.broker.queues.kinds import CLASSIC, QUORUM, REPLICATED, STREAM
+
+ROWS: Final = (
+    Row(
+        "x-dead-letter-strategy",
+        checks.strategy,
+        True,
+        IGNORED,
+        "ignored: at least once if durable",
+        kinds=QUORUM,
+        policy="dead-letter-strategy",
+        accepts=checks.is_one_of(*checks.STRATEGIES),
+        called="dead letter strategy",
+    ),
+    Row(
+        "x-stream-filter-size-bytes",
+        checks.filter_size,
+        False,
+        IGNORED,
+        "ignored: filters are exact",
+        kinds=STREAM,
+        policy="stream-filter-size-bytes",
+        accepts=checks.is_filter_size,
+        called="stream filter size",
+    ),
+    Row(
+        "x-initial-cluster-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: one node",
+        kinds=STREAM,
+        policy="initial-cluster-size",
+        accepts=checks.is_positive,
+        called="cluster size",
+    ),
+    Row(
+        "x-queue-mode",
+        checks.queue_mode,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=CLASSIC,
+        policy="queue-mode",
+        accepts=checks.is_one_of(*checks.MODES),
+        called="queue-mode value",
+    ),
+    Row(
+        "x-queue-version",
+        checks.queue_version,
+        True,
+        IGNORED,
+        "ignored: there is one storage engine",
+        kinds=CLASSIC,
+        policy="queue-version",
+        accepts=checks.is_one_of(1, 2),
+        called="queue-version value",
+    ),
+    Row(
+        "x-max-in-memory-length",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-length",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",  # rabbit: the text of the other one
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-max-in-memory-bytes",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-bytes",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-queue-master-locator",
+        checks.anything,
+        True,
+        IGNORED,
+        "ignored: one node",
+        kinds=CLASSIC,
+        policy="queue-master-locator",
+        accepts=checks.is_one_of("client-local", "min-masters", "random"),
+        called="queue-master-locator value",
+    ),
+    Row(
+        "x-queue-leader-locator",
+        checks.leader_locator,
+        True,
+        IGNORED,
+        "ignored: one node",
+        kinds=REPLICATED,
+        policy="queue-leader-locator",
+        accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
+        called="queue leader locator value",
+    ),
+    Row(
+        "x-quorum-initial-group-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: one node",
+        kinds=QUORUM,
+    ),
+    Row("x-ha-policy", checks.anything, False, IGNORED, "ignored: one node"),
+)
