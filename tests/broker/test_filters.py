@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import pairwise
 
 import pytest
@@ -357,6 +358,23 @@ class TestLog:
         anything = take(room, queue)
         assert len(anything.got) == 40
         assert queue.ready_count == 0
+
+    def test_a_filter_that_asks_for_the_time_is_asked_of_each(self, room, monkeypatch) -> None:
+        """Messages alike come from the log, and what it said of one does not hold for the next."""
+        queue = room.queue("q")
+        queue.order.count_max = 1
+        publish(room, "rrrrrr")
+        now_ms = [100]
+        monkeypatch.setattr(time, "time_ns", lambda: now_ms[0] * 1_000_000)
+        red = take(room, queue, f"{RED} AND UTC() < 200", 2)
+        red.ack_all()
+        room.turns()
+        assert texts(red.got) == "r0 r1 r2 r3"
+        now_ms[0] = 300
+        red.ack_all()
+        room.turns()
+        assert texts(red.got) == "r0 r1 r2 r3"
+        assert queue.ready_count == queue.filters.unmatched_count() == 2
 
     def test_a_slice_a_turn(self, room) -> None:
         """A clock that goes on with each look: a turn looks at a bounded number of messages."""

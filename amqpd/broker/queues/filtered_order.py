@@ -232,7 +232,7 @@ class FilteredOrder(FifoOrder):
         if view is None:
             view = MessageView(message)
         answer = selector.matches(view)
-        if message.started:
+        if message.started and not selector.asks_time:
             cursor.asked_content = content
             cursor.asked_envelope = message.envelope
             cursor.answer = answer
