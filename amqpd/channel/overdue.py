@@ -90,8 +90,8 @@ class Overdue(Timer):
             self._first = first
             first = unacked.first_of(first, self.queue, self.consumer, False)
             marks.append((now, unacked.end()))
-            while marks[0][1] <= self._first:
-                marks.popleft()
+            while marks[0][1] <= self._first or (len(marks) > 1 and marks[1][0] + self.timeout_ms <= now):
+                marks.popleft()  # the second says all that the first does, where it is a timeout old itself
             if first >= 0:
                 for ms, tag in marks:
                     if tag > first:

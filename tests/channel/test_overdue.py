@@ -138,6 +138,21 @@ def test_what_a_transaction_has_acked_waits_for_its_end(channel: FakeChannel) ->
     assert [offsets for _, offsets in channel.late] == [[tag]]
 
 
+def test_a_transaction_that_does_not_end_costs_no_memory(channel: FakeChannel) -> None:
+    consumer = channel.consumer()
+    clock = channel.watch(consumer, 1000)
+    channel.deliver(consumer)
+    channel.unacked.entries()[0].in_transaction = True
+    for _ in range(50):
+        channel.advance(1000)
+        channel.unacked.take(channel.deliver(consumer), multiple=False)
+        assert len(clock._marks) <= TICKS + 2
+    assert channel.late == []
+    channel.unacked.entries()[0].in_transaction = False
+    channel.advance(125)
+    assert channel.late[0][1] == [1]
+
+
 def test_a_new_timeout_holds_for_what_is_unacked(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     watch = channel.watch(consumer, 60_000)
