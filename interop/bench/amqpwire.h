@@ -39,6 +39,7 @@ typedef struct {
     /* consumer */
     u64 delivered, acked;
     u32 v_first, v_stride; /* the k-th body here carries (v_first + k * v_stride) % messages + 1; stride 0: unknown */
+    u64 v_before, v_gaps; /* of a stream: offsets that are no message's, before the first one here and since */
     u64 v_serial; /* the id in the header whose body is next, */
     u32 v_size;   /* and the size that a header without one has announced */
     /* publisher: the blob is a run of whole publishes, sent over and over; bo bytes of message bi are already out */

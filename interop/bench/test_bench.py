@@ -113,6 +113,8 @@ LIES = {
     "of another one": ("S1c", behind(b"root_idS\0\0\0\x24", 35)),
     "a letter of a body": ("S1v", behind(b"efgh", 0)),
     "the size that a header announces": ("S1v", behind(b"\0\x3c\0\0" + bytes(7), 0)),
+    "an offset": ("ST3", behind(b"x-stream-offsetl" + bytes(6), 1)),
+    "the number in a body": ("ST3", behind(b"\3\0\1\0\0\4\0", 0)),
 }
 
 
