@@ -58,3 +58,13 @@ class BindingTable:
     def get(self, key: object) -> set[object] | None:
         """The table's own set under this key, None when there is none."""
         return self._destinations.get(key)
+
+
+def union(found: list[set[object]]) -> set[object]:
+    """All destinations of these sets, not to be changed: where there is one set, that itself. Cost: their sizes."""
+    if len(found) == 1:
+        return found[0]
+    together: set[object] = set()
+    for destinations in found:
+        together |= destinations
+    return together

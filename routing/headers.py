@@ -20,7 +20,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
-from amqpd.routing.bindings import BindingTable
+from amqpd.routing.bindings import BindingTable, union
 from amqpd.routing.errors import BadBinding
 
 if TYPE_CHECKING:
@@ -170,12 +170,7 @@ class Headers:
                 slot = slots.get(value)
                 if slot is not None and slot is not present:  # a void header is its own PRESENT
                     self._collect(slot, headers, known, found)
-        if len(found) == 1:
-            return found[0]
-        together: set[object] = set()
-        for destinations in found:
-            together |= destinations
-        return together
+        return union(found)
 
     def is_empty(self) -> bool:
         """Whether nothing that a message would be held against is left. Cost: O(1)."""

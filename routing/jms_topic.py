@@ -20,7 +20,7 @@ import logging
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from amqpd.routing import selector_nodes as nodes
-from amqpd.routing.bindings import BindingTable
+from amqpd.routing.bindings import BindingTable, union
 from amqpd.routing.errors import BadBinding, BadSelector
 from amqpd.routing.selector import Selector, parse, parse_erlang
 from amqpd.routing.selector_fields import ROUTING_KEY
@@ -118,12 +118,7 @@ class JmsTopic:
                     for selector, destinations in selectors.items():
                         if selector.matches(message):
                             found.append(destinations)
-        if len(found) == 1:
-            return found[0]
-        together: set[object] = set()
-        for destinations in found:
-            together |= destinations
-        return together
+        return union(found)
 
     def is_empty(self) -> bool:
         """Whether nothing that a message would be held against is left. Cost: O(1)."""

@@ -29,7 +29,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.routing.bindings import BindingTable
+from amqpd.routing.bindings import BindingTable, union
 
 ONE_WORD: Final = "*"
 ANY_WORDS: Final = "#"
@@ -248,9 +248,4 @@ class Trie:
         for node in reached:
             if node.destinations is not None:
                 found.append(node.destinations)
-        if len(found) == 1:
-            return found[0]
-        together: set[object] = set()
-        for destinations in found:
-            together |= destinations
-        return together
+        return union(found)
