@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector_fields import JMS_FIELDS
-from amqpd.routing.selector_grammar import check_patterns, check_size, condition_of, shown, value_of
+from amqpd.routing.selector_grammar import (
+    DEPTH_MAX,
+    between_of,
+    check_patterns,
+    check_size,
+    condition_of,
+    one_of,
+    shown,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -56,8 +65,7 @@ def tree(text: str) -> nodes.Condition:
     """What the term says. Raises: BadSelector."""
     from lark.exceptions import UnexpectedInput
 
-    if len(text) > TERM_SIZE_MAX or len(_WORD.findall(text)) > WORDS_MAX:
-        raise BadSelector("the selector is too large")
+    _check_text(text)
     try:
         term = cast("Term", parser().parse(text))
     except UnexpectedInput as error:
@@ -65,6 +73,18 @@ def tree(text: str) -> nodes.Condition:
     condition = condition_of(_node(term), None)
     check_patterns(condition)
     return condition
+
+
+def _check_text(text: str) -> None:
+    """Raises: BadSelector for what is too large, or nests deeper than `_node` may follow it."""
+    words = _WORD.findall(text) if len(text) <= TERM_SIZE_MAX else None
+    if words is None or len(words) > WORDS_MAX:
+        raise BadSelector("the selector is too large")
+    depth = 0
+    for word in words:
+        depth += (word in "{[") - (word in "}]")
+        if depth > 2 * DEPTH_MAX:  # an operation, and a list or a pair in it
+            raise BadSelector(f"the selector nests deeper than {DEPTH_MAX}")
 
 
 @cache
@@ -141,8 +161,7 @@ def _operation(name: str, operands: list[Term], term: Term) -> nodes.Node:
         raise _refuse(term)
     second = operands[1]
     if name == "in" and isinstance(second, list):
-        choices = [_node(choice) for choice in second]
-        return nodes.OneOf(value, frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)]))
+        return one_of(value, [value_of(_node(choice)) for choice in second])
     other = value_of(_node(second))
     if name in nodes.COMPARISONS:
         return nodes.Compare(name, value, other)
@@ -173,4 +192,4 @@ def _between(value: nodes.Value, operands: list[Term], term: Term) -> nodes.Node
     if len(operands) != 2:
         raise _refuse(term)
     low, high = [value_of(_node(operand)) for operand in operands]
-    return nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
+    return between_of(value, low, high)

@@ -205,6 +205,20 @@ def value_of(node: nodes.Node) -> nodes.Value:
     return node
 
 
+def between_of(value: nodes.Value, low: nodes.Value, high: nodes.Value) -> nodes.Condition:
+    """value BETWEEN low AND high."""
+    return nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
+
+
+def one_of(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
+    """value IN (choices), of which any may be other than constants."""
+    others = [choice for choice in choices if not isinstance(choice, nodes.Constant)]
+    constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
+    found: list[nodes.Condition] = [nodes.OneOf(value, constants)] if constants or not others else []
+    found += [nodes.Compare("=", value, choice) for choice in others]
+    return found[0] if len(found) == 1 else nodes.Or(tuple(found))
+
+
 def _number(node: nodes.Node, place: Token) -> nodes.Value:
     value = value_of(node)
     if isinstance(value, nodes.Truth) or (isinstance(value, nodes.Constant) and nodes.number_of(value.value) is None):
@@ -240,18 +254,12 @@ class _Builder:
     def between(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, negated, word, rest = _split(parts)
         low, high = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
-        value = value_of(left)
-        node = nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
+        node = between_of(value_of(left), low, high)
         return _made(word, nodes.Not(node) if negated else node)
 
     def one_of(self, parts: list[nodes.Node | Token]) -> nodes.Node:
         left, negated, word, rest = _split(parts)
-        value = value_of(left)
-        choices = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
-        constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
-        found: list[nodes.Condition] = [nodes.OneOf(value, constants)] if constants else []
-        found += [nodes.Compare("=", value, choice) for choice in choices if not isinstance(choice, nodes.Constant)]
-        node = found[0] if len(found) == 1 else nodes.Or(tuple(found))
+        node = one_of(value_of(left), [value_of(part) for part in rest if isinstance(part, nodes.Node)])
         return _made(word, nodes.Not(node) if negated else node)
 
     def like(self, parts: list[nodes.Node | Token]) -> nodes.Node:
