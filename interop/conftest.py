@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.testing import BrokerProcess
 
@@ -146,6 +147,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with process:
         yield Broker(process.url, process.http_url, None, process)
         assert "Traceback" not in process.stderr, f"the broker logged a traceback:\n{process.stderr}"
+
+
+@pytest.fixture
+def channel(broker: Broker) -> Iterator[BlockingChannel]:
+    """pika's, in confirm mode, unless a module has one of its own."""
+    connection = pika.BlockingConnection(broker.pika())
+    channel = connection.channel()
+    channel.confirm_delivery()
+    yield channel
+    if connection.is_open:
+        connection.close()
 
 
 @pytest.fixture

@@ -10,21 +10,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-PROPERTIES = pika.BasicProperties(
-    content_type="text/plain",
-    content_encoding="utf-8",
-    headers={"h": 1, "t": {"a": [1, True, "x"]}},
-    delivery_mode=2,
-    priority=3,
-    correlation_id="c",
-    reply_to="r",
-    expiration="100000",
-    message_id="m",
-    timestamp=1234,
-    type="ty",
-    app_id="app",
-)
-TABLE = {
+TABLE: dict[str, Any] = {
     "content_type": "text/plain",
     "content_encoding": "utf-8",
     "headers": {"h": 1, "t": {"a": [1, True, "x"]}},
@@ -38,6 +24,7 @@ TABLE = {
     "type": "ty",
     "app_id": "app",
 }
+PROPERTIES = pika.BasicProperties(**TABLE)
 
 
 class Copies:

@@ -6,7 +6,7 @@ Exchange to Exchange Bindings. Policies, limits, streams, filters and the fireho
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pika
@@ -14,16 +14,6 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 Unique = Callable[[str], str]
-
-
-@pytest.fixture
-def channel(broker: Any) -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(broker.pika())
-    channel = connection.channel()
-    channel.confirm_delivery()
-    yield channel
-    if connection.is_open:
-        connection.close()
 
 
 def queue(channel: BlockingChannel, name: str, **arguments: Any) -> str:

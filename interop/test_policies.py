@@ -45,16 +45,6 @@ def policies(broker: Any) -> Iterator[Policies]:
         policies.clear(name, operator)
 
 
-@pytest.fixture
-def channel(broker: Any) -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(broker.pika())
-    channel = connection.channel()
-    channel.confirm_delivery()
-    yield channel
-    if connection.is_open:
-        connection.close()
-
-
 def take(channel: BlockingChannel, queue: str) -> list[str]:
     bodies = []
     while (got := channel.basic_get(queue, auto_ack=True))[0]:
