@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 from fake_broker import Ctl
 
 from amqpd.protocol.properties import Properties, encode_properties
@@ -129,21 +128,11 @@ def test_dump_beside_kafka(ctl: Ctl, data: Data) -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_dump_of_what_kafka_clients_wrote(ctl: Ctl, data: Data, codec: int) -> None:
+def test_dump_of_what_kafka_clients_wrote(ctl: Ctl, data: Data, kafka_batch: Any, codec: int) -> None:
     """Compressed, with a time for each record: beside kafka-python, and without damage for verify_log."""
-    builder = AioBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=1 << 20,
-    )
     headers = [("exchange", b"orders"), ("properties", b"\x00\x00")]
-    for number in range(40):
-        builder.append(number, 1_700_000_000_000 + 7 * number, b"key", b"%d " % number * 50, headers)
-    first = data.store.appender.append_batches(bytes(builder.build()))
+    records = [(1_700_000_000_000 + 7 * number, b"%d " % number * 50) for number in range(40)]
+    first = data.store.appender.append_batches(kafka_batch(codec, records, headers))
     data.turn()
     data.storage.commits.flush()
     data.turn()

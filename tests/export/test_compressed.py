@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.compression import UNPACKED_MAX, ZSTD, compress
@@ -15,19 +15,12 @@ OURS = [("exchange", b"orders"), ("properties", b"\x10\x00\x02")]
 SWAPPED = [("properties", b"\x10\x00\x02"), ("exchange", b"orders")]
 
 
-def theirs(codec: int, count: int, headers: list[tuple[str, bytes]] = OURS, size: int = 30) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=1 << 20,
-    )
-    for number in range(count):
-        builder.append(number, T + 11 * number, b"eu.new", b"%d," % number * size, headers)
-    return bytes(builder.build())
+@pytest.fixture
+def theirs(kafka_batch: Callable[..., bytes]) -> Callable[..., bytes]:
+    def made(codec: int, count: int, headers: list[tuple[str, bytes]] = OURS) -> bytes:
+        return kafka_batch(codec, [(T + 11 * number, b"%d," % number * 30) for number in range(count)], headers)
+
+    return made
 
 
 def rows_of(lake: Any, read_size: int) -> None:
@@ -44,7 +37,9 @@ def rows_of(lake: Any, read_size: int) -> None:
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("headers", [OURS, SWAPPED, []], ids=["ours", "swapped", "none"])
 @pytest.mark.parametrize("read_size", [700, 1 << 20])
-def test_every_codec(lake: Any, codec: int, headers: list[tuple[str, bytes]], read_size: int) -> None:
+def test_every_codec(
+    lake: Any, theirs: Callable[..., bytes], codec: int, headers: list[tuple[str, bytes]], read_size: int
+) -> None:
     lake.append(b"plain", b"as well")
     lake.turn()
     for count in (1, 40, 300):
@@ -62,7 +57,7 @@ def test_every_codec(lake: Any, codec: int, headers: list[tuple[str, bytes]], re
 
 
 @pytest.mark.parametrize("how", ["bomb", "noise"])
-def test_one_that_does_not_unpack_is_data_loss(lake: Any, how: str) -> None:
+def test_one_that_does_not_unpack_is_data_loss(lake: Any, theirs: Callable[..., bytes], how: str) -> None:
     import struct
 
     from google_crc32c import value

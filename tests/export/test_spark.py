@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
@@ -67,22 +66,12 @@ def test_properties_and_headers_have_types(spark: Any, written: Any) -> None:
     assert frame.where("headers['n'] = '5'").count() == 1
 
 
-def test_batches_of_kafka_clients_and_compressed_ones(spark: Any, written: Any) -> None:
+def test_batches_of_kafka_clients_and_compressed_ones(spark: Any, written: Any, kafka_batch: Any) -> None:
     """Each codec, each record's own time; then what a stream with x-compression writes."""
     for codec in range(5):
-        builder = DefaultRecordBatchBuilder(
-            magic=2,
-            compression_type=codec,
-            is_transactional=0,
-            producer_id=-1,
-            producer_epoch=-1,
-            base_sequence=-1,
-            batch_size=1 << 20,
-        )
+        records = [(1_600_000_000_000 + number, b"%d." % number * 40) for number in range(100)]
         headers = [("exchange", b"theirs"), ("properties", b"\x00\x00")]
-        for number in range(100):
-            builder.append(number, 1_600_000_000_000 + number, b"eu", b"%d." % number * 40, headers)
-        written.store.appender.append_batches(bytes(builder.build()))
+        written.store.appender.append_batches(kafka_batch(codec, records, headers))
     written.storage.set_policy(written.store, RetentionPolicy(codec=4))
     written.append(*(b"ours %d." % number * 40 for number in range(100)))
     written.turn()

@@ -10,6 +10,7 @@ import random
 import struct
 import warnings
 import zlib
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -42,8 +43,8 @@ ROUTE = RecordRoute(b"orders", b"eu.new")
 TEXT = b'{"user": "somebody", "action": "view", "price": 12.5} ' * 50
 
 
-def by_kafka_python(codec: int, bodies: list[bytes], times: list[int]) -> bytes:
-    builder = DefaultRecordBatchBuilder(
+def made_by(kind: Any, codec: int, bodies: list[bytes], times: list[int]) -> bytes:
+    builder = kind(
         magic=2,
         compression_type=codec,
         is_transactional=0,
@@ -57,21 +58,8 @@ def by_kafka_python(codec: int, bodies: list[bytes], times: list[int]) -> bytes:
     return bytes(builder.build())
 
 
-def by_aiokafka(codec: int, bodies: list[bytes], times: list[int]) -> bytes:
-    builder = AioBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=1 << 24,
-    )
-    for number, (body, time_ms) in enumerate(zip(bodies, times, strict=True)):
-        builder.append(number, timestamp=time_ms, key=b"eu.new", value=body, headers=HEADERS)
-    return bytes(builder.build())
-
-
+by_kafka_python = partial(made_by, DefaultRecordBatchBuilder)
+by_aiokafka = partial(made_by, AioBuilder)
 BUILDERS = {"kafka-python": by_kafka_python, "aiokafka": by_aiokafka}
 
 
