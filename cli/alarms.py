@@ -102,9 +102,7 @@ def _alarm(context: Context) -> str:
 
 
 def _change(context: Context, method: str, path: str, body: object = None) -> None:
-    answer = context.client.send(method, f"/api/amqpd/{path}", body)
-    if not answer.ok:
-        raise answer.failure()
+    context.client.send(method, f"/api/amqpd/{path}", body).checked()
     context.done()
 
 

@@ -42,6 +42,12 @@ class Answer(NamedTuple):
     def failure(self) -> Failure:
         return Failure(SOFTWARE if self.status >= 500 else UNAVAILABLE, self.reason)
 
+    def checked(self, missing: Failure | None = None) -> Answer:
+        """Itself, where it is none of 400 and above. missing: what 404 means to the command. Raises: Failure."""
+        if self.ok:
+            return self
+        raise missing if missing is not None and self.status == 404 else self.failure()
+
 
 class Client:
     """One broker. uri or data_dir is empty; node is its name in messages.
@@ -72,10 +78,7 @@ class Client:
 
     def get(self, path: str) -> Any:
         """The JSON behind a path. Raises: as `send`, and Failure for any status but 2xx."""
-        answer = self.send("GET", path)
-        if not answer.ok:
-            raise answer.failure()
-        return answer.data
+        return self.send("GET", path).checked().data
 
     def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
         """One request, one answer; a refusal by status is an answer.

@@ -43,6 +43,16 @@ class Refused(Failure):
         return f"Error: {self.text}"
 
 
+class NoSuchVhost(Failure):
+    """rabbit: it stands without `Error:`, and most commands end with 65."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(DATA, f"Virtual host '{name}' does not exist")
+
+    def shown(self) -> str:
+        return self.text
+
+
 class AppStopped(Refused):
     """HTTP 503 `app_stopped`: the process runs, AMQP is closed (`stop_app`). The command's usage is shown too."""
 

@@ -51,10 +51,7 @@ def _get_loopback_users(context: Context, _found: re.Match[str]) -> None:
 
 
 def _send(context: Context, method: str, path: str, body: object = None) -> Answer:
-    answer = context.client.send(method, f"/api/amqpd/{path}", body)
-    if not answer.ok:
-        raise answer.failure()
-    return answer
+    return context.client.send(method, f"/api/amqpd/{path}", body).checked()
 
 
 def _ok(context: Context) -> None:

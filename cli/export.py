@@ -222,9 +222,7 @@ def _path(context: Context, queue: str) -> str:
 
 
 def _send(context: Context, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    answer = context.client.send(method, path, body)
-    if not answer.ok:
-        raise answer.failure()
+    context.client.send(method, path, body).checked()
     context.done()
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import UNAVAILABLE, NoSuchVhost, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.policies import expect, expect_there, json_of
+from amqpd.cli.policies import NO_PARAMETER, json_of
+from amqpd.cli.users import no_user
 
 DEFAULT_USER: Final = "guest"
 
@@ -20,13 +21,14 @@ DEFAULT_USER: Final = "guest"
 def set_vhost_limits(context: Context) -> None:
     text = context.operands[0]
     context.say(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
-    expect(context, context.client.send("PUT", _parameter(context), {"value": json_of(text)}))
+    answer = context.client.send("PUT", _parameter(context), {"value": json_of(text)})
+    answer.checked(NoSuchVhost(context.vhost))
     context.done()
 
 
 def clear_vhost_limits(context: Context) -> None:
     context.say(f'Clearing vhost "{context.vhost}" limits ...')
-    expect_there(context.client.send("DELETE", _parameter(context)))
+    context.client.send("DELETE", _parameter(context)).checked(NO_PARAMETER)
     context.done()
 
 
@@ -36,7 +38,8 @@ def list_vhost_limits(context: Context) -> None:
         _show_all(context, "vhost", context.client.get("/api/vhost-limits"))
         return
     context.say(f'Listing limits for vhost "{context.vhost}" ...')
-    found = expect(context, context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")).data
+    answer = context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")
+    found = answer.checked(NoSuchVhost(context.vhost)).data
     text = compact(found[0]["value"]) if found and found[0]["value"] else ""
     if context.line.formatter == "json":  # rabbit: the JSON as a text
         context.out.write(compact({"node": context.node, "result": "ok", "value": text}) + "\n")
@@ -47,7 +50,8 @@ def list_vhost_limits(context: Context) -> None:
 def set_user_limits(context: Context) -> None:
     user, text = context.operands
     context.say(f'Setting user limits to "{text}" for user "{user}" ...')
-    _expect_user(context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)}), user)
+    answer = context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)})
+    answer.checked(no_user(user, UNAVAILABLE))
     context.done()
 
 
@@ -59,7 +63,7 @@ def clear_user_limits(context: Context) -> None:
     else:
         context.say(f'Clearing "{name}" limit for user "{user}" ...')
         path = f"{_user('', user)}/{quoted(name)}"
-    _expect_user(context.client.send("DELETE", path), user)
+    context.client.send("DELETE", path).checked(no_user(user, UNAVAILABLE))
     context.done()
 
 
@@ -70,7 +74,7 @@ def list_user_limits(context: Context) -> None:
         return
     user = context.line.given.get("user", DEFAULT_USER)
     context.say(f'Listing limits for user "{user}" ...')
-    found = _expect_user(context.client.send("GET", _user("", user)), user).data
+    found = context.client.send("GET", _user("", user)).checked(no_user(user, UNAVAILABLE)).data
     context.done(compact(found[0]["value"] if found else {}))
 
 
@@ -80,15 +84,6 @@ def _parameter(context: Context) -> str:
 
 def _user(prefix: str, user: str) -> str:
     return f"/api/{prefix}user-limits/{quoted(user)}"
-
-
-def _expect_user(answer: Answer, user: str) -> Answer:
-    """Raises: Failure; 69 where the user is missing."""
-    if answer.status == 404:
-        raise Failure(UNAVAILABLE, f'User "{user}" does not exist')
-    if not answer.ok:
-        raise answer.failure()
-    return answer
 
 
 def _everywhere(context: Context, one: str) -> bool:

@@ -64,9 +64,7 @@ def fetch(context: Context, listing: Listing, columns: Sequence[str]) -> list[It
     if answer.status == 404 and "{vhost}" in listing.path:
         context.note(f"Virtual host '{context.vhost}' does not exist")
         return []
-    if not answer.ok:
-        raise answer.failure()
-    items: list[Item] = answer.data
+    items: list[Item] = answer.checked().data
     return items
 
 

@@ -160,8 +160,7 @@ def stop(context: Context) -> None:
             raise
         context.done(f"Node {context.node} is no longer running")
         return
-    if not answer.ok:
-        raise answer.failure()
+    answer.checked()
     context.client.close()
     if context.client.is_local:
         pids.append(int(answer.data["pid"]))
@@ -207,9 +206,7 @@ def _answers(context: Context) -> bool:
 
 
 def _post(context: Context, path: str) -> None:
-    answer = context.client.send("POST", path)
-    if not answer.ok:
-        raise answer.failure()
+    context.client.send("POST", path).checked()
 
 
 COMMANDS: Final = (

@@ -15,10 +15,7 @@ def purge_queue(context: Context) -> None:
     name = context.operands[0]
     context.say(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
     answer = context.client.send("POST", "/api/amqpd/purge_queue", {"vhost": context.vhost, "queue": name})
-    if answer.status == 404:
-        raise Failure(UNAVAILABLE, "Queue not found")
-    if not answer.ok:
-        raise answer.failure()
+    answer.checked(Failure(UNAVAILABLE, "Queue not found"))
     context.done()
 
 
@@ -31,14 +28,11 @@ def delete_queue(context: Context) -> None:
     body = {"vhost": context.vhost, "queue": name, "if_empty": if_empty, "if_unused": if_unused}
     answer = context.client.send("POST", "/api/amqpd/delete_queue", body)
     # rabbit: all three are 64
-    if answer.status == 404:
-        raise Failure(USAGE, "Queue not found")
     if answer.status == 400 and answer.reason.endswith("in use"):
         raise Failure(USAGE, "Queue is in use")
     if answer.status == 400 and answer.reason.endswith("not empty"):
         raise Failure(USAGE, "Queue is not empty")
-    if not answer.ok:
-        raise answer.failure()
+    answer.checked(Failure(USAGE, "Queue not found"))
     context.done(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
 
 
@@ -50,8 +44,8 @@ def close_connection(context: Context) -> None:
     answer = context.client.send("POST", "/api/amqpd/close_connection", {"pid": pid, "reason": reason})
     if answer.status == 404:
         context.note(f"There is no connection {pid}. Was it already closed?")  # rabbit: exit 0
-    elif not answer.ok:
-        raise answer.failure()
+    else:
+        answer.checked()
     context.done()
 
 
@@ -71,9 +65,7 @@ def close_all_connections(context: Context) -> None:
     scope = f"to node {context.node} (across all vhosts)" if everywhere else f"in vhost {context.vhost}"
     context.say(f"Closing {limit or 'all'} connections {scope}, reason: {reason}...")
     context.patient()
-    answer = context.client.send("POST", "/api/amqpd/close_all_connections", body)
-    if not answer.ok:
-        raise answer.failure()
+    answer = context.client.send("POST", "/api/amqpd/close_all_connections", body).checked()
     context.done(f"Closed {answer.data['closed']} connections")
 
 

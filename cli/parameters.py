@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, NoSuchVhost, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.policies import expect, expect_there, json_of
+from amqpd.cli.policies import NO_PARAMETER, json_of
 
 GROUP: Final = "Parameters"
 
@@ -19,7 +19,7 @@ def set_parameter(context: Context) -> None:
         f'Setting runtime parameter "{name}" for component "{component}" to "{text}" in vhost "{context.vhost}" ...'
     )
     answer = context.client.send("PUT", _path(context, component, name), {"value": json_of(text)})
-    expect(context, answer)
+    answer.checked(NoSuchVhost(context.vhost))
     context.done()
 
 
@@ -28,13 +28,14 @@ def clear_parameter(context: Context) -> None:
     context.say(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
     if component == "policy":  # rabbit: whether or not there is one
         raise Failure(UNAVAILABLE, "policies may not be cleared using this method")
-    expect_there(context.client.send("DELETE", _path(context, component, name)))
+    context.client.send("DELETE", _path(context, component, name)).checked(NO_PARAMETER)
     context.done()
 
 
 def list_parameters(context: Context) -> None:
     context.say(f'Listing runtime parameters for vhost "{context.vhost}" ...')
-    expect(context, context.client.send("GET", f"/api/policies/{quoted(context.vhost)}"))  # whether the vhost is there
+    # Whether the vhost is there.
+    context.client.send("GET", f"/api/policies/{quoted(context.vhost)}").checked(NoSuchVhost(context.vhost))
     found = [item for item in context.client.get("/api/parameters") if item["vhost"] == context.vhost]
     _show(context, ("component", "name", "value"), found)
 
@@ -42,14 +43,14 @@ def list_parameters(context: Context) -> None:
 def set_global_parameter(context: Context) -> None:
     name, text = context.operands
     context.say(f'Setting global runtime parameter "{name}" to "{text}" ...')
-    expect(context, context.client.send("PUT", _global(name), {"value": json_of(text)}))
+    context.client.send("PUT", _global(name), {"value": json_of(text)}).checked()
     context.done()
 
 
 def clear_global_parameter(context: Context) -> None:
     name = context.operands[0]
     context.say(f'Clearing global runtime parameter "{name}" ...')
-    expect_there(context.client.send("DELETE", _global(name)))
+    context.client.send("DELETE", _global(name)).checked(NO_PARAMETER)
     context.done()
 
 

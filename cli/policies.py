@@ -10,13 +10,15 @@ import re
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, NoSuchVhost, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.users import PlainFailure
 
 _COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
+
+NO_PARAMETER: Final = Failure(UNAVAILABLE, "Parameter does not exist")
+"""rabbit: also where there is no such vhost."""
 
 _PRIORITY: Final = re.compile("-?[0-9]{1,10}")
 
@@ -53,7 +55,7 @@ def _set(words: _Words, context: Context) -> None:
         "apply-to": given.get("apply-to", "all"),
     }
     context.patient()
-    expect(context, context.client.send("PUT", _path(words, context, name), body))
+    context.client.send("PUT", _path(words, context, name), body).checked(NoSuchVhost(context.vhost))
     context.done()
 
 
@@ -61,13 +63,14 @@ def _clear(words: _Words, context: Context) -> None:
     name = context.operands[0]
     context.say(f'Clearing {words.clearing} "{name}" on vhost "{context.vhost}" ...')
     context.patient()
-    expect_there(context.client.send("DELETE", _path(words, context, name)))
+    context.client.send("DELETE", _path(words, context, name)).checked(NO_PARAMETER)
     context.done()
 
 
 def _list(words: _Words, context: Context) -> None:
     context.say(f'Listing {words.listing} for vhost "{context.vhost}" ...')
-    found = expect(context, context.client.send("GET", f"/api/{words.path}/{quoted(context.vhost)}")).data
+    answer = context.client.send("GET", f"/api/{words.path}/{quoted(context.vhost)}")
+    found = answer.checked(NoSuchVhost(context.vhost)).data
     for item in found:
         item["definition"] = compact(item["definition"])
     context.show(_COLUMNS, [[item[column] for column in _COLUMNS] for item in found])
@@ -85,23 +88,6 @@ def json_of(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise Failure(UNAVAILABLE, f"JSON decoding error. Reason: {error}") from None
-
-
-def expect(context: Context, answer: Answer) -> Answer:
-    """Raises: Failure; 65 where the vhost is missing."""
-    if answer.status == 404:
-        raise PlainFailure(DATA, f"Virtual host '{context.vhost}' does not exist")
-    if not answer.ok:
-        raise answer.failure()
-    return answer
-
-
-def expect_there(answer: Answer) -> None:
-    """Raises: Failure; 69 where there is none, or no such vhost."""
-    if answer.status == 404:
-        raise Failure(UNAVAILABLE, "Parameter does not exist")
-    if not answer.ok:
-        raise answer.failure()
 
 
 _NAME: Final = ("<name>", "policy name (identifier)")

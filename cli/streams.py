@@ -6,7 +6,7 @@ from typing import Final
 
 from amqpd.cli.client import Answer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
+from amqpd.cli.errors import USAGE, Failure, UsageError
 from amqpd.cli.listings import Listing, plain, value, wanted
 
 OFFSETS: Final = Listing(
@@ -24,9 +24,7 @@ def _path(context: Context, *names: str) -> str:
 def list_stream_offsets(context: Context) -> None:
     columns = wanted(OFFSETS, context.operands[1:])
     context.say(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
-    answer = context.client.send("GET", _path(context))
-    if not answer.ok:
-        raise _failure(answer)
+    answer = _checked(context.client.send("GET", _path(context)))
     context.show(columns, [[value(item, OFFSETS, name) for name in columns] for item in answer.data])
 
 
@@ -35,28 +33,22 @@ def set_stream_offset(context: Context) -> None:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"The offset should be a whole number that is at least 0, not '{text}'")
     context.say(f"Setting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
-    answer = context.client.send("PUT", _path(context, name), {"offset": int(text)})
-    if not answer.ok:
-        raise _failure(answer)
+    _checked(context.client.send("PUT", _path(context, name), {"offset": int(text)}))
     context.done()
 
 
 def delete_stream_offset(context: Context) -> None:
     queue, name = context.operands
     context.say(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
-    answer = context.client.send("DELETE", _path(context, name))
-    if not answer.ok:
-        raise _failure(answer)
+    _checked(context.client.send("DELETE", _path(context, name)))
     context.done()
 
 
-def _failure(answer: Answer) -> Failure:
-    """Of a queue or a name that is missing: 69. Of a queue that is no stream, an offset out of bounds: 64."""
-    if answer.status == 404:
-        return Failure(UNAVAILABLE, answer.reason)
+def _checked(answer: Answer) -> Answer:
+    """Raises: Failure; 64 of a queue that is no stream, and of an offset out of bounds."""
     if answer.status == 400:
-        return Failure(USAGE, answer.reason)
-    return answer.failure()
+        raise Failure(USAGE, answer.reason)
+    return answer.checked()
 
 
 _QUEUE: Final = ("<queue>", "a stream")

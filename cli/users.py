@@ -11,18 +11,11 @@ from typing import Any, Final
 
 from amqpd.cli.client import Answer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, NoSuchVhost, UsageError
 
 ACCESS: Final = "Access Control"
 VHOST_KEYS: Final = {"description": "description", "tags": "tags", "default-queue-type": "default_queue_type"}
 """Option of a vhost -> its key in the API."""
-
-
-class PlainFailure(Failure):
-    """rabbit: these stand without `Error:`."""
-
-    def shown(self) -> str:
-        return self.text
 
 
 def add_vhost(context: Context) -> None:
@@ -30,7 +23,7 @@ def add_vhost(context: Context) -> None:
     given = context.line.given
     body = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
     context.say(f'Adding vhost "{name}" ...')
-    _expect(context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body))
+    context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body).checked()
     context.done()
 
 
@@ -39,9 +32,7 @@ def delete_vhost(context: Context) -> None:
     context.say(f'Deleting vhost "{name}" ...')
     context.patient()
     answer = context.client.send("DELETE", f"/api/vhosts/{quoted(name)}")
-    if answer.status == 404:
-        raise _no_vhost(name)
-    _expect(answer)
+    answer.checked(NoSuchVhost(name))
     context.done()
 
 
@@ -52,7 +43,7 @@ def add_user(context: Context) -> None:
     answer = context.client.send("PUT", f"/api/users/{quoted(name)}", body, {"If-None-Match": "*"})
     if answer.status == 412:
         raise Failure(SOFTWARE, f'User "{name}" already exists')
-    _expect(answer)
+    answer.checked()
     context.say(
         "Done. Don't forget to grant the user permissions to some virtual hosts! "
         "See 'amqpctl help set_permissions' to learn more."
@@ -64,7 +55,7 @@ def add_user(context: Context) -> None:
 def delete_user(context: Context) -> None:
     name = _named(context, "user")
     context.say(f'Deleting user "{name}" ...')
-    _expect_user(context.client.send("DELETE", f"/api/users/{quoted(name)}"), name)
+    context.client.send("DELETE", f"/api/users/{quoted(name)}").checked(no_user(name))
     context.done()
 
 
@@ -72,7 +63,7 @@ def change_password(context: Context) -> None:
     name = _named(context, "user")
     context.say(f'Changing password for user "{name}" ...')
     body = _password(context.password(1))
-    _expect_user(context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/password", body), name)
+    context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/password", body).checked(no_user(name))
     context.done()
 
 
@@ -80,7 +71,7 @@ def clear_password(context: Context) -> None:
     name = _named(context, "user")
     context.say(f'Clearing password for user "{name}" ...')
     path = f"/api/amqpd/users/{quoted(name)}/password"
-    _expect_user(context.client.send("PUT", path, {"password_hash": ""}), name, UNAVAILABLE)
+    context.client.send("PUT", path, {"password_hash": ""}).checked(no_user(name, UNAVAILABLE))
     context.done()
 
 
@@ -88,7 +79,7 @@ def authenticate_user(context: Context) -> None:
     name = _named(context, "user")
     context.say(f'Authenticating user "{name}" ...')
     body = {"username": name, "password": context.password(1)}
-    answer = _expect(context.client.send("POST", "/api/amqpd/authenticate_user", body))
+    answer = context.client.send("POST", "/api/amqpd/authenticate_user", body).checked()
     if not answer.data["authenticated"]:
         reason = answer.data.get("reason") or f"user '{name}' - invalid credentials"
         raise Failure(DATA, f'Error: failed to authenticate user "{name}"\n{reason}')
@@ -98,7 +89,7 @@ def authenticate_user(context: Context) -> None:
 def set_user_tags(context: Context) -> None:
     name, *tags = context.operands
     context.say(f'Setting tags for user "{name}" to [{", ".join(tags)}] ...')
-    _expect_user(context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}), name)
+    context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}).checked(no_user(name))
     context.done()
 
 
@@ -154,7 +145,7 @@ def list_user_permissions(context: Context) -> None:
     user = context.operands[0]
     context.say(f'Listing permissions for user "{user}" ...')
     answer = context.client.send("GET", f"/api/users/{quoted(user)}/permissions")
-    rows = _expect_user(answer, user, UNAVAILABLE).data
+    rows = answer.checked(no_user(user, UNAVAILABLE)).data
     columns = ("vhost", "configure", "write", "read")
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
@@ -176,16 +167,8 @@ def _pair(kind: str, context: Context, user: str) -> str:
     return f"/api/{kind}/{quoted(context.vhost)}/{quoted(user)}"
 
 
-def _expect(answer: Answer) -> Answer:
-    if not answer.ok:
-        raise answer.failure()
-    return answer
-
-
-def _expect_user(answer: Answer, user: str, exit_code: int = NO_USER) -> Answer:
-    if answer.status == 404:
-        raise Failure(exit_code, f'User "{user}" does not exist')
-    return _expect(answer)
+def no_user(name: str, exit_code: int = NO_USER) -> Failure:
+    return Failure(exit_code, f'User "{name}" does not exist')
 
 
 def _expect_pair(context: Context, answer: Answer, user: str, *, may_lack: bool = False) -> None:
@@ -196,22 +179,16 @@ def _expect_pair(context: Context, answer: Answer, user: str, *, may_lack: bool 
         if answer.reason.startswith("user"):
             raise Failure(NO_USER, f"User {user} does not exist")
     if not (may_lack and answer.status == 404):
-        _expect(answer)
+        answer.checked()
     elif context.client.send("GET", f"/api/users/{quoted(user)}").status == 404:
         raise Failure(NO_USER, f"User {user} does not exist")
     elif context.client.send("GET", f"/api/vhosts/{quoted(context.vhost)}").status == 404:
         raise Failure(UNAVAILABLE, f"Virtual host {context.vhost} does not exist")
 
 
-def _no_vhost(name: str) -> Failure:
-    return PlainFailure(DATA, f"Virtual host '{name}' does not exist")
-
-
 def _show_of_vhost(context: Context, kind: str, columns: tuple[str, ...]) -> None:
     answer = context.client.send("GET", f"/api/vhosts/{quoted(context.vhost)}/{kind}")
-    if answer.status == 404:
-        raise _no_vhost(context.vhost)
-    rows: list[dict[str, Any]] = _expect(answer).data
+    rows: list[dict[str, Any]] = answer.checked(NoSuchVhost(context.vhost)).data
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from amqpd.cli.alarms import GROUP as CONFIGURATION
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UsageError
-from amqpd.cli.users import VHOST_KEYS, PlainFailure
+from amqpd.cli.errors import DATA, NoSuchVhost, UsageError
+from amqpd.cli.users import VHOST_KEYS
 
 GROUP: Final = "Virtual hosts"
 
@@ -49,30 +49,22 @@ def disable_protection(context: Context) -> None:
 def set_cluster_name(context: Context) -> None:
     name = context.operands[0]
     context.say(f"Setting cluster name to {name} ...")
-    answer = context.client.send("PUT", "/api/cluster-name", {"name": name})
-    if not answer.ok:
-        raise answer.failure()
+    context.client.send("PUT", "/api/cluster-name", {"name": name}).checked()
     context.done()
 
 
 def _change(context: Context, name: str, body: dict[str, object]) -> None:
     """Of a vhost that is there."""
     answer = context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body, {"If-Match": "*"})
-    _expect(answer, name, 412)
+    if answer.status == 412:
+        raise NoSuchVhost(name)
+    answer.checked()
     context.done()
 
 
 def _guard(context: Context, method: str, name: str) -> None:
-    _expect(context.client.send(method, f"/api/vhosts/{quoted(name)}/deletion/protection"), name, 404)
+    context.client.send(method, f"/api/vhosts/{quoted(name)}/deletion/protection").checked(NoSuchVhost(name))
     context.done()
-
-
-def _expect(answer: Answer, name: str, missing: int) -> None:
-    """Raises: Failure; 65 where the vhost is missing."""
-    if answer.status == missing:
-        raise PlainFailure(DATA, f"Virtual host '{name}' does not exist")
-    if not answer.ok:
-        raise answer.failure()
 
 
 def _named(context: Context) -> str:

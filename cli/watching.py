@@ -9,8 +9,7 @@ from functools import partial
 from typing import Final
 
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA
-from amqpd.cli.users import PlainFailure
+from amqpd.cli.errors import NoSuchVhost
 
 _USAGE: Final = "[--vhost <vhost>]"
 _GROUP: Final = "Virtual hosts"
@@ -19,10 +18,7 @@ _GROUP: Final = "Virtual hosts"
 def _trace(on: bool, context: Context) -> None:
     context.say(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
     answer = context.client.send("POST", "/api/amqpd/trace", {"vhost": context.vhost, "on": on})
-    if answer.status == 404:
-        raise PlainFailure(DATA, f"Virtual host '{context.vhost}' does not exist")
-    if not answer.ok:
-        raise answer.failure()
+    answer.checked(NoSuchVhost(context.vhost))
     context.done(f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}")
 
 
