@@ -197,10 +197,16 @@ class Call:
         """A text of the body; without a default it must be there. Raises: BadRequest."""
         value = self.fields().get(name, default)
         if value is None:
-            raise BadRequest(f"[{{key_missing,{name}}}]")
+            raise key_missing(name)
         if not isinstance(value, str):
             raise BadRequest(f"{name} must be text")
         return value
+
+    def given(self, name: str) -> Any:
+        """What the body says under this name, whatever it is. Raises: BadRequest where that is nothing."""
+        if name not in self.fields():
+            raise key_missing(name)
+        return self.fields()[name]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean of the body; rabbit: the words count too. Raises: BadRequest."""
@@ -298,6 +304,11 @@ class Call:
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
+
+
+def key_missing(*names: str) -> BadRequest:
+    """rabbit: an Erlang list of what the body lacks."""
+    return BadRequest("[" + ",".join(f"{{key_missing,{name}}}" for name in names) + "]")
 
 
 def truth(name: str, value: object) -> bool:

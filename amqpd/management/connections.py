@@ -34,7 +34,7 @@ def reason(text: str) -> str:
 
 def pid(call: Call, session: Session, channel: int = 0) -> str:
     """The short name that `amqpctl close_connection` takes; channel 0 is the connection itself."""
-    return f"<{call.node}.{int(call.broker.started_at)}.{session.serial}.{channel}>"
+    return call.broker.catalogue.events.pid(session.serial, channel)
 
 
 def _state(call: Call, connection: Connection) -> str:

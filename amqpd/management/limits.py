@@ -23,7 +23,7 @@ async def get_vhost_limits(call: Call) -> Reply:
 
 async def put_vhost_limit(call: Call) -> Reply:
     vhost = call.any_vhost()
-    value = {**vhost.limits.value, call.params["name"]: _value(call)}
+    value = {**vhost.limits.value, call.params["name"]: call.given("value")}
     try:
         await finished(partial(limits.declare, vhost, limits.PARAMETER, value))
     except InvalidLimits as error:
@@ -55,13 +55,13 @@ async def get_user_limits(call: Call) -> Reply:
 
 
 async def put_user_limit(call: Call) -> Reply:
-    await _set_user_limits(call, {call.params["name"]: _value(call)})
+    await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
 
 
 async def put_user_limits(call: Call) -> Reply:
     """Several at once, `amqpctl set_user_limits`: the others stay as they are."""
-    value = _value(call)
+    value = call.given("value")
     if not isinstance(value, dict):
         raise BadRequest("value must be an object")
     await _set_user_limits(call, value)
@@ -88,14 +88,6 @@ async def delete_user_limit(call: Call) -> Reply:
         if value != user_limits.get(user):
             await finished(partial(user_limits.declare, user, value))
     return NO_CONTENT
-
-
-def _value(call: Call) -> Any:
-    """Raises: BadRequest."""
-    fields = call.fields()
-    if "value" not in fields:
-        raise BadRequest("[{key_missing,value}]")
-    return fields["value"]
 
 
 _VHOST: Final = "api/vhost-limits"

@@ -40,7 +40,7 @@ async def put_parameter(call: Call) -> Reply:
     """201 for a new one, 204 for another value; 400 for a component that is not there, or what it does not take."""
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
-    value = _value(call)
+    value = call.given("value")
     try:
         component = component_of(call.params["component"])
         _check(call, component)
@@ -68,13 +68,6 @@ def _found(call: Call) -> Parameter:
     return found
 
 
-def _value(call: Call) -> Any:
-    fields = call.fields()
-    if "value" not in fields:
-        raise BadRequest("[{key_missing,value}]")
-    return fields["value"]
-
-
 def _check(call: Call, component: Component) -> None:
     if component.administrators:
         call.require(Role.ADMINISTRATOR)
@@ -92,7 +85,7 @@ async def get_global_parameter(call: Call) -> Reply:
 
 async def put_global_parameter(call: Call) -> Reply:
     name = clean_name(call.params["name"], "a parameter")
-    value = _value(call)
+    value = call.given("value")
     try:
         new = await finished(partial(call.broker.global_parameters.declare, name, value))
     except InvalidParameter as error:

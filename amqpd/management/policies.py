@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.catalogue import policies
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.policy_keys import InvalidPolicy
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
+from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
 
@@ -44,7 +44,7 @@ async def put_policy(operator: bool, call: Call) -> Reply:
     name = clean_name(call.params["name"], "a policy")
     fields = call.fields()
     if missing := [key for key in ("pattern", "definition") if key not in fields]:
-        raise BadRequest("[" + ",".join(f"{{key_missing,{key}}}" for key in missing) + "]")
+        raise key_missing(*missing)
     value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
     try:
         new = await finished(partial(policies.declare, vhost, name, value, operator))

@@ -41,9 +41,7 @@ async def put_offset(call: Call) -> Reply:
     """`offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
     queue, store = await _stream(call)
     name = clean_name(call.params["name"], "a consumer")
-    if "offset" not in call.fields():
-        raise BadRequest("[{key_missing,offset}]")
-    offset = number("offset", call.fields()["offset"], 0, store.next_offset)
+    offset = number("offset", call.given("offset"), 0, store.next_offset)
     offsets = call.broker.catalogue.stored_offsets
     if not offsets.admit(queue.id, name):
         raise BadRequest(f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers")
