@@ -42,7 +42,8 @@ class AmqpFrontEnd(FrontEnd):
         amqp = self._broker.settings.amqp
         await self._listen("amqp", amqp.port, None)
         if amqp.tls.port is not None:
-            self._tls = tls_context(self._broker.settings)
+            if self._tls is None:  # else it has what a SIGHUP brought since
+                self._tls = tls_context(self._broker.settings)
             await self._listen("amqps", amqp.tls.port, self._tls)
 
     async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> None:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pika
 import pytest
 import trustme
 
-from amqpd.testing import BrokerFailed, BrokerProcess
+from amqpd.testing import BrokerFailed, BrokerProcess, embedded
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 MIB = 1 << 20
@@ -113,6 +114,24 @@ def test_tls_1_1_is_refused(broker: BrokerProcess, authority: trustme.CA) -> Non
 def test_the_certificate_is_the_one_configured(broker: BrokerProcess) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         speak(broker, trusting(trustme.CA()))
+
+
+async def test_a_certificate_taken_over_is_there_after_stop_app_and_start_app(
+    papers: dict[str, object], tmp_path: Path
+) -> None:
+    other = trustme.CA()
+    renewed = other.issue_cert("localhost")
+    renewed.private_key_pem.write_to_path(tmp_path / "key.pem")
+    renewed.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    async with embedded(tmp_path / "data", settings=papers) as server:
+        tls = replace(server.settings.amqp.tls, certificate=tmp_path / "certificate.pem", key=tmp_path / "key.pem")
+        server.renew(replace(server.settings, amqp=replace(server.settings.amqp, tls=tls)))
+        await server.stop_app()
+        await server.start_app()
+        port = server.port("amqps")
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(other), server_hostname="localhost")
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_client_certificate_is_not_asked_for_by_default(broker: BrokerProcess, authority: trustme.CA) -> None:
