@@ -53,10 +53,11 @@ def connection_created(broker: Broker, connection: Connection) -> None:
 
 
 def connection_closed(broker: Broker, connection: Connection) -> None:
-    """It had been opened. rabbit: nobody is told who did it."""
+    """rabbit: also of one that was never opened, whose number is 0 here; and nobody is told who did it."""
     events = broker.catalogue.events
     if events.wanted:
-        about = {"pid": events.pid(connection.session.serial), "name": connection.name, "node": events.node}
+        serial = 0 if connection.opened is None else connection.session.serial
+        about = {"pid": events.pid(serial), "name": connection.name, "node": events.node}
         events.tell("connection.closed", {**about, **_client(connection)}, "")
 
 

@@ -401,7 +401,7 @@ class Handshake(Control):
         if was_open:
             self.release()
             self.connections.closed_count += 1
-            events.connection_closed(self.broker, connection)
+        events.connection_closed(self.broker, connection)
         connection.let_go()
         self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)
         self.step = GONE

@@ -62,6 +62,7 @@ RECORDED: dict[str, set[str]] = {
     "user.authentication.failure": AUTHENTICATION | {"error"},
     "alarm.set": {"node", "source"},
     "alarm.cleared": {"node", "source"},
+    "vhost.limits.cleared": WHO | {"name"},
     "vhost.limits.set": WHO | {"name", "max-queues"},
     "user.limits.set": WHO | {"name", "username", "max-channels"},
     "user.limits.cleared": WHO | {"name", "username"},
@@ -245,6 +246,9 @@ def test_logins_that_fail(heard: Heard, connect) -> None:
     failed = heard.one("user.authentication.failure")
     assert failed["name"] == "guest"
     assert "guest" in failed["error"]
+    gone = heard.one("connection.closed")
+    assert gone["name"] == failed["connection_name"]
+    assert gone["pid"].endswith(".0.0>")
 
 
 def test_what_operators_do(heard: Heard, telling: BrokerProcess) -> None:
@@ -256,6 +260,9 @@ def test_what_operators_do(heard: Heard, telling: BrokerProcess) -> None:
     assert heard.one("permission.created")["vhost"] == "v"
     do("PUT", "vhosts/v", {"description": "e"})
     assert heard.one("vhost.updated")["description"] == "e"
+    for tracing in (True, False):
+        do("PUT", "vhosts/v", {"tracing": tracing})
+        assert heard.one("vhost.updated")["tracing"] is tracing
     do("PUT", "users/u", {"password": "p", "tags": "monitoring"})
     assert heard.one("user.created") == {"name": "u", "user_who_performed_action": "guest"}
     assert heard.one("user.tags.set")["tags"] == ["monitoring"]
@@ -289,6 +296,9 @@ def test_what_operators_do(heard: Heard, telling: BrokerProcess) -> None:
     do("PUT", "vhost-limits/v/max-queues", {"value": 9})
     assert heard.one("parameter.set")["component"] == "vhost-limits"
     assert heard.one("vhost.limits.set")["max-queues"] == 9
+    do("DELETE", "parameters/vhost-limits/v/limits")
+    assert heard.one("parameter.cleared")["component"] == "vhost-limits"
+    assert heard.one("vhost.limits.cleared")["name"] == "limits"
     do("PUT", "user-limits/u/max-channels", {"value": 9})
     assert heard.one("user.limits.set")["max-channels"] == 9
     do("DELETE", "user-limits/u/max-channels")

@@ -102,9 +102,13 @@ def _put(vhost: VHost, limits: Limits) -> None:
         raise OnItsWay(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
     events = vhost.catalogue.events
-    about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER, "value": limits.value}
-    events.tell("parameter.set", about)
-    events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value})
+    about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER}
+    if limits is NO_LIMITS:
+        events.tell("parameter.cleared", about)
+        events.tell("vhost.limits.cleared", {"name": PARAMETER})
+    else:
+        events.tell("parameter.set", {**about, "value": limits.value})
+        events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value})
     log.info("limits of vhost '%s' are now %s", vhost.name, json.dumps(limits.value), extra={"vhost": vhost.name})
 
 

@@ -80,7 +80,7 @@ class VHosts(dict[str, VHost], VhostNames):
     def add(self, vhost: VHost) -> None:
         self[vhost.name] = vhost
         self.added(vhost)
-        _tell(vhost, "vhost.created")
+        tell(vhost, "vhost.created")
         log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
 
     def make(self, coming: Coming, done: Done) -> None:
@@ -125,7 +125,7 @@ def change(
 
 def _become(vhost: VHost, row: VhostRow) -> None:
     vhost.become(row)
-    _tell(vhost, "vhost.updated")
+    tell(vhost, "vhost.updated")
 
 
 def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
@@ -184,7 +184,8 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
     deletions.drop_vhost(row, queues, renamed)
 
 
-def _tell(vhost: VHost, key: str) -> None:
+def tell(vhost: VHost, key: str) -> None:
+    """It came to be, or is another one now."""
     events = vhost.catalogue.events
     if events.wanted:
         events.tell(

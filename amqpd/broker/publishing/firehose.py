@@ -18,6 +18,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from amqpd.broker.catalogue.vhosts import tell
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
@@ -175,6 +176,7 @@ def trace(vhost: VHost, node: str, on: bool) -> bool:
         queue.version += 1
         for consumer in queue.consumers:
             consumer.trace(vhost.tap)
+    tell(vhost, "vhost.updated")
     return True
 
 
