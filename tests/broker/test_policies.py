@@ -72,7 +72,7 @@ class TestPatterns:
         "pattern",
         [
             "(", "[", "*", r"(a)\1", "a(?=b)", "(?!a)", "^(?!a)b|c", "^(?!a", "^(?!a)*b", "^(?!a){2}b", "^(?!(?!a)b)c",
-            "^(?<!a)b", "(?m)^(?!a)b", "a" * 5000, "\0", "\ud800",
+            "^(?<!a)b", "(?m)^(?!a)b", "a" * 5000, "\0", "\ud800", "^" + "(?!a)" * 11 + "b",
         ],
     )  # fmt: skip
     def test_refused(self, pattern: str) -> None:

@@ -4,7 +4,7 @@ RE2 runs them, as it runs those of permissions (`auth/permissions.py` says why):
 with the pattern's wit. RabbitMQ's engine is PCRE, and one thing of it stands in half of the policies of this world that
 RE2 does not have: look-ahead at the beginning, `^(?!amq\\.).*` (all but the broker's own). At the beginning it means no
 more than a second pattern that has to match, or must not, so it is taken apart here and stays linear. Look-around
-anywhere else and back-references are refused.
+anywhere else, more of it than LOOKS_MAX, and back-references are refused.
 
 A pattern is searched anywhere in the name. Unlike PCRE, `$` does not match before a final newline; and unlike a
 permission, an empty pattern matches every name (rabbit: the same).
@@ -13,12 +13,15 @@ permission, an empty pattern matches every name (rabbit: the same).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from amqpd.auth.permissions import InvalidPattern, Pattern, compile_pattern
 
 _START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))?)(?:\^|\\A)")
 _QUANTIFIERS: Final = ("*", "+", "?", "{")
+LOOKS_MAX: Final = 10
+"""Look-aheads of one pattern: each is asked of every name."""
 
 
 class NamePattern(NamedTuple):
@@ -54,7 +57,7 @@ def _apart(text: str, refused: InvalidPattern) -> NamePattern:
     unwanted: list[str] = []
     while rest.startswith(("(?!", "(?=")):
         end = _closing(rest)
-        if end < 0 or rest[end + 1 :].startswith(_QUANTIFIERS):
+        if end < 0 or rest[end + 1 :].startswith(_QUANTIFIERS) or len(wanted) + len(unwanted) == LOOKS_MAX:
             raise refused
         (unwanted if rest[2] == "!" else wanted).append(rest[3:end])
         rest = rest[end + 1 :]
@@ -69,33 +72,19 @@ def _apart(text: str, refused: InvalidPattern) -> NamePattern:
 
 def _closing(text: str) -> int:
     """Where the group that begins `text` ends; -1: nowhere."""
-    depth = 0
-    for index, letter in _syntax(text):
-        if letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-            if depth == 0:
-                return index
-    return -1
+    return next((index for index, letter, depth in _syntax(text) if letter == ")" and depth == 0), -1)
 
 
 def _has_alternatives(text: str) -> bool:
     """Whether a `|` stands outside of any group: it would be an alternative to what stands before, too."""
+    return any(letter == "|" and depth == 0 for _, letter, depth in _syntax(text))
+
+
+def _syntax(text: str) -> Iterator[tuple[int, str, int]]:
+    """The letters that are neither escaped nor in a class: their places, and in how many groups each stands (those
+    that end a group: behind it).
+    """
     depth = 0
-    for _, letter in _syntax(text):
-        if letter == "(":
-            depth += 1
-        elif letter == ")":
-            depth -= 1
-        elif letter == "|" and depth == 0:
-            return True
-    return False
-
-
-def _syntax(text: str) -> list[tuple[int, str]]:
-    """The letters that are neither escaped nor in a class, with their places."""
-    found: list[tuple[int, str]] = []
     index = 0
     while index < len(text):
         letter = text[index]
@@ -104,9 +93,9 @@ def _syntax(text: str) -> list[tuple[int, str]]:
         elif letter == "[":
             index = _class_end(text, index)
         else:
-            found.append((index, letter))
+            depth += (letter == "(") - (letter == ")")
+            yield index, letter, depth
         index += 1
-    return found
 
 
 def _class_end(text: str, start: int) -> int:
