@@ -11,7 +11,8 @@ rabbit: texts, codes, and that the vhost is asked before the user.
 
 from __future__ import annotations
 
-from amqpd.broker.catalogue.limits import CHANNELS, CONNECTIONS, UserLimits
+from amqpd.broker.catalogue.limit_set import CHANNELS, CONNECTIONS
+from amqpd.broker.catalogue.limits import UserLimits
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.errors import NotAllowed
 

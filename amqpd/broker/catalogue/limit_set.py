@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+CONNECTIONS: Final = "max-connections"
+CHANNELS: Final = "max-channels"
+QUEUES: Final = "max-queues"
+
 
 class Limits:
     """Never changed. value: as it was set, in its order."""

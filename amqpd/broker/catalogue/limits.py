@@ -18,15 +18,12 @@ from typing import Any, Final
 from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
 from amqpd.broker.catalogue.erlang import term
-from amqpd.broker.catalogue.limit_set import NO_LIMITS, Limits
+from amqpd.broker.catalogue.limit_set import CHANNELS, CONNECTIONS, NO_LIMITS, QUEUES, Limits
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.storage.metadata.metadata import Delete, ParameterRow, Put, UserLimitsRow
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS: Final = "max-connections"
-CHANNELS: Final = "max-channels"
-QUEUES: Final = "max-queues"
 OF_VHOSTS: Final = (CONNECTIONS, QUEUES)
 OF_USERS: Final = (CONNECTIONS, CHANNELS)
 

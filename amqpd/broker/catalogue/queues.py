@@ -15,6 +15,7 @@ from amqpd.broker.catalogue.declaration import NewQueue, QueueDeclaration
 from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
 from amqpd.broker.catalogue.equivalence import check_queue
 from amqpd.broker.catalogue.leaving import drop_queue
+from amqpd.broker.catalogue.limit_set import QUEUES
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.broker.queues.kinds import kind_of
@@ -63,8 +64,8 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
 
 def check_room(names: Names, name: str) -> None:
     """rabbit: whether one more may come is asked before its arguments are looked at. Raises: PreconditionFailed."""
-    if not names.limits.allow("max-queues", names.queue_count()):
-        limit = names.limits.value["max-queues"]
+    if not names.limits.allow(QUEUES, names.queue_count()):
+        limit = names.limits.value[QUEUES]
         raise PreconditionFailed(
             f"cannot declare queue '{name}': queue limit in vhost '{names.vhost.name}' ({limit}) is reached"
         )

@@ -79,13 +79,8 @@ class Firehose(Tap):
     ) -> None:
         if not self._exchange.bindings:
             return
-        about: dict[str, object] = {
-            "vhost": self._vhost.name,
-            "connection": connection,
-            "channel": number,
-            "user": user,
-            "routed_queues": [each.name for each in destinations if isinstance(each, Queue)],
-        }
+        about = self._about(connection, user, number)
+        about["routed_queues"] = [each.name for each in destinations if isinstance(each, Queue)]
         self._add(Seen(f"publish.{message.envelope.exchange}", message, keys, None, about))
 
     def delivered(
@@ -93,13 +88,11 @@ class Firehose(Tap):
     ) -> None:
         if not self._exchange.bindings or message.envelope.exchange == EXCHANGE:
             return
-        about: dict[str, object] = {
-            "vhost": self._vhost.name,
-            "connection": connection,
-            "channel": number,
-            "user": user,
-        }
+        about = self._about(connection, user, number)
         self._add(Seen(f"deliver.{queue}", message, [], int(redelivered), about))
+
+    def _about(self, connection: str, user: str, number: int) -> dict[str, object]:
+        return {"vhost": self._vhost.name, "connection": connection, "channel": number, "user": user}
 
     def is_behind(self) -> bool:
         return len(self._waiting) >= BEHIND_COUNT
