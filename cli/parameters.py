@@ -78,7 +78,7 @@ def _show(context: Context, columns: tuple[str, ...], items: list[dict[str, Any]
     context.show(columns, rows)
 
 
-_COMPONENT: Final = ("<component_name>", "component name: operator_policy")
+_COMPONENT: Final = ("<component_name>", "component name: operator_policy or vhost-limits")
 _NAME: Final = ("<name>", "parameter name (identifier)")
 _VALUE: Final = ("<value>", "parameter value. Must be a valid JSON document")
 _TABLE: Final = ("no-table-headers",)

@@ -44,7 +44,9 @@ class Event(NamedTuple):
 
 
 class Events:
-    """One per broker. call_soon: the loop's. wanted: whether anybody is bound; kept by the exchange."""
+    """One per broker. call_soon: the loop's. wanted: whether anybody is bound; kept by the exchange. lost_count: since
+    the log was told.
+    """
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
         self.wanted = False
@@ -57,7 +59,7 @@ class Events:
         self._call_soon = call_soon
         self._waiting: deque[Event] = deque()
         self._asked = False
-        self._lost_count = 0
+        self.lost_count = 0
 
     def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None) -> None:
         """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who.
@@ -67,7 +69,7 @@ class Events:
         if not self.wanted:
             return
         if len(self._waiting) >= COUNT_MAX or (self.alarmed() and not key.startswith("alarm.")):
-            self._lost_count += 1
+            self.lost_count += 1
             return
         at_ms = time.time_ns() // 1_000_000
         told = dict(headers)
@@ -95,9 +97,12 @@ class Events:
         if waiting:
             self._asked = True
             self._call_soon(self._work)
-        elif self._lost_count:
-            log.warning("%d events were too many, or came during an alarm, and are told to nobody", self._lost_count)
-            self._lost_count = 0
+        elif self.lost_count:
+            log.warning(
+                "%d events were too many, came during an alarm or met a log that cannot be opened, and are lost",
+                self.lost_count,
+            )
+            self.lost_count = 0
 
 
 def _nobody(_event: Event) -> None:

@@ -59,6 +59,8 @@ class EventExchange(Exchange):
         encoded = encode_properties(fields)
         message = make_message(Envelope(EXCHANGE, event.key), encoded, b"", True, scan(encoded, 0, len(encoded)))
         self._unasked.offer(destinations, message)
+        self._events.lost_count += self._unasked.lost_count
+        self._unasked.lost_count = 0
 
 
 def add_event_exchange(events: Events, vhost: VHost) -> None:

@@ -35,7 +35,11 @@ class Unasked:
             else:
                 self.lost_count += 1
         except ResourceError:
-            self.lost_count += 1
+            if len(there) > 1:  # one that cannot be opened does not keep it from the others
+                for each in there:
+                    self.offer([each], message)
+            else:
+                self.lost_count += 1
         else:
             offer(there, message, None)
             self._want()
