@@ -208,13 +208,13 @@ def test_no_prefetch(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     [
         ("abc", '{longstr,<<"abc">>}'),
         ('"\\', '{longstr,<<"\\"\\\\">>}'),
-        ("", '{longstr,<<"">>}'),
+        ("", "{longstr,<<>>}"),
         ("0m", '{longstr,<<"0m">>}'),
         (Field("t", True), "{bool,true}"),
         (None, "{void,undefined}"),
         (Field("d", 1.5), "{double,1.5}"),
-        (Field("A", [1]), "{array,...}"),
-        ({"a": 1}, "{table,...}"),
+        (Field("A", [1]), "{array,[{signedint,1}]}"),
+        ({"a": 1}, '{table,[{<<"a">>,signedint,1}]}'),
     ],
 )
 def test_what_is_no_offset(

@@ -9,16 +9,15 @@ RabbitMQ's text calls it, and how the two become one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.queues.kinds import KINDS, kind_of
-from amqpd.broker.queues.rules import OVERFLOWS, Admission
+from amqpd.broker.queues.rules import Admission
 from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
-from amqpd.storage.log.batch import CODECS
+from amqpd.routing.headers import erlang_term, type_name
 from amqpd.storage.settle.hold import NAME as EXPORT_NAME
 
 IGNORED: Final = "arguments"
@@ -69,9 +68,11 @@ class Row(NamedTuple):
     merge: Merge = "argument"
 
 
-Check: TypeAlias = Callable[[Row, object, Context], None]
+Check: TypeAlias = Callable[[Row, object, Context], object]
 
 
+erlang_type: Final = type_name
+"""RabbitMQ's name for the type of a field value, as its texts use it."""
 SEGMENT_SIZE_BYTES_MAX: Final = 3_000_000_000
 """rabbit: more is refused."""
 STRATEGIES: Final = ("at-most-once", "at-least-once")
@@ -79,40 +80,9 @@ LEADER_LOCATORS: Final = ("client-local", "balanced", "random", "least-leaders")
 MODES: Final = ("default", "lazy")
 
 
-def erlang_type(value: object) -> str:
-    """RabbitMQ's name for the type of a field value, as its texts use it."""
-    if isinstance(value, bool):
-        return "bool"
-    if value is None:
-        return "void"
-    if isinstance(value, Timestamp):
-        return "timestamp"
-    if isinstance(value, int):
-        return "signedint" if -(2**31) <= value < 2**31 else "long"
-    if isinstance(value, str | bytes):
-        return "longstr"
-    if isinstance(value, float):
-        return "double"
-    if isinstance(value, Decimal):
-        return "decimal"
-    if isinstance(value, bytearray):
-        return "binary"
-    return "array" if isinstance(value, list) else "table"
-
-
 def erlang_field(value: object) -> str:
-    """A field value as RabbitMQ's texts show it with its type: `{longstr,<<"a">>}`. What is nested is not shown."""
-    kind = erlang_type(value)
-    if isinstance(value, bool):
-        return f"{{{kind},{'true' if value else 'false'}}}"
-    if isinstance(value, str):
-        shown = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'{{{kind},<<"{shown}">>}}'
-    if value is None:
-        return f"{{{kind},undefined}}"
-    if isinstance(value, int | float | Decimal):
-        return f"{{{kind},{value}}}"
-    return f"{{{kind},...}}"
+    """A field value as RabbitMQ's texts show it with its type: `{longstr,<<"a">>}`."""
+    return f"{{{erlang_type(value)},{erlang_term(value)}}}"
 
 
 def is_integer(value: object) -> bool:
@@ -129,30 +99,27 @@ def integer(row: Row, value: object, context: Context) -> int:
     return value
 
 
-def non_negative(row: Row, value: object, context: Context) -> None:
+def non_negative(row: Row, value: object, context: Context) -> int:
     number = integer(row, value, context)
     if number < 0:
         raise invalid(row, context, f"{{value_negative,{number}}}")
+    return number
 
 
-def milliseconds(row: Row, value: object, context: Context) -> None:
-    number = integer(row, value, context)
-    if number < 0:
-        raise invalid(row, context, f"{{value_negative,{number}}}")
+def milliseconds(row: Row, value: object, context: Context) -> int:
+    number = non_negative(row, value, context)
     if row.most is not None and number > row.most:
         raise invalid(row, context, f"{{value_too_large,{number}}}")
+    return number
 
 
 def positive_milliseconds(row: Row, value: object, context: Context) -> None:
-    milliseconds(row, value, context)
-    if value == 0:
+    if milliseconds(row, value, context) == 0:
         raise invalid(row, context, "{value_zero,0}")
 
 
 def priority(row: Row, value: object, context: Context) -> None:
-    number = integer(row, value, context)
-    if number < 0:
-        raise invalid(row, context, f"{{value_negative,{number}}}")
+    number = non_negative(row, value, context)
     if row.most is not None and number > row.most:
         raise invalid(row, context, f"{{max_value_exceeded,{number}}}")
 
@@ -164,8 +131,7 @@ def text(row: Row, value: object, context: Context) -> str:
 
 
 def positive(row: Row, value: object, context: Context) -> None:
-    non_negative(row, value, context)
-    if value == 0:
+    if non_negative(row, value, context) == 0:
         raise invalid(row, context, "{value_zero,0}")
 
 
@@ -175,8 +141,7 @@ def max_age(row: Row, value: object, context: Context) -> None:
 
 
 def segment_size(row: Row, value: object, context: Context) -> None:
-    non_negative(row, value, context)
-    if integer(row, value, context) > SEGMENT_SIZE_BYTES_MAX:
+    if non_negative(row, value, context) > SEGMENT_SIZE_BYTES_MAX:
         raise PreconditionFailed(f"Exceeded max value for {row.name}")
 
 
@@ -185,14 +150,14 @@ def filter_size(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, f"{{value_out_of_range,{value}}}")
 
 
-def overflow(row: Row, value: object, context: Context) -> None:
-    if text(row, value, context) not in OVERFLOWS:
-        raise invalid(row, context, "invalid_overflow")
+def one_of(values: Collection[str], why: str) -> Check:
+    """One of these texts. why: what RabbitMQ calls another one."""
 
+    def check(row: Row, value: object, context: Context) -> None:
+        if text(row, value, context) not in values:
+            raise invalid(row, context, why)
 
-def codec(row: Row, value: object, context: Context) -> None:
-    if text(row, value, context) not in CODECS:
-        raise invalid(row, context, "invalid_compression")
+    return check
 
 
 def exchange_name(row: Row, value: object, context: Context) -> None:
@@ -204,8 +169,7 @@ def exchange_name(row: Row, value: object, context: Context) -> None:
 
 
 def dead_letter_key(row: Row, value: object, context: Context) -> None:
-    if not isinstance(value, str):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    text(row, value, context)
     if "x-dead-letter-exchange" not in context.arguments:
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
@@ -227,16 +191,12 @@ def export_bytes(row: Row, value: object, context: Context) -> None:
 
 
 def queue_type(row: Row, value: object, context: Context) -> None:
-    if not isinstance(value, str):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    if value not in KINDS:
+    if text(row, value, context) not in KINDS:
         raise invalid(row, context, f"\"unsupported queue type '{value}'\"")
 
 
 def queue_mode(row: Row, value: object, context: Context) -> None:
-    if not isinstance(value, str):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    if value not in MODES:
+    if text(row, value, context) not in MODES:
         raise invalid(row, context, f"\"unsupported queue mode '{value}'\"")
 
 
@@ -249,19 +209,8 @@ def check_kind(row: Row, context: Context) -> None:
         )
 
 
-def leader_locator(row: Row, value: object, context: Context) -> None:
-    if text(row, value, context) not in LEADER_LOCATORS:
-        raise invalid(row, context, "invalid_queue_locator_arg")
-
-
-def strategy(row: Row, value: object, context: Context) -> None:
-    if text(row, value, context) not in STRATEGIES:
-        raise invalid(row, context, "invalid_dlx_strategy")
-
-
 def queue_version(row: Row, value: object, context: Context) -> None:
-    non_negative(row, value, context)
-    if value not in (1, 2):
+    if non_negative(row, value, context) not in (1, 2):
         raise invalid(row, context, f"\"unsupported queue version '{value}'\"")
 
 

@@ -12,7 +12,7 @@ from amqpd.broker.queues.kinds import CLASSIC, QUORUM, REPLICATED, STREAM
 ROWS: Final = (
     Row(
         "x-dead-letter-strategy",
-        checks.strategy,
+        checks.one_of(checks.STRATEGIES, "invalid_dlx_strategy"),
         True,
         IGNORED,
         "ignored: at least once if durable",
@@ -104,7 +104,7 @@ ROWS: Final = (
     ),
     Row(
         "x-queue-leader-locator",
-        checks.leader_locator,
+        checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
         True,
         IGNORED,
         "ignored: one node",

@@ -70,7 +70,7 @@ ROWS: Final = (
     ),
     Row(
         "x-overflow",
-        checks.overflow,
+        checks.one_of(OVERFLOWS, "invalid_overflow"),
         True,
         "limits",
         "when full: drop-head, reject-publish, reject-publish-dlx",

@@ -39,7 +39,7 @@ ROWS: Final = (
     ),
     Row(
         "x-compression",
-        checks.codec,
+        checks.one_of(CODECS, "invalid_compression"),
         True,
         "stream_order",
         "of a stream: none, gzip, snappy, lz4 or zstd",
