@@ -122,6 +122,7 @@ class Consumer:
         """Writes one delivery of a stream."""
         entry.message = dresser.message(record)
         self.deliver(entry.message, entry, False)
+
     def trace(self, tap: Tap | None) -> None:
         """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""
 

@@ -38,6 +38,15 @@ class FifoOrder(ReadyOrder):
         self.hot = Entries()
         self.cold_offset: i64 = 0
 
+    def go_on_from(self, other: FifoOrder) -> None:
+        """The window is the other's, which is not used any more. What came back is not in it."""
+        self.count_max = other.count_max
+        self.bytes_max = other.bytes_max
+        self.hot = other.hot
+        self.hot_bytes = other.hot_bytes
+        self.cold_offset = other.cold_offset
+        self.reading = other.reading
+
     def look_at_first(self, queue: Source) -> None:
         store = self.backing.store
         if store is not None:

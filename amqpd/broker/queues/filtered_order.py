@@ -49,12 +49,6 @@ class FilteredOrder(FifoOrder):
 
     def __init__(self, plain: FifoOrder) -> None:
         super().__init__(plain.backing)
-        self.count_max = plain.count_max
-        self.bytes_max = plain.bytes_max
-        self.hot = plain.hot
-        self.hot_bytes = plain.hot_bytes
-        self.cold_offset = plain.cold_offset
-        self.reading = plain.reading
         # What came back and is ready: which cursors have refused it since, one bit each.
         self.back: dict[Entry, int] = {}
         if plain.returned is not None:
@@ -67,6 +61,7 @@ class FilteredOrder(FifoOrder):
         self._back_log: QueueLog | None = None
         # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
         self._views: dict[Message, MessageView] = {}
+        self.go_on_from(plain)
 
     def is_plain(self) -> bool:
         """Whether a plain order would do, if nothing is unacked."""
@@ -80,12 +75,7 @@ class FilteredOrder(FifoOrder):
     def to_plain(self) -> FifoOrder:
         """The plain order that goes on with its messages."""
         plain = FifoOrder(self.backing)
-        plain.count_max = self.count_max
-        plain.bytes_max = self.bytes_max
-        plain.hot = self.hot
-        plain.hot_bytes = self.hot_bytes
-        plain.cold_offset = self.cold_offset
-        plain.reading = self.reading
+        plain.go_on_from(self)
         self._close_back()
         return plain
 
