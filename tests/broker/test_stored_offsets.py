@@ -137,6 +137,23 @@ class TestLazy:
         database.run_later()
         assert database.rows[A, "reader"][0] == 10
 
+    def test_a_time_says_that_it_is_written(self, database: Database, offsets: StoredOffsets) -> None:
+        """Not that it is on its way: who is told of one finds it after a crash."""
+        offsets.admit(A, "reader")
+        offsets.put(A, "reader", 9)
+        database.held = []
+        offsets.flush()
+        offsets.set(A, "other", 3, lambda error: None)
+        assert [offsets.of(A)[name].time_ms for name in ("reader", "other")] == [0, 0]
+        database.answer()
+        assert {offsets.of(A)[name].time_ms for name in ("reader", "other")} == {database.clock.now_ms}
+        database.held = []
+        offsets.put(A, "reader", 10)
+        offsets.flush()
+        offsets.put(A, "reader", 11)
+        database.answer()
+        assert offsets.of(A)["reader"] == (11, 0), "10 is written"
+
     def test_after_the_end_of_the_metadata(self, database: Database, offsets: StoredOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import pamqp.header
 from ledger import PERSISTENT, body_of
 from quickclient import Message
+from streams_story import StreamStory
 
 LANES: Final = ("work", "rank", "aged", "full", "limit", "tx.a", "tx.b", "purge", "again", "plain", "ruled")
 """Who publishes; each to the queue of its name."""
@@ -103,6 +104,7 @@ class History:
         self.seen: set[str] = set()  # kinds of events
         self.confirmed = 0
         self.given = 0
+        self.stream = StreamStory()  # which judges at once
         self._number = 0
 
     def note(self, what: str, queue: str = "", message: int = -1, more: Any = None) -> None:

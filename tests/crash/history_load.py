@@ -5,7 +5,7 @@ plain, transactions) and somebody who settles: `work` acks, rejects and requeues
 is read too slowly for its time to live, `full` for its length; `ruled` has no argument and a policy, which is another
 one every moment; `limit` is requeued until it has had enough; `tx.a` is
 read and written in transactions; `purge` is got from, held, requeued and purged; `again` is deleted and declared
-again.
+again. What reads and writes the stream is in `streams_load.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import random
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable
+from typing import Any, Final
 
 import pamqp.encode
 from history import DELIVERY_LIMIT, LANES, LENGTH_MAX, LETTERS, TTL_S, Held, History, Sent
 from quickclient import Gone, Link, connect, content, method, publish_prefix, shortstr
+from streams_load import Ask, StreamLoad
 
-Rule: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "rank": {"x-max-priority": 5},
     "aged": {"x-message-ttl": int(TTL_S * 1000)},
@@ -62,9 +62,14 @@ def settlement(tag: int, verdict: str) -> bytes:
     return method(0x003C005A, struct.pack(">QB", tag, verdict == "requeue"))
 
 
-async def prepare(port: int, rule: Rule) -> None:
+async def rule(ask: Ask, definition: dict[str, Any]) -> None:
+    """Sets the policy of `ruled`."""
+    await ask("PUT", "/api/policies/%2F/ruled", {"pattern": "^ruled$", "definition": definition})
+
+
+async def prepare(port: int, ask: Ask) -> None:
     """All queues, and the policy of `ruled`; there already after the first start."""
-    await rule(LETTERS_GO)
+    await rule(ask, LETTERS_GO)
     link = await connect(port)
     for queue in (*LETTERS.values(), *LANES):
         arguments = dict(ARGUMENTS.get(queue, {}))
@@ -76,12 +81,12 @@ async def prepare(port: int, rule: Rule) -> None:
 
 
 class Crowd:
-    """All clients of one life of the broker. rule: sets the policy of `ruled`. draining: nobody publishes, and
-    everything is acked."""
+    """All clients of one life of the broker. ask: its HTTP API. draining: nobody publishes, and everything is acked;
+    the stream is left alone."""
 
-    def __init__(self, port: int, rule: Rule, history: History, seed: int, *, draining: bool = False) -> None:
+    def __init__(self, port: int, ask: Ask, history: History, seed: int, *, draining: bool = False) -> None:
         self.port = port
-        self._rule = rule
+        self._ask = ask
         self.history = history
         self.ended = False
         self._draining = draining
@@ -109,6 +114,8 @@ class Crowd:
         self._run(self._purges())
         self._run(self._deletions())
         self._run(self._policies())
+        for client in StreamLoad(self, self._ask, self.history.stream, self._seed).clients():
+            self._run(client)
 
     async def gone(self) -> None:
         """After the broker has ended: everybody has noticed."""
@@ -129,7 +136,7 @@ class Crowd:
         """Whether all that was given has been settled, and the broker has read that."""
         return not any(self._unheard.values())
 
-    def _run(self, client: Coroutine[Any, Any, None]) -> None:
+    def _run(self, client: Awaitable[None]) -> None:
         async def until_gone() -> None:
             try:
                 await client
@@ -140,7 +147,7 @@ class Crowd:
         self._tasks.append(asyncio.create_task(until_gone()))
         self._seed += 1
 
-    async def _connect(self) -> Link:
+    async def connect(self) -> Link:
         link = await connect(self.port)
         self._links.append(link)
         return link
@@ -150,7 +157,7 @@ class Crowd:
     async def _publish(self, queue: str) -> None:
         """With confirms; some bursts, some single messages."""
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         window = await self._confirms(link, queue)
         prefix = publish_prefix("", queue)
         tag = 0
@@ -190,7 +197,7 @@ class Crowd:
 
     async def _publish_plain(self) -> None:
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         prefix = publish_prefix("", "plain")
         while not self.ended:
             sent = []
@@ -212,7 +219,7 @@ class Crowd:
     async def _work(self, queue: str, verdicts: tuple[str, ...], window: int) -> None:
         """Settles what it is given after a while, in any order; now and then it asks whether that was read."""
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         held: list[Held] = []
         unheard = 0
 
@@ -251,7 +258,7 @@ class Crowd:
     async def _transactions(self) -> None:
         """Gets and acks from tx.a, publishes to tx.a and tx.b; a fifth is rolled back."""
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         await link.tx_select()
         held: list[Held] = []
         while not self.ended:
@@ -281,7 +288,7 @@ class Crowd:
 
     async def _purges(self) -> None:
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         held: list[Held] = []
         while not self.ended:
             await self._get_some(link, "purge", held, choose)
@@ -297,7 +304,7 @@ class Crowd:
     async def _deletions(self) -> None:
         """Sequential: declares, publishes, gets, deletes. What is found after a kill is as old as the queue."""
         history, choose = self.history, random.Random(self._seed)
-        link = await self._connect()
+        link = await self.connect()
         window = await self._confirms(link, "again")
         tag = 0
         while not self.ended:
@@ -319,7 +326,7 @@ class Crowd:
     async def _policies(self) -> None:
         choose = random.Random(self._seed)
         while not self.ended:
-            await self._rule(choose.choice(POLICIES))
+            await rule(self._ask, choose.choice(POLICIES))
             self.history.note("ruled")
             await asyncio.sleep(choose.uniform(0.0, 0.4))
 
@@ -341,10 +348,10 @@ class Crowd:
         history.note("heard", queue, more=(queue, asked_at))
 
 
-async def drain(port: int, rule: Rule, history: History, *, timeout_s: float = 600.0) -> None:
+async def drain(port: int, ask: Ask, history: History, *, timeout_s: float = 600.0) -> None:
     """Takes everything that is left, until all queues are empty, all is settled, and the broker has read that."""
-    await prepare(port, rule)  # one of them may have been deleted
-    crowd = Crowd(port, rule, history, 0, draining=True)
+    await prepare(port, ask)  # one of them may have been deleted
+    crowd = Crowd(port, ask, history, 0, draining=True)
     crowd.start()
     watcher = await connect(port)
     deadline = time.monotonic() + timeout_s

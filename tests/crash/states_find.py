@@ -35,6 +35,7 @@ def find(life: Life) -> Outcome:
             records[-1].offset if records else -1,
             list(store.lost),
             _stored(life.disk, queue),
+            tuple(record.offset for record in records),
         )
     return outcome
 

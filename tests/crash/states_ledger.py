@@ -16,6 +16,7 @@ from amqpd.storage.keep.policy import RetentionPolicy
 KEY: Final = b"eu.new"
 OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most
 Rows = dict[str, str]
+Stored = dict[tuple[str, str], int]
 
 
 class Violation(BaseException):
@@ -44,6 +45,7 @@ class Message:
         "returned_with",
         "returned_written",
         "safe_with",
+        "seen",
         "settle_safe",
         "settle_with",
         "settle_written",
@@ -78,6 +80,7 @@ class Message:
         self.appended_ms = 0
         self.may_go = False  # a cleaning may have removed it, if a later record of its key is there
         self.held = False  # settled, and not exported yet: its bytes stay
+        self.seen = False  # by a reader of a stream, at its offset
         self.gone = False  # a recovery has not found it: it must not come back
 
     def __repr__(self) -> str:
@@ -101,7 +104,8 @@ class Ledger:
     policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
     version: rises with whatever may change a verdict. ahead: id -> the last offset that a kill may call redelivered
     though nobody has seen it. stopped: cleanly, and nothing was done since, so that the marks are exact. deleted: ids
-    whose deletion was answered.
+    whose deletion was answered. stored: what the metadata may be found to hold of (id, reader's name); acked: how far
+    each has acked in order; told: what was answered that is stored.
     """
 
     def __init__(self) -> None:
@@ -115,6 +119,9 @@ class Ledger:
         self.ahead: dict[str, int] = {}
         self.stopped = False
         self.deleted: set[str] = set()
+        self.stored: list[Stored] = [{}]
+        self.acked: Stored = {}
+        self.told: Stored = {}
 
     def copy(self) -> Ledger:
         other = Ledger()
@@ -122,6 +129,8 @@ class Ledger:
         other.policies, other.exports = dict(self.policies), dict(self.exports)
         other.holds, other.now_ms = set(self.holds), self.now_ms
         other.ahead, other.stopped, other.deleted = dict(self.ahead), self.stopped, set(self.deleted)
+        other.stored = [dict(rows) for rows in self.stored]
+        other.acked, other.told = dict(self.acked), dict(self.told)
         other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
         return other
 
@@ -138,7 +147,8 @@ class Ledger:
 class Found(NamedTuple):
     """What a client finds in a queue: (body, redelivered, delivery count) in order; what the store says of itself.
 
-    stored: where a hold is, the numbers of the messages whose bytes are in the logs, settled or not.
+    stored: where a hold is, the numbers of the messages whose bytes are in the logs, settled or not. offsets: of the
+    messages; none where nobody compares them.
     """
 
     messages: list[tuple[bytes, bool, int]]
@@ -147,6 +157,7 @@ class Found(NamedTuple):
     last_offset: int
     lost: list[tuple[int, int]]
     stored: frozenset[int] = frozenset()
+    offsets: tuple[int, ...] = ()
 
 
 Outcome = dict[str, Found]
@@ -162,6 +173,20 @@ def judge(outcome: Outcome, ledger: Ledger, kind: str) -> None:
             known = ledger.queues.get(queue, [])
             told = "\n".join(f"  {each}" for each in known[:12])
             raise Violation(f"{kind}, {queue}: {violation}\n{told}\n  found: {found}") from None
+    for rows in ledger.stored:
+        _judge_stored(rows, outcome, ledger)
+
+
+def _judge_stored(rows: Stored, outcome: Outcome, ledger: Ledger) -> None:
+    """Of each named reader, whatever crash it was: what is stored is of no power cut's making."""
+    for (queue, name), offset in rows.items():
+        if queue in outcome and offset > outcome[queue].next_offset:
+            raise Violation(f"{queue}: {offset} is stored for {name}, and the log ends at {outcome[queue].next_offset}")
+        if offset > ledger.acked.get((queue, name), 0):
+            raise Violation(f"{queue}: {offset} is stored for {name}, which has not acked that far")
+    for (queue, name), offset in ledger.told.items():
+        if rows.get((queue, name), -1) < offset:
+            raise Violation(f"{queue}: {offset} was stored for {name}, and {rows.get((queue, name))} is")
 
 
 def _judge_cleaned(message: Message, messages: list[Message], there: dict[int, tuple[bool, int]]) -> None:
@@ -188,6 +213,9 @@ def _judge_queue(found: Found, messages: list[Message], kind: str, ahead: int) -
             raise Violation(f"message {message.number} comes after {last}")
         last = message.number
         there[message.number] = (redelivered, count)
+    for (body, _, _), offset in zip(found.messages, found.offsets, strict=False):
+        if known[body].seen and known[body].offset != offset:
+            raise Violation(f"message {known[body].number} was seen at {known[body].offset}, and stands at {offset}")
     mark = max([each.number for each in messages if each.delivered or each.maybe_delivered], default=-1)
     cut = kind == "cut"
     transactions: dict[int, list[Message]] = {}
@@ -196,7 +224,7 @@ def _judge_queue(found: Found, messages: list[Message], kind: str, ahead: int) -
         if message.transaction:
             transactions.setdefault(message.transaction, []).append(message)
         if number not in there:
-            must = message.persistent and (message.confirmed if cut else message.written)
+            must = message.seen or (message.persistent and (message.confirmed if cut else message.written))
             if must and message.held and number not in found.stored:
                 raise Violation(f"message {number} is held for an export, and its bytes are gone")
             if must and message.may_go and not message.settled and not message.gone:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from states_life import Life
+from states_readers import CODECS, streams
 from states_workloads_paced import (
     bursts_with_commits,
     letters_and_purges,
@@ -16,9 +17,7 @@ from states_workloads_paced import (
 )
 
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
-from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
 
-CODECS: Final = (0, GZIP, SNAPPY, LZ4, ZSTD)
 Steps = Callable[[Life, random.Random], Iterator[None]]
 
 
@@ -441,6 +440,7 @@ WORKLOADS: Final = (
     Workload("retention", retention, ends=("kill",)),
     Workload("compaction", compaction, ends=("kill",)),
     Workload("compressed batches", compressed, 4000, ends=("kill", "stop")),
+    Workload("streams and their readers", streams, ends=("kill", "stop")),
     Workload("export hold", export_hold, ends=("kill",)),
     Workload("settled and not yet written", settled_and_not_written, ends=("kill", "stop"), paced=True),
     Workload("marks that run ahead", marks_ahead, 6000, ends=("kill", "stop"), paced=True),

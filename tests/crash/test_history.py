@@ -1,7 +1,8 @@
 """A history of everything clients do, over kills and power cuts: each copy of each message is accounted for.
 
 `test_kill.py` counts publishes and acks under pressure; this one is about all that moves a message: rejects, requeues,
-dead letters of four reasons, priorities, transactions, purges, deletions. What is judged: `history_judge.py`.
+dead letters of four reasons, priorities, transactions, purges, deletions; and about a stream, its readers, their stored
+offsets and the policies that cut its head. What is judged: `history_judge.py`, `streams_story.py`.
 `-m ci_long` runs ten kills and three cuts, `make torture` 500 and 100; TEST_CRASH_CYCLES, TEST_CRASH_CUTS and
 TEST_CRASH_SEED set others.
 """
@@ -15,18 +16,18 @@ import time
 from collections.abc import Awaitable, Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults_disk import LoopDisk, skip_or_fail, stop_process
 from history import Event, History
 from history_judge import Judge
 from history_load import Crowd, drain, prepare
+from streams_load import look
 
 from amqpd.testing import BrokerProcess
 
 EPOCH_LIVES = 10
-SETTINGS = {"storage.segment_size_bytes": 1 << 20, "log.level": "warning"}
+SETTINGS = {"storage.segment_size_bytes": 1 << 20, "storage.upkeep_interval_s": 0.2, "log.level": "warning"}
 CLEANLY = 0.1
 """How many lives end by SIGTERM, under load as well."""
 AT_STAKE = {"purged", "deleted", "committed", "rolled back", "ruled"}
@@ -62,12 +63,12 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         history.events.append(Event(at, "ended", more=how))
         judge.take(history.events)
         history.events.clear()
+        history.stream.ended(how)
         assert "Traceback" not in broker.stderr, broker.stderr
 
-    async def rule(definition: dict[str, Any]) -> None:
-        value = {"pattern": "^ruled$", "definition": definition}
+    async def ask(verb: str, path: str, value: object) -> object:
         try:
-            await asyncio.to_thread(broker.api, "PUT", "/api/policies/%2F/ruled", value, 120.0)
+            return await asyncio.to_thread(broker.api, verb, path, value, 120.0)
         except HTTPException as error:
             raise OSError("the broker has gone") from error
 
@@ -78,8 +79,9 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
     ended = life = 0
     while ended < count:
         await asyncio.to_thread(broker.start)
-        await prepare(broker.amqp_port, rule)
-        crowd = Crowd(broker.amqp_port, rule, history, seed * 1_000_003 + life * 100)
+        await prepare(broker.amqp_port, ask)
+        await look(broker.amqp_port, ask, history.stream)
+        crowd = Crowd(broker.amqp_port, ask, history, seed * 1_000_003 + life * 100)
         crowd.start()
         cleanly = choose.random() < CLEANLY
         last = ended == count - 1 and not cleanly
@@ -93,14 +95,17 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         life += 1
         if life % EPOCH_LIVES == 0 or last:
             await asyncio.to_thread(broker.start)
-            await drain(broker.amqp_port, rule, history)
+            await drain(broker.amqp_port, ask, history)
+            await look(broker.amqp_port, ask, history.stream)
             await over(None, stop())
             judge.account()
     totals = ", ".join(f"{each} {number}" for each, number in sorted(judge.totals.items()))
-    print(f"\nseed {seed}: {totals}; {len(judge.violations) + len(history.violations)} violations")
-    found = history.violations + judge.violations
+    streams = ", ".join(f"{each} {number}" for each, number in history.stream.totals.items())
+    found = history.violations + judge.violations + history.stream.violations
+    print(f"\nseed {seed}: {totals}; stream: {streams}; {len(found)} violations")
     assert not found, "\n".join([f"seed {seed}: {totals}", *found, judge.tell()])
     assert judge.totals["copies accounted for"] > 20 * count, f"hardly any load: {totals}"
+    assert history.stream.totals["cut"], f"retention has cut nothing: {streams}"
     assert judge.totals["settled for certain, ack"], f"no ack was old enough to count: {totals}"
 
 

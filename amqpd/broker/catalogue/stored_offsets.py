@@ -35,7 +35,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class StoredOffset(NamedTuple):
-    """offset: the next one to read. time_ms: when it became that, as it was written; 0 while it is not."""
+    """offset: the next one to read. time_ms: when it became that, as it was written; 0 while no commit has said so."""
 
     offset: int
     time_ms: int
@@ -107,12 +107,11 @@ class StoredOffsets:
         changed, self._changed = list(self._changed), {}
         now = self._clock.time_ms()
         for first in range(0, len(changed), PART_MAX):
-            part = changed[first : first + PART_MAX]
-            rows: list[Change] = []
-            for queue_id, name in part:
-                stored = StoredOffset(self._of[queue_id][name].offset, now)
-                self._of[queue_id][name] = stored
-                rows.append(Put(StoredOffsetRow(queue_id, name, *stored)))
+            part = [
+                StoredOffsetRow(queue_id, name, self._of[queue_id][name].offset, now)
+                for queue_id, name in changed[first : first + PART_MAX]
+            ]
+            rows: list[Change] = [Put(row) for row in part]
             try:
                 self._commit(rows, partial(self._written, part))
             except MetadataClosed:
@@ -123,13 +122,17 @@ class StoredOffsets:
         self._timed = False
         self.flush()
 
-    def _written(self, part: list[Key], error: BaseException | None) -> None:
+    def _written(self, part: list[StoredOffsetRow], error: BaseException | None) -> None:
         if error is None:
+            for queue_id, name, offset, time_ms in part:
+                stored = self._of.get(queue_id, _NONE).get(name)
+                if stored is not None and stored.offset == offset:
+                    self._of[queue_id][name] = StoredOffset(offset, time_ms)
             return
         log.error("%d stored offsets are written later: %s", len(part), error)
-        for queue_id, name in part:
-            if name in self._of.get(queue_id, _NONE):
-                self._changed[queue_id, name] = None
+        for row in part:
+            if row.name in self._of.get(row.queue_id, _NONE):
+                self._changed[row.queue_id, row.name] = None
         if self._changed and not self._timed:
             self._timed = True
             self._call_later(WRITE_S, self._due)
@@ -142,19 +145,23 @@ class StoredOffsets:
 
         Raises: MetadataClosed.
         """
-        stored = StoredOffset(offset, self._clock.time_ms())
+        stored = StoredOffset(offset, 0)
+        row = StoredOffsetRow(queue_id, name, offset, self._clock.time_ms())
         names = self._of.setdefault(queue_id, {})
         before = names.get(name)
 
         def committed(error: BaseException | None) -> None:
-            if error is not None and names.get(name) is stored:
-                del names[name]
-                if before is not None:
+            if names.get(name) is stored:
+                if error is None:
+                    names[name] = StoredOffset(offset, row.time_ms)
+                elif before is None:
+                    del names[name]
+                else:
                     names[name] = before
             done(error)
 
         names[name] = stored
-        self._commit([Put(StoredOffsetRow(queue_id, name, *stored))], committed)
+        self._commit([Put(row)], committed)
 
     def delete(self, queue_id: str, name: str, done: Done) -> bool:
         """Whether there was one; done(None) once it does not come back, done(error) when it is there again.

@@ -1,0 +1,213 @@
+"""The load whose stream `streams_story.py` judges: a publisher, readers that come and go, an operator, policies.
+
+Everything runs as clients of `history_load.Crowd`, beside the lanes of the work queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+import pamqp.encode
+import pamqp.header
+from quickclient import Link, Message, connect, content, method, publish_prefix
+from streams_story import NAMED, OPERATED, STREAM, Reader, StreamStory, body
+
+Ask: TypeAlias = Callable[[str, str, object], Awaitable[object]]
+"""The HTTP API: method, path, body. Raises: OSError when the broker has gone."""
+
+ARGUMENTS: Final = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 65536}
+POLICIES: Final[tuple[dict[str, Any], ...]] = (
+    {"max-length-bytes": 150_000},
+    {"max-length-bytes": 150_000, "compression": "zstd"},
+    {"max-length-bytes": 600_000, "compression": "lz4"},
+    {"max-age": "4s", "compression": "gzip"},
+    {"max-age": "60s", "max-length-bytes": 300_000, "compression": "snappy"},
+)
+PERSISTENT: Final = b"\x10\x00\x02"
+OFFSETS: Final = f"/api/queues/%2F/{STREAM}/offsets"
+PREFETCH: Final = 20
+UNCONFIRMED_MAX: Final = 60
+PATIENCE_S: Final = 300.0
+
+
+class Crowd(Protocol):
+    """What it needs of `history_load.Crowd`."""
+
+    ended: bool
+
+    async def connect(self) -> Link: ...
+
+
+def told(message: Message) -> tuple[int, int]:
+    """(offset, number)."""
+    header = pamqp.header.ContentHeader()
+    header.unmarshal(b"\x00\x3c\x00\x00" + len(message.body).to_bytes(8) + message.properties)
+    number = int(message.body.split(b" ", 1)[0])
+    offset = cast("int", (header.properties.headers or {})["x-stream-offset"])
+    assert message.body == body(number), f"offset {offset}: {message.body[:40]!r} is another body"
+    return offset, number
+
+
+async def rule(ask: Ask, definition: dict[str, Any]) -> None:
+    value = {"pattern": f"^{STREAM}$", "definition": definition, "apply-to": "streams"}
+    await ask("PUT", "/api/policies/%2F/kept", value)
+
+
+async def look(port: int, ask: Ask, story: StreamStory) -> None:
+    """After a start: what is there, up to a message that is published now, and what is stored."""
+    await rule(ask, POLICIES[0])  # whatever cuts now may have cut before
+    link = await connect(port)
+    await link.declare_queue(STREAM, table=pamqp.encode.field_table(ARGUMENTS))
+    stored = await stored_offsets(ask)
+    confirms: asyncio.Queue[bool] = asyncio.Queue()
+    link.on_confirm = lambda tag, multiple, acked: confirms.put_nowait(acked)
+    await link.confirm_select()
+    mark = story.publish()
+    link.publish("", STREAM, PERSISTENT, body(mark))
+    assert await asyncio.wait_for(confirms.get(), PATIENCE_S)
+    story.confirmed(mark)
+    came: asyncio.Queue[Message] = asyncio.Queue()
+    link.on_deliver = came.put_nowait
+    await link.qos(500)
+    await link.consume(STREAM, table=pamqp.encode.field_table({"x-stream-offset": "first"}))
+    found: list[tuple[int, int]] = []
+    while not found or found[-1][1] != mark:
+        message = await asyncio.wait_for(came.get(), PATIENCE_S)
+        found.append(told(message))
+        link.ack(message.tag)
+    link.close()
+    await link.gone.wait()
+    story.found(found, {name: offset for name, (offset, _) in stored.items()})
+
+
+async def stored_offsets(ask: Ask) -> dict[str, tuple[int, bool]]:
+    """name -> (offset, is it written)."""
+    items = cast("list[dict[str, Any]]", await ask("GET", OFFSETS, None))
+    return {each["name"]: (each["offset"], each["time"] is not None) for each in items}
+
+
+class StreamLoad:
+    """The clients of one life. Each of its coroutines ends with the crowd, or raises what its link does."""
+
+    def __init__(self, crowd: Crowd, ask: Ask, story: StreamStory, seed: int) -> None:
+        self._crowd = crowd
+        self._ask = ask
+        self._story = story
+        self._seed = seed
+
+    def clients(self) -> tuple[Awaitable[None], ...]:
+        return (
+            self._publish(self._lot(1)),
+            self._read_by_name(self._lot(2)),
+            self._read_anywhere(self._lot(3)),
+            self._read_anywhere(self._lot(4)),
+            self._operate(self._lot(5)),
+            self._rule(self._lot(6)),
+        )
+
+    def _lot(self, number: int) -> random.Random:
+        return random.Random(self._seed * 10 + number)
+
+    async def _publish(self, choose: random.Random) -> None:
+        story = self._story
+        link = await self._crowd.connect()
+        waiting: dict[int, int] = {}
+
+        def confirmed(tag: int, multiple: bool, acked: bool) -> None:
+            for each in [each for each in waiting if each == tag or (multiple and each < tag)]:
+                number = waiting.pop(each)
+                if acked:
+                    story.confirmed(number)
+                else:
+                    story.violate(f"message {number} was nacked")
+
+        link.on_confirm = confirmed
+        await link.confirm_select()
+        prefix = publish_prefix("", STREAM)
+        tag = 0
+        while not self._crowd.ended:
+            for _ in range(choose.choice((1, 1, 5, 20))):
+                tag += 1
+                number = waiting[tag] = story.publish()
+                link.write(prefix + content(PERSISTENT, body(number)))
+            await link.writable()
+            await asyncio.sleep(choose.uniform(0.005, 0.03))
+            while not self._crowd.ended and len(waiting) > UNCONFIRMED_MAX:
+                await link.writable()
+                await asyncio.sleep(0.005)
+
+    async def _read_anywhere(self, choose: random.Random) -> None:
+        story = self._story
+        while not self._crowd.ended:
+            kind = choose.choice(("first", "last", "next", "offset", "time"))
+            argument: object = kind
+            number = 0
+            if kind == "offset":
+                argument = number = choose.randint(story.start, max(story.start, story.above - 1))
+            elif kind == "time":
+                number = int(time.time() - choose.uniform(0.0, 3.0))
+                argument = datetime.fromtimestamp(number, UTC)
+            reader = story.asks(kind, number)
+            await self._read(reader, {"x-stream-offset": argument}, choose)
+
+    async def _read_by_name(self, choose: random.Random) -> None:
+        story = self._story
+        while not self._crowd.ended:
+            kind = "stored" if story.stored >= 0 else "first"
+            reader = story.asks(kind, max(story.stored, 0), NAMED)
+            arguments = {"x-stream-offset": "first", "x-stream-consumer-name": NAMED}
+            await self._read(reader, arguments, choose)
+
+    async def _read(self, reader: Reader, arguments: dict[str, Any], choose: random.Random) -> None:
+        """For a while; what it holds it acks in any order, and now and then it asks whether that was read."""
+        story = self._story
+        link = await self._crowd.connect()
+        held: list[tuple[int, int]] = []
+
+        def delivered(message: Message) -> None:
+            offset, number = told(message)
+            story.given(reader, offset, number)
+            held.append((message.tag, offset))
+
+        link.on_deliver = delivered
+        await link.qos(PREFETCH)
+        await link.consume(STREAM, table=pamqp.encode.field_table(arguments))
+        story.begins(reader)
+        for _ in range(choose.randrange(3, 40)):
+            if self._crowd.ended:
+                return
+            choose.shuffle(held)
+            for _ in range(choose.randint(0, len(held))):
+                tag, offset = held.pop()
+                story.acks(reader, offset)
+                link.ack(tag)
+            if choose.random() < 0.3:
+                frontier = reader.frontier
+                await link.qos(PREFETCH, PATIENCE_S)
+                story.hears(reader, frontier)
+            await asyncio.sleep(choose.uniform(0.003, 0.03))
+        await link.ask(method(0x00140028, b"\x00\xc8\x00\x00\x00\x00\x00"), 0x00140029, timeout_s=PATIENCE_S)
+        story.ends(reader)
+        link.close()
+
+    async def _operate(self, choose: random.Random) -> None:
+        """Looks what is written, and sets another name's offset."""
+        story = self._story
+        while not self._crowd.ended:
+            for name, (offset, written) in (await stored_offsets(self._ask)).items():
+                story.tells(name, offset, written)
+            offset = choose.randint(0, story.above)
+            story.sets(offset)
+            await self._ask("PUT", f"{OFFSETS}/{OPERATED}", {"offset": offset})
+            story.answered(offset)
+            await asyncio.sleep(choose.uniform(0.0, 0.3))
+
+    async def _rule(self, choose: random.Random) -> None:
+        while not self._crowd.ended:
+            await rule(self._ask, choose.choice(POLICIES))
+            await asyncio.sleep(choose.uniform(0.0, 0.4))

@@ -1,0 +1,263 @@
+"""What became of one plain stream that many read, over the lives of a broker: judged as it is told.
+
+The stream `flow` has one publisher with confirms, whose messages are numbers; readers that begin anywhere, a named one
+that commits with its acks, an operator who sets an offset, and policies that cut its head. After each start all of it
+is read (`found`). Judged, whatever way the life before ended:
+
+- An offset shows the same message to everybody for ever, and a message stands at one offset. So what a reader has seen
+  is there after a kill and after a power cut, confirmed or not: nobody sees more than is safe.
+- What was confirmed is there, unless it may have been cut: older than AGE_S, or behind the newest KEPT_BYTES.
+- What was cut stays cut. Messages stand in the order of their publishing, no offset is left out.
+- A reader begins where it asked to, and passes over nothing but what was cut.
+- The offset stored for a name is never beyond what its consumers have acked in order, never behind what somebody was
+  told is written, and after a clean stop not behind what the broker has read. Who comes next under that name goes on
+  with it.
+- What an operator was answered holds; what he was not may.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+STREAM: Final = "flow"
+NAMED: Final = "reader"
+OPERATED: Final = "operator"
+KEPT_BYTES: Final = 75_000
+"""Bodies that every policy leaves: half of the smallest max-length-bytes, as records have more than bodies."""
+AGE_S: Final = 4.0
+"""The smallest max-age."""
+
+
+def body(number: int) -> bytes:
+    choose = random.Random(number)
+    return b"%d %s" % (number, choose.randbytes(choose.choice((5, 50, 300, 900))).hex().encode())
+
+
+@dataclass
+class Reader:
+    """A consumer. argument: of x-stream-offset as a number: the offset, or seconds since 1970. name: "" for none.
+
+    newest: the newest number that was confirmed when its consume was written; above: every offset then seen is below.
+    begun: how many were published when it was answered; -1 while it was not. unacked: offsets, in order.
+    """
+
+    kind: str
+    argument: int = 0
+    name: str = ""
+    newest: int = -1
+    above: int = 0
+    begun: int = -1
+    first: int = -1
+    last: int = -1
+    unacked: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def frontier(self) -> int:
+        """All that it was given below that is acked; -1 before it was given anything."""
+        return next(iter(self.unacked), self.last + 1) if self.last >= 0 else -1
+
+
+class StreamStory:
+    """Over all lives. Times are of the wall, in seconds, as the broker's log has them."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.life = 0
+        self.totals = {"published": 0, "seen": 0, "cut": 0, "readers": 0, "stored": 0}
+        self.sent_at: list[float] = []
+        self.confirmed_at: list[float] = []  # 0.0: not, as yet
+        self.newest = -1  # confirmed
+        self.at: dict[int, int] = {}  # offset -> number
+        self.place: dict[int, int] = {}  # number -> offset
+        self.start = 0  # everything below is cut, as found
+        self.above = 0  # every offset seen is below
+        self.cut_to = 0  # a reader has passed over what is below
+        # Of the named reader: how far it has ever acked in order, what the broker has read of it in this life, what
+        # somebody was told is written, and what has to be stored exactly; -1: nothing.
+        self.acked = self.heard = self.told = self.stored = -1
+        self.set: int | None = None  # answered to the operator
+        self.asked: set[int] = set()  # and not answered, as yet
+
+    def violate(self, text: str) -> None:
+        if len(self.violations) < 50:
+            self.violations.append(f"life {self.life}: {STREAM}: {text}")
+
+    # -- the publisher
+
+    def publish(self, now: float | None = None) -> int:
+        self.sent_at.append(time.time() if now is None else now)
+        self.confirmed_at.append(0.0)
+        self.totals["published"] += 1
+        return len(self.sent_at) - 1
+
+    def confirmed(self, number: int, now: float | None = None) -> None:
+        self.confirmed_at[number] = time.time() if now is None else now
+        self.newest = max(self.newest, number)
+
+    # -- readers
+
+    def asks(self, kind: str, argument: int = 0, name: str = "") -> Reader:
+        """Its consume is about to be written."""
+        self.totals["readers"] += 1
+        return Reader(kind, argument, name, self.newest, self.above)
+
+    def begins(self, reader: Reader) -> None:
+        """Its consume was answered."""
+        reader.begun = len(self.sent_at)
+
+    def given(self, reader: Reader, offset: int, number: int) -> None:
+        self.see(offset, number)
+        self.totals["seen"] += 1
+        if reader.last < 0:
+            reader.first = offset
+            self._judge_begin(reader, offset, number)
+        elif offset <= reader.last:
+            self.violate(f"offset {offset} came after {reader.last}")
+        elif offset > reader.last + 1:
+            self.cut_to = max(self.cut_to, offset)
+        reader.last = offset
+        reader.unacked[offset] = None
+
+    def see(self, offset: int, number: int) -> None:
+        if not 0 <= number < len(self.sent_at):
+            self.violate(f"offset {offset} shows {number}, which was never published")
+        if self.at.setdefault(offset, number) != number:
+            self.violate(f"offset {offset} showed message {self.at[offset]}, now it shows {number}")
+        if self.place.setdefault(number, offset) != offset:
+            self.violate(f"message {number} stood at offset {self.place[number]}, now it stands at {offset}")
+        if offset < self.start:
+            self.violate(f"offset {offset} was cut, and is back")
+        self.above = max(self.above, offset + 1)
+
+    def _judge_begin(self, reader: Reader, offset: int, number: int) -> None:
+        """Too late a place is a cut, if it was one: see `found`. Too early is too early."""
+        if reader.kind == "offset":
+            due = reader.argument
+            if offset < due:
+                self.violate(f"a reader from offset {due} on was given {offset}")
+        elif reader.kind == "stored":
+            due = reader.argument
+            if offset < due:
+                self.violate(f"{NAMED} had stored {due}, and was given {offset}")
+        elif reader.kind == "first":
+            due = self.start
+        elif reader.kind == "time":
+            wanted = bisect_left(self.sent_at, reader.argument)
+            due = offset if number <= wanted else offset + 1
+            if 0 < self.confirmed_at[number] < reader.argument:
+                self.violate(f"a reader of what is not older than {reader.argument} was given message {number}")
+            if number > wanted:
+                self.cut_to = max(self.cut_to, offset)
+            return
+        else:
+            # What is published behind the answer is not passed over.
+            if number > reader.begun >= 0:
+                self.cut_to = max(self.cut_to, offset)
+            if reader.kind == "next" and offset < reader.above:
+                self.violate(f"a reader of what comes next was given {offset}, which had been seen")
+            elif reader.kind == "last" and reader.newest >= 0:
+                confirmed = self.confirmed_at[number]
+                if 0 < confirmed < self.sent_at[reader.newest]:
+                    self.violate(f"a reader from the last batch on was given message {number}, of an earlier one")
+            return
+        if offset > due:
+            self.cut_to = max(self.cut_to, offset)
+
+    def acks(self, reader: Reader, offset: int) -> None:
+        """Is about to be written."""
+        del reader.unacked[offset]
+        if reader.name:
+            self.acked = max(self.acked, reader.frontier)
+
+    def hears(self, reader: Reader, frontier: int) -> None:
+        """The broker has read its acks up to there."""
+        if reader.name:
+            self.heard = max(self.heard, frontier)
+
+    def ends(self, reader: Reader) -> None:
+        """It has closed its channel, and was answered: all is read. Whoever has its name goes on behind it."""
+        if reader.name and reader.frontier > reader.first:
+            self.stored = reader.frontier
+
+    # -- what is stored
+
+    def tells(self, name: str, offset: int, written: bool) -> None:
+        """What the broker answers about a name."""
+        if name != NAMED:
+            return
+        self._not_beyond(offset)
+        if written:
+            self.told = max(self.told, offset)
+
+    def _not_beyond(self, offset: int) -> None:
+        if offset > max(self.acked, self.start, self.cut_to):
+            self.violate(f"{offset} is stored for {NAMED}, which has acked up to {self.acked}")
+
+    def sets(self, offset: int) -> None:
+        self.asked.add(offset)
+
+    def answered(self, offset: int) -> None:
+        self.asked.clear()
+        self.set = offset
+
+    # -- lives
+
+    def ended(self, how: str) -> None:
+        """kill, cut or stop."""
+        if how == "stop":
+            self.told = max(self.told, self.heard)
+        self.heard = self.stored = -1
+        self.life += 1
+
+    def found(self, messages: Iterable[tuple[int, int]], stored: dict[str, int], now: float | None = None) -> None:
+        """All that is there at a start (offset, number), and the offsets stored."""
+        now = time.time() if now is None else now
+        there = list(messages)
+        start = there[0][0]
+        for offset, number in there:
+            self.see(offset, number)
+        for (before, older), (offset, newer) in pairwise(there):
+            if offset != before + 1:
+                self.violate(f"offset {offset} follows {before}")
+            if newer <= older:
+                self.violate(f"message {newer} follows {older}")
+        if start < self.cut_to:
+            self.violate(f"a reader passed over {start} to {self.cut_to - 1}, which are there")
+        end = there[-1][0] + 1
+        if end < self.above:
+            self.violate(f"{end} to {self.above - 1} have been seen, and are lost")
+        numbers = {number for _, number in there}
+        first = there[0][1]
+        kept = 0
+        for number in range(len(self.sent_at) - 1, -1, -1):
+            if number in numbers:
+                kept += len(body(number))
+            elif self.confirmed_at[number] and number > first:
+                self.violate(f"message {number} was confirmed, and is lost")
+            elif self.confirmed_at[number] and kept < KEPT_BYTES and now - self.confirmed_at[number] < AGE_S:
+                self.violate(f"message {number} was confirmed, and is cut, though only {kept} bytes are newer")
+            elif number < first and kept >= KEPT_BYTES:
+                break
+        self.totals["cut"] += max(0, start - self.start)
+        self.start = max(self.start, start)
+        self._judge_stored(stored)
+
+    def _judge_stored(self, stored: dict[str, int]) -> None:
+        offset = stored.get(NAMED, -1)
+        if offset >= 0:
+            self.totals["stored"] += 1
+            self._not_beyond(offset)
+        if offset < self.told:
+            self.violate(f"{offset} is stored for {NAMED}, and {self.told} was written")
+        self.told = self.stored = offset
+        operated = stored.get(OPERATED)
+        if operated != self.set and operated not in self.asked:
+            self.violate(f"{operated} is stored for {OPERATED}, {self.set} was answered, {sorted(self.asked)} asked")
+        self.set = operated
+        self.asked.clear()
