@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, PromptMetadata, StillLoop
+from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, StillLoop
+from memory_metadata import Rows
 
 import amqpd.broker.broker
 from amqpd.broker.broker import Broker
+from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.connection.connections import Connections
 from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.storage.metadata.metadata import Change, VhostRow
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
@@ -54,9 +56,26 @@ class TimedLoop(StillLoop):
         self.run()
 
 
+class PromptRows:
+    """Metadata that commit at once, and outlive the broker."""
+
+    def __init__(self, rows: Rows, loop: StillLoop) -> None:
+        self.rows = rows
+        self.loop = loop
+
+    def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
+        self.rows.apply(changes)
+        self.loop.call_soon(done, None)
+
+
 class ProgramHouse(MemoryBroker):
+    def __init__(self) -> None:
+        self.rows = Rows(VhostRow("/", "v"))
+        self.clock = StillClock()
+        super().__init__()
+
     def begin(self) -> None:
-        clock = StillClock()
+        clock = self.clock
         self.loop = self.timed = TimedLoop(clock)
         self.storage = Storage(
             "/data",
@@ -67,7 +86,7 @@ class ProgramHouse(MemoryBroker):
             boot_id=BOOT_ID,
             inline=True,
         )
-        metadata: Any = PromptMetadata(self.loop)
+        metadata: Any = PromptRows(self.rows, self.loop)
         loop: Any = self.loop
         auth: Any = AllowAll()
         real, amqpd.broker.broker.Clock = amqpd.broker.broker.Clock, lambda: clock  # type: ignore[misc,assignment]
@@ -75,7 +94,15 @@ class ProgramHouse(MemoryBroker):
             self.broker = Broker(Settings(), self.storage, metadata, loop)
         finally:
             amqpd.broker.broker.Clock = real  # type: ignore[misc]
-        self.broker.auth = auth
         self.connections = Connections(self.broker)
-        self.vhost = self.broker.vhosts.new_vhost(VhostRow("/", "v"))
-        self.broker.vhosts["/"] = self.vhost
+        self.broker.load(Findings(self.rows.state(), [], [], [], Report()))
+        self.broker.auth.close()
+        self.broker.auth = auth
+        self.vhost = self.broker.vhosts["/"]
+
+    def again(self, *, clean: bool) -> None:
+        """The next life, after a stop or a kill."""
+        self.settle()
+        self.storage.close(clean=clean)
+        self.filesystem = self.filesystem.killed()
+        self.begin()

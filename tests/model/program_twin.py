@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 LOWEST = ("message-ttl", "max-length", "max-length-bytes")
 NONE_OF_STREAMS = (*LOWEST, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange")
@@ -36,6 +36,7 @@ class Death:
 class Letter:
     """A message in one queue. deaths: newest first. deliveries: of a quorum queue, how often it came back. born_ms:
     shared by its copies in all queues: when it came, if a time to live was to be obeyed then; else when one first was.
+    logged_ms: when it came to its queue, which is all that a restart knows. redelivered: None where it may say either.
     """
 
     body: bytes
@@ -47,8 +48,25 @@ class Letter:
     first: tuple[str, str, str] | None = None
     place: int = 0
     born_ms: list[int] = field(default_factory=list)
-    redelivered: bool = False
+    redelivered: bool | None = False
     deliveries: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    persistent: bool = True
+    logged_ms: int = 0
+
+
+@dataclass
+class TwinConsumer:
+    """The only one of its queue. channel: its own."""
+
+    channel: int
+    prefetch: int
+    no_ack: bool
+    in_flight: int = 0
+
+    @property
+    def can_take(self) -> bool:
+        return self.no_ack or self.in_flight < self.prefetch
 
 
 @dataclass
@@ -56,6 +74,9 @@ class TwinQueue:
     name: str
     kind: str
     arguments: dict[str, Any]
+    durable: bool = True
+    consumer: TwinConsumer | None = None
+    delivered: bool = False  # something, in this life or before
     ready: list[Letter] = field(default_factory=list)
     places: int = 0
     ages: bool = False
@@ -68,6 +89,17 @@ class TwinExchange:
     name: str
     kind: str
     alternate: str | None
+    durable: bool = True
+
+
+class Binding(NamedTuple):
+    """to_queue: else to an exchange. arguments: sorted; of headers exchanges only."""
+
+    source: str
+    to_queue: bool
+    destination: str
+    key: str
+    arguments: tuple[tuple[str, str], ...] = ()
 
 
 class Twin:
@@ -75,10 +107,9 @@ class Twin:
         self.now_ms = 0
         self.queues: dict[str, TwinQueue] = {}
         self.exchanges: dict[str, TwinExchange] = {}
-        # (source, is it a queue, destination, key), each once.
-        self.bindings: list[tuple[str, bool, str, str]] = []
+        self.bindings: list[Binding] = []  # each once
         self.policies: dict[str, tuple[str, dict[str, Any], int, str]] = {}
-        self.unacked: list[tuple[TwinQueue, Letter]] = []
+        self.given: list[tuple[TwinQueue, TwinConsumer, Letter]] = []  # to consumers, since somebody looked
         self.dead: deque[tuple[str, str | None, str | None, Letter]] = deque()
 
     # -- policies
@@ -116,7 +147,7 @@ class Twin:
 
     # -- routing
 
-    def route(self, exchange: str, key: str) -> list[str]:
+    def route(self, exchange: str, key: str, headers: dict[str, str]) -> list[str]:
         """Names of queues, each once."""
         if exchange == "":
             return [key] if key in self.queues else []
@@ -130,22 +161,27 @@ class Twin:
             seen.append(name)
             source = self.exchanges[name]
             matched = False
-            for bound, to_queue, destination, pattern in self.bindings:
-                if bound == name and self.accepts(source.kind, pattern, key):
+            for binding in self.bindings:
+                if binding.source == name and self.accepts(source.kind, binding, key, headers):
                     matched = True
-                    if to_queue:
-                        found += [destination] if destination not in found else []
+                    if binding.to_queue:
+                        found += [binding.destination] if binding.destination not in found else []
                     else:
-                        waiting.append(destination)
+                        waiting.append(binding.destination)
             alternate = self.alternate(source)
             if not matched and alternate is not None:
                 waiting.append(alternate)
         return found
 
     @staticmethod
-    def accepts(kind: str, pattern: str, key: str) -> bool:
+    def accepts(kind: str, binding: Binding, key: str, headers: dict[str, str]) -> bool:
+        pattern = binding.key
         if kind == "fanout":
             return True
+        if kind == "headers":
+            wanted = dict(binding.arguments)
+            every = wanted.pop("x-match", "all") == "all"
+            return (all if every else any)(headers.get(name) == value for name, value in wanted.items())
         if kind == "direct":
             return pattern == key
         if pattern == "#":
@@ -186,9 +222,30 @@ class Twin:
                 self.die(queue, letter, "maxlen")
             return False
         queue.places += 1
+        letter.logged_ms = self.now_ms
+        consumer = queue.consumer
+        if consumer is not None and consumer.can_take and not queue.ready:
+            self.hand_over(queue, consumer, letter)
+            return True
         queue.ready.append(letter)
         self.tidy(queue)
         return True
+
+    def hand_over(self, queue: TwinQueue, consumer: TwinConsumer, letter: Letter) -> None:
+        consumer.in_flight += not consumer.no_ack
+        queue.delivered = True
+        self.given.append((queue, consumer, letter))
+
+    def serve(self) -> None:
+        """Consumers take what is ready."""
+        for queue in self.queues.values():
+            consumer = queue.consumer
+            while consumer is not None and consumer.can_take and queue.ready:
+                head = self.head(queue)
+                assert head is not None
+                queue.ready.remove(head)
+                self.hand_over(queue, consumer, head)
+                self.tidy(queue)
 
     def due_ms(self, queue: TwinQueue, letter: Letter) -> int | None:
         times = [self.rule(queue, "message-ttl"), int(letter.expiration) if letter.expiration else None]
@@ -267,12 +324,13 @@ class Twin:
         for queue in self.queues.values():
             queue.sources.clear()
         steps = 0
+        self.serve()
         while self.dead:
             steps += 1
             if steps > 200:
                 raise Anyhow("it runs for ever")
             source, exchange, key, letter = self.dead.popleft()
-            for name in self.route(exchange or "", key or ""):
+            for name in self.route(exchange or "", key or "", letter.headers):
                 if self.runs_in_circles(name, letter.deaths):
                     continue
                 queue = self.queues[name]
@@ -280,6 +338,31 @@ class Twin:
                 if len(queue.sources) > 1:
                     raise Anyhow(f"dead letters of {sorted(queue.sources)} meet in {name}")
                 self.offer(name, letter)
+            if not self.dead:
+                self.serve()
+
+    # -- lives
+
+    def restart(self, held: list[tuple[TwinQueue, Letter]], *, clean: bool) -> None:
+        """What is durable is there again, and what was held goes home. What died has gone where it goes."""
+        for queue, letter in held:
+            if self.queues.get(queue.name) is queue:
+                letter.redelivered = True
+                queue.ready.append(letter)
+        self.queues = {name: queue for name, queue in self.queues.items() if queue.durable}
+        self.exchanges = {name: exchange for name, exchange in self.exchanges.items() if exchange.durable}
+        self.bindings = [
+            each
+            for each in self.bindings
+            if each.source in self.exchanges and each.destination in (self.queues if each.to_queue else self.exchanges)
+        ]
+        for queue in self.queues.values():
+            queue.consumer = None
+            queue.ready = [each for each in queue.ready if each.persistent or queue.kind == "stream"]
+            for letter in queue.ready:
+                letter.born_ms = [letter.logged_ms]
+                if not clean and queue.delivered and not letter.redelivered:
+                    letter.redelivered = None
 
     # -- time
 

@@ -16,7 +16,17 @@ EXCHANGES: Final = ("x0", "x1", "x2", "x3")
 QUEUES: Final = ("q0", "q1", "q2", "q3", "q4")
 KEYS: Final = ("a", "b", "a.b", "q0", "q1", "q2", "q3")
 PATTERNS: Final = ("a", "b", "a.b", "a.*", "#", "*", "q0")
-TYPES: Final = ("direct", "fanout", "topic")
+TYPES: Final = ("direct", "fanout", "topic", "headers")
+HEADERS: Final = ({}, {"h0": "1"}, {"h0": "1", "h1": "1"}, {"h0": "2", "h1": "1"})
+MATCHING: Final = (
+    {},
+    {"h0": "1"},
+    {"x-match": "all", "h0": "1", "h1": "1"},
+    {"x-match": "any", "h0": "1", "h1": "1"},
+    {"x-match": "any"},
+    {"x-match": "all", "h0": "2"},
+)
+"""Arguments of bindings from headers exchanges."""
 TTLS_MS: Final = (0, 100, 200, 500)
 LENGTHS: Final = (0, 1, 2, 3)
 SIZES: Final = (0, 8, 20)
@@ -38,7 +48,7 @@ def program(seed: int, size: int) -> list[Op]:
 
 def _exchange(rng: random.Random, name: str | None = None) -> Op:
     alternate = rng.choice(EXCHANGES) if rng.random() < 0.3 else None
-    return ("exchange", name or rng.choice(EXCHANGES), rng.choice(TYPES), alternate)
+    return ("exchange", name or rng.choice(EXCHANGES), rng.choice(TYPES), alternate, rng.random() < 0.8)
 
 
 def _queue(rng: random.Random, name: str | None = None) -> Op:
@@ -73,8 +83,9 @@ def _limits(rng: random.Random, likely: float) -> dict[str, Any]:
 
 def _bind(rng: random.Random) -> Op:
     if rng.random() < 0.25:
-        return ("bind-exchange", rng.choice(EXCHANGES), rng.choice(EXCHANGES), rng.choice(PATTERNS))
-    return ("bind", rng.choice(EXCHANGES), rng.choice(QUEUES), rng.choice(PATTERNS))
+        ends = (rng.choice(EXCHANGES), rng.choice(EXCHANGES))
+        return ("bind-exchange", *ends, rng.choice(PATTERNS), rng.choice(MATCHING))
+    return ("bind", rng.choice(EXCHANGES), rng.choice(QUEUES), rng.choice(PATTERNS), rng.choice(MATCHING))
 
 
 def _unbind(rng: random.Random) -> Op:
@@ -85,12 +96,16 @@ def _publish(rng: random.Random) -> Op:
     exchange = rng.choice((*EXCHANGES, ""))
     expiration = rng.choice(TTLS_MS) if rng.random() < 0.25 else None
     priority = rng.randint(0, 3) if rng.random() < 0.3 else None
-    persistent, mandatory = rng.random() < 0.7, rng.random() < 0.5
-    return ("publish", exchange, rng.choice(KEYS), rng.choice((0, 6, 10)), expiration, priority, persistent, mandatory)
+    sent = (rng.choice((0, 6, 10)), expiration, priority, rng.random() < 0.7, rng.random() < 0.5)
+    return ("publish", exchange, rng.choice(KEYS), *sent, rng.choice(HEADERS))
 
 
 def _get(rng: random.Random) -> Op:
     return ("get", rng.choice(QUEUES), rng.random() < 0.3)
+
+
+def _consume(rng: random.Random) -> Op:
+    return ("consume", rng.choice(QUEUES), rng.choice((1, 1, 2, 3)), rng.random() < 0.2)
 
 
 def _settle(rng: random.Random) -> Op:
@@ -129,6 +144,10 @@ OPERATIONS: Final[list[tuple[Callable[[random.Random], Op], int]]] = [
     (_unbind, 2),
     (_exchange, 2),
     (_queue, 4),
+    (_consume, 4),
+    (lambda rng: ("cancel", rng.choice(QUEUES)), 2),
+    (lambda rng: ("read", rng.choice(QUEUES), rng.randrange(12)), 1),
+    (lambda rng: ("restart", rng.random() < 0.5), 1),
     (lambda rng: ("purge", rng.choice(QUEUES)), 1),
     (lambda rng: ("delete-queue", rng.choice(QUEUES)), 2),
     (lambda rng: ("delete-exchange", rng.choice(EXCHANGES)), 1),

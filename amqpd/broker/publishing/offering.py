@@ -45,7 +45,8 @@ def offer(destinations: list[Destination], message: Message, logs: list[QueueLog
     outcome: i64 = TAKEN
     for destination in destinations:
         taken = destination.offer(message)
-        log = destination.log() if message.persistent and (logs is not None or not taken) else None
+        kept = message.persistent or destination.keeps_all
+        log = destination.log() if kept and (logs is not None or not taken) else None
         if taken:
             if log is not None and logs is not None:
                 logs.append(log)

@@ -49,12 +49,16 @@ class Route:
         self.tap: Tap | None = None
         self.keys: list[str] | None = None
         self.durable = False
+        # Whether one of them keeps what is transient, too.
+        self.keeps_all = False
         # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False
         prepare(destinations)
         for destination in destinations:
             if destination.durable:
                 self.durable = True
+                if destination.keeps_all:
+                    self.keeps_all = True
                 log = destination.log()
                 if log is not None and not log.local:
                     self.remote = True
@@ -62,9 +66,9 @@ class Route:
     def logs(self, message: Message) -> list[QueueLog]:
         """Those that the message, once offered, has to be safe in. Cost: all destinations."""
         logs: list[QueueLog] = []
-        if self.durable and message.persistent:
+        if self.durable:
             for destination in self.destinations:
-                log = destination.log()
+                log = destination.log() if message.persistent or destination.keeps_all else None
                 if log is not None:
                     logs.append(log)
         return logs

@@ -54,7 +54,7 @@ class Spread:
         destinations = self._route.destinations
         message = self._message
         deadline = time.monotonic() + SLICE_S
-        logs: list[QueueLog] = []
+        logs: list[QueueLog] = []  # that keep it
         stores = turn.stores
         cost = min(len(stores.dirty), stores.dirty_max // 2)  # others may have had theirs, but it goes on
         while self._next < len(destinations) and cost < stores.dirty_max:
@@ -65,13 +65,14 @@ class Spread:
             log = destination.log()
             if log is not None:
                 cost += 1 if log.next_offset > 0 else NEW_LOG
-                logs.append(log)
+                if message.persistent or destination.keeps_all:
+                    logs.append(log)
             if not destination.offer(message):
                 self._accepted = False
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break
         self._soon(turn.run)  # at once, also where it was put off: there is more to come
-        if self._waits and message.persistent and logs:  # by now, if a stream has taken it
+        if self._waits and logs:
             self._syncs += 1
             when_safe(turn, logs, self._synced)
         if self._next < len(destinations):

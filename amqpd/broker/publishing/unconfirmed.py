@@ -66,7 +66,7 @@ class Unconfirmed(Confirmer):
     def add(self, route: Route, message: Message) -> None:
         """The next publish: it has been offered along this route in this turn. Cost: some 3 ns."""
         self.sequence += 1
-        if route.durable and message.persistent and route is not self._last_route:
+        if route.durable and (message.persistent or route.keeps_all) and route is not self._last_route:
             self._last_route = route
             self._routes.append(route)
             if route.remote:

@@ -176,6 +176,7 @@ class LevelOrder(ReadyOrder):
             self._scan_offset = fetch.next_offset
             return False
         if self._note(queue, fetch.records):
+            self.head(queue)  # whose time may be over, though nobody takes it
             return True
         queue.pump_later()
         return False

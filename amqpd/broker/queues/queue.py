@@ -206,8 +206,10 @@ class Queue(Source):
             return False
         if self.rules.stream:
             self.published_count += 1
+            persistent = message.persistent
             message.persistent = True  # rabbit: a stream keeps it whatever its delivery mode
             offset = self.backing.append(message)
+            message.persistent = persistent  # for the others it goes to
             return offset >= 0 and self.order.add(self, message, offset)
         accepted = self._take_in(message)
         if limits.displace() and self.expiry is not None:
