@@ -37,6 +37,7 @@ class Letter:
     """A message in one queue. deaths: newest first. deliveries: of a quorum queue, how often it came back. born_ms:
     shared by its copies in all queues: when it came, if a time to live was to be obeyed then; else when one first was.
     logged_ms: when it came to its queue, which is all that a restart knows. redelivered: None where it may say either.
+    vague: it came back, and may be read from the log again, which knows when it came; or not.
     """
 
     body: bytes
@@ -53,6 +54,7 @@ class Letter:
     headers: dict[str, str] = field(default_factory=dict)
     persistent: bool = True
     logged_ms: int = 0
+    vague: bool = False
 
 
 @dataclass
@@ -252,9 +254,15 @@ class Twin:
         known = [each for each in times if each is not None]
         if not known or queue.kind == "stream":
             return None
-        if not letter.born_ms:  # it begins to age now
-            letter.born_ms.append(self.now_ms)
+        self.begin_to_age(letter)
         return letter.born_ms[0] + min(known)
+
+    def begin_to_age(self, letter: Letter) -> None:
+        """Now, if nobody knows when it came."""
+        if not letter.born_ms:
+            if letter.vague and letter.logged_ms < self.now_ms:
+                raise Anyhow("its age is the log's, or begins with the rule")
+            letter.born_ms.append(self.now_ms)
 
     def obey(self) -> None:
         """A policy has changed."""
@@ -262,16 +270,15 @@ class Twin:
             ages = self.rule(queue, "message-ttl") is not None
             if ages and not queue.ages:
                 for letter in queue.ready:
-                    if not letter.born_ms:
-                        letter.born_ms.append(self.now_ms)
+                    self.begin_to_age(letter)
             queue.ages = ages
             self.tidy(queue, time_first=True)
 
-    def tidy(self, queue: TwinQueue, *, time_first: bool = False) -> None:
+    def tidy(self, queue: TwinQueue, *, time_first: bool = False, came_back: bool = False) -> None:
         """What is too much goes, from the head, then what is over there. The other way round: of a message that came
-        alone; time_first.
+        alone, and not back; time_first.
         """
-        if time_first or len(queue.ready) == 1:
+        if time_first or (len(queue.ready) == 1 and not came_back):
             self.expire(queue)
         while queue.ready and self.over(queue) and (self.rule(queue, "overflow") or "drop-head") == "drop-head":
             self.drop_head(queue, "maxlen")
@@ -363,6 +370,10 @@ class Twin:
                 letter.born_ms = [letter.logged_ms]
                 if not clean and queue.delivered and not letter.redelivered:
                     letter.redelivered = None
+            if self.rule(queue, "message-ttl") is None and queue.kind != "stream":
+                head = self.head(queue)
+                if any(letter.expiration and letter is not head for letter in queue.ready):
+                    raise Anyhow("a time to live that nobody has read as yet, behind others")
 
     # -- time
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pamqp.commands as spec
@@ -26,6 +27,7 @@ from program_twin import Anyhow, Binding, Letter, Twin, TwinConsumer, TwinExchan
 from programs import Op, program, shrunk
 
 from amqpd.broker.catalogue import policies
+from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.flow.timers import TICK_MS
 
 SIZE = 45
@@ -268,7 +270,8 @@ class Player:
         self.twin.restart([(each.queue, each.letter) for each in self.held], clean=clean)
         self.connect()
         for queue in self.house.vhost.queues.values():
-            queue.prepare()
+            with suppress(NotOpenYet):
+                queue.prepare()
         self.obey()
 
     def read(self, name: str, offset: int) -> None:
@@ -299,10 +302,9 @@ class Player:
             if limit is not None and letter.deliveries > limit:
                 self.twin.die(queue, letter, "delivery_limit")
                 return
-        if queue.durable and "x-max-priority" in queue.arguments and not letter.born_ms:
-            letter.born_ms = [letter.logged_ms]  # it is read from the log again, which knows when it came
+        letter.vague = queue.durable
         queue.ready.append(letter)
-        self.twin.tidy(queue)
+        self.twin.tidy(queue, came_back=True)
 
     def purge(self, name: str) -> None:
         queue = self.twin.queues.get(name)
