@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -21,6 +22,10 @@ class Wire:
         self.local: tuple[str, int] = ("", 0)
         self.peer_is_loopback = False
         self.tls = False
+
+    def peer_certificate(self) -> dict[str, Any]:
+        """What a TLS client has shown, and `amqp.tls.ca` has signed, as the module ssl has it; else empty."""
+        return {}
 
     def write(self, data: bytes) -> None:
         """Hands it to the kernel, or keeps what that does not take."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from amqpd.connection import certificate
+
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.connection.connection import Connection
@@ -70,6 +72,7 @@ def _wire(connection: Connection) -> dict[str, object]:
         "protocol": "AMQP 0-9-1",
         "auth_mechanism": connection.control.mechanism,
         "ssl": wire.tls,
+        **certificate.told(wire.peer_certificate()),
     }
 
 

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from amqpd.connection.connection import Connection
 from amqpd.connection.control import Wire
@@ -92,6 +92,10 @@ class Transport(Wire, asyncio.Protocol):
         self.connection.output.resume_writing()
 
     # -- called by the connection ------------------------------------------------------------------------------------
+
+    def peer_certificate(self) -> dict[str, Any]:
+        shown = None if self._transport is None else self._transport.get_extra_info("peercert")
+        return shown or {}
 
     def write(self, data: bytes) -> None:
         transport = self._transport

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.channel.deliveries import ChannelConsumer, Deliveries
+from amqpd.connection import certificate
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
@@ -68,6 +69,8 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
         "state": _state(call, connection),
         "connected_at": int(connection.control.connected_at * 1000),
         "ssl": wire.tls,
+        **dict.fromkeys(certificate.KEYS),
+        **certificate.told(wire.peer_certificate()),
         "type": "network",
         "node": call.node,
         **call.rates.details(connection, CONNECTION),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import time
@@ -161,6 +162,32 @@ def test_client_certificates(
             assert heard == welcome
         assert speak(broker, known)[1]
         assert "Traceback" not in broker.stderr, broker.stderr
+
+
+def test_what_a_client_has_shown_is_told(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
+    known = trusting(authority)
+    authority.issue_cert("anna", common_name=" anna, of the shop", organization_name="shop").configure_cert(known)
+    settings = {**papers, "amqp.tls.verify_peer": True, "event_exchange_vhost": "/"}
+    with BrokerProcess(tmp_path, settings=settings) as broker:
+        hearing = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = hearing.channel()
+        channel.queue_declare("heard", exclusive=True)
+        channel.queue_bind("heard", "amq.rabbitmq.event", "connection.created")
+        theirs = pika_connection(broker, known)
+        (_, properties, _) = next(channel.consume("heard", auto_ack=True))
+        told = properties.headers
+        listed = {each["name"]: each for each in broker.api("GET", "/api/connections")}
+        theirs.close()
+        hearing.close()
+    theirs_listed = listed.pop(told["name"])
+    (plain,) = listed.values()
+    parts = told["peer_cert_subject"].split(",OU=")
+    assert parts[0] == "CN=\\ anna\\, of the shop"
+    assert parts[1].endswith(",O=shop")
+    assert told["peer_cert_issuer"].endswith(",O=trustme v" + trustme.__version__)
+    assert re.fullmatch(r"2000-01-01T[\d:]{8}Z - \d{4}-\d\d-\d\dT[\d:]{8}Z", told["peer_cert_validity"])
+    for key in ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"):
+        assert (theirs_listed[key], plain[key]) == (told[key], None)
 
 
 @pytest.mark.parametrize(
