@@ -11,7 +11,7 @@ from taker import Taker, take
 
 from amqpd.broker.flow import scans
 from amqpd.broker.queues.fifo import FifoOrder
-from amqpd.broker.queues.filtered_order import FilteredOrder
+from amqpd.broker.queues.filtered_order import RANGE_MIN, FilteredOrder
 from amqpd.broker.queues.filters import FILTERS_MAX, PUMP_COUNT_MAX
 from amqpd.broker.queues.offset_bits import CHUNK_SIZE, OffsetBits
 from amqpd.broker.queues.rules import Rules
@@ -340,6 +340,23 @@ class TestLog:
         got = [room.get(queue) for _ in range(11)]
         assert texts([each.body for each in got]) == "b0 g1 b2 g3 b4 g6 b7 r8 g9 b10 r11"
         assert [each.redelivered for each in got] == [False] * 7 + [True, False, False, True]
+
+    def test_a_purge_leaves_the_unacked_ones_between_many_and_few(self, room) -> None:
+        queue = room.queue("q")
+        queue.order.count_max = 1
+        wanted = "b" + "r" + "b" * (RANGE_MIN + 8) + "rbrbb" + "b" * RANGE_MIN + "r"
+        publish(room, wanted)
+        red = take(room, queue, RED)
+        queue.purge()
+        room.turn.want()
+        room.turns()
+        assert (queue.ready_count, queue.ready_bytes, queue.unacked_count) == (0, 0, 4)
+        assert queue.store.record_count == 4
+        assert queue.store.size_bytes == sum(len(body) for body in red.got)
+        room.restart()
+        queue = room.vhost.queue("q")
+        queue.prepare()
+        assert room.bodies(queue) == red.got
 
     def test_behind_a_backlog_nobody_wants(self, room) -> None:
         """What comes is in the log alone then, and what was taken of it is not met again."""
