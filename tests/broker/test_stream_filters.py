@@ -9,67 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amqpd.broker import consuming
-from amqpd.broker.delivery import Consumer, Entry
 from amqpd.broker.flow.scans import LOOK_COUNT, SLICE_MS
-from amqpd.broker.message import Message
 from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_filter import RecordView, StreamFilter
 from amqpd.broker.queues.stream_order import StreamOrder
-from amqpd.broker.queues.stream_reader import SHARE_COUNT, StreamReader
+from amqpd.broker.queues.stream_reader import SHARE_COUNT
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse
 from amqpd.storage.log.record import Record
 
-
-class Reader(Consumer):
-    def __init__(self, queue: Queue, credit: int, arguments: Mapping[str, object]) -> None:
-        asked = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
-        super().__init__(queue, f"c{id(self)}", False, False, asked)
-        self.credit = credit
-        self.got: list[bytes] = []
-        self.entries: list[Entry] = []
-        self.told = False
-
-    def can_take(self) -> bool:
-        return self.in_flight < self.credit
-
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
-        assert entry is not None
-        self.in_flight += 1
-        entry.consumer = self
-        self.got.append(message.body())
-        self.entries.append(entry)
-
-    def cancel(self) -> None:
-        self.told = True
-
-    def ack(self) -> None:
-        for entry in self.entries:
-            self.in_flight -= 1
-            entry.queue.settle(entry)
-        self.entries.clear()
-        if self.parked:
-            self.queue.activate(self)
-
-    @property
-    def place(self) -> StreamReader:
-        assert isinstance(self.reader, StreamReader)
-        return self.reader
+from .test_streams import Reader
+from .test_streams import read as read_from
 
 
 def read(room, queue: Queue, credit: int = 100_000, turn: bool = True, **arguments: object) -> Reader:
-    table: dict[str, object] = {"x-stream-offset": "first"}
-    table |= {name.replace("_", "-"): value for name, value in arguments.items()}
-    reader = Reader(queue, credit, table)
-    consuming.check_reader(queue, credit, False, reader.arguments, 0)
-    consuming.begin(queue, reader)
-    if turn:
-        room.turns()
-    return reader
+    """From the first message on."""
+    return read_from(room, queue, credit, turn, **({"x_stream_offset": "first"} | arguments))
 
 
 @pytest.fixture
@@ -121,7 +79,7 @@ class TestSelectors:
         assert again.place.stored == 8  # stored without an ack: there was nothing to ack
         room.turns()
         assert len(again.got) == 1
-        again.ack()
+        again.ack(len(again.entries))
         room.turns()
         stream.order.leave(stream, again)
         assert room.vhost.queue_host.stored_offset(stream.id, "me") == 9
@@ -138,7 +96,7 @@ class TestSelectors:
         reader = read(room, stream, 1, x_filter="colour = 'blue'")
         for count in range(1, 5):
             assert reader.got == bodies[1::2][:count]
-            reader.ack()
+            reader.ack(len(reader.entries))
             room.turns()
 
     def test_it_survives_a_restart(self, room, stream) -> None:
@@ -349,12 +307,12 @@ def test_everybody_gets_what_he_wants_in_order(tmp_path_factory, batches, reader
                     mine.append(body)
         for each in there:
             if each.entries:
-                each.ack()
+                each.ack(len(each.entries))
         room.turns()
     for _ in range(60):
         for each in there:
             if each.entries:
-                each.ack()
+                each.ack(len(each.entries))
         room.turns()
     assert [each.got for each in there] == wanted
     assert isinstance(stream.order, StreamOrder)

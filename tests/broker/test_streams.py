@@ -10,7 +10,7 @@ import pytest
 from amqpd.broker import consuming
 from amqpd.broker.delivery import Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queues import stream_slices
+from amqpd.broker.queues import joining, stream_slices
 from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.consumer_arguments import consumer_arguments
 from amqpd.broker.queues.queue import Queue
@@ -82,9 +82,7 @@ def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments:
 
 
 def leave(room, reader: Reader) -> None:
-    queue = reader.queue_read
-    queue.order.leave(queue, reader)
-    queue.remove_consumer(reader)
+    joining.leave(reader.queue_read, reader)
     for entry in reader.entries:
         entry.queue.requeue(entry, True)
     room.turns()
