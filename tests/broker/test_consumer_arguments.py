@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from amqpd.broker.delivery import NO_ARGUMENTS
+from amqpd.broker.queues.argument_checks import Context
 from amqpd.broker.queues.consumer_arguments import (
     CONSUMER_ROWS,
-    ConsumerContext,
     ConsumerRow,
     consumer_arguments,
 )
@@ -95,7 +95,7 @@ def test_a_new_argument_is_a_row_and_a_field(monkeypatch: pytest.MonkeyPatch) ->
     """Of a kind of queue that takes it; elsewhere it is refused, whatever its value."""
     seen: list[object] = []
 
-    def read(row: ConsumerRow, value: Any, context: ConsumerContext) -> None:
+    def read(row: ConsumerRow, value: Any, context: Context) -> None:
         seen.append((row.name, value, context.kind))
 
     row = ConsumerRow("x-new", read, "delivery", "", "new", frozenset({"quorum"}))

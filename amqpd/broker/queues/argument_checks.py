@@ -1,6 +1,6 @@
 """What a row of the table of arguments says, and the checks that rows name: what values an argument takes.
 
-`arguments.py` has the rows of queues, `catalogue/exchange_arguments.py` those of exchanges. A check raises
+`arguments.py` has the table of queues, `catalogue/exchange_arguments.py` that of exchanges. A check raises
 PreconditionFailed (406) with RabbitMQ's text.
 
 Where a policy may set the same thing the row says by which key, what is valid there (in a policy a value is JSON), what
@@ -10,7 +10,7 @@ RabbitMQ's text calls it, and how the two become one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from amqpd.broker.queues.kinds import KINDS, kind_of
 from amqpd.broker.queues.rules import Admission
@@ -26,11 +26,19 @@ Merge: TypeAlias = Literal["argument", "lowest"]
 
 
 class Context(NamedTuple):
-    """What the text of an error names. name: the queue's, or the exchange's."""
+    """What the text of an error names. name: the queue's, or the exchange's. kind: of the queue that is consumed."""
 
     name: str
     vhost: str
     arguments: Mapping[str, object]
+    kind: str = ""
+
+
+class Named(Protocol):
+    """A row of whatever table."""
+
+    @property
+    def name(self) -> str: ...
 
 
 def never(_value: object) -> bool:
@@ -89,17 +97,17 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool | Timestamp)
 
 
-def invalid(row: Row, context: Context, why: str) -> PreconditionFailed:
+def invalid(row: Named, context: Context, why: str) -> PreconditionFailed:
     return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}': {why}")
 
 
-def integer(row: Row, value: object, context: Context) -> int:
+def integer(row: Named, value: object, context: Context) -> int:
     if not isinstance(value, int) or isinstance(value, bool | Timestamp):
         raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
     return value
 
 
-def non_negative(row: Row, value: object, context: Context) -> int:
+def non_negative(row: Named, value: object, context: Context) -> int:
     number = integer(row, value, context)
     if number < 0:
         raise invalid(row, context, f"{{value_negative,{number}}}")
@@ -124,7 +132,7 @@ def priority(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, f"{{max_value_exceeded,{number}}}")
 
 
-def text(row: Row, value: object, context: Context) -> str:
+def text(row: Named, value: object, context: Context) -> str:
     if not isinstance(value, str):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
@@ -174,9 +182,10 @@ def dead_letter_key(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
 
-def boolean(row: Row, value: object, context: Context) -> None:
+def boolean(row: Named, value: object, context: Context) -> bool:
     if not isinstance(value, bool):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+    return value
 
 
 def export_name(row: Row, value: object, context: Context) -> None:

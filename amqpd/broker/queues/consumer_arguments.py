@@ -17,22 +17,22 @@ from typing import Any, Final, NamedTuple
 
 from amqpd.broker.delivery import ConsumerArguments
 from amqpd.broker.message import TTL_MS_MAX
-from amqpd.broker.queues.argument_checks import erlang_field, erlang_type, is_integer
+from amqpd.broker.queues.argument_checks import (
+    Context,
+    boolean,
+    erlang_field,
+    integer,
+    invalid,
+    is_integer,
+    non_negative,
+    text,
+)
 from amqpd.broker.queues.kinds import CLASSIC, KINDS, STREAM, WORK_QUEUES
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import EVERYTHING, parse
-
-
-class ConsumerContext(NamedTuple):
-    """Of which queue it is consumed, and all that is asked for."""
-
-    queue: str
-    vhost: str
-    kind: str
-    arguments: Mapping[str, object]
 
 
 class ConsumerRow(NamedTuple):
@@ -44,32 +44,18 @@ class ConsumerRow(NamedTuple):
     """
 
     name: str
-    read: Callable[[ConsumerRow, Any, ConsumerContext], object]
+    read: Callable[[ConsumerRow, Any, Context], object]
     obeyed_by: str
     meaning: str
     field: str
     kinds: frozenset[str] | None = None
 
 
-def invalid(row: ConsumerRow, context: ConsumerContext, why: str) -> PreconditionFailed:
-    """The refusal of a bad value."""
-    return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.queue}' in vhost '{context.vhost}': {why}")
+def _timeout(row: ConsumerRow, value: object, context: Context) -> object:
+    return min(non_negative(row, value, context), TTL_MS_MAX)
 
 
-def _integer(row: ConsumerRow, value: object, context: ConsumerContext) -> object:
-    if not is_integer(value):
-        raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
-    return value
-
-
-def _timeout(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
-    _integer(row, value, context)
-    if value < 0:
-        raise invalid(row, context, f"{{value_negative,{value}}}")
-    return min(value, TTL_MS_MAX)
-
-
-def _stream_offset(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+def _stream_offset(row: ConsumerRow, value: Any, context: Context) -> object:
     """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
     if isinstance(value, Timestamp):
         return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
@@ -84,39 +70,28 @@ def _stream_offset(row: ConsumerRow, value: Any, context: ConsumerContext) -> ob
     raise invalid(row, context, f"{{invalid_stream_offset_arg,{erlang_field(value)}}}")
 
 
-def _consumer_name(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
-    if not isinstance(value, str):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    if not 0 < len(value.encode("utf-8", "surrogateescape")) <= NAME_SIZE_MAX:
+def _consumer_name(row: ConsumerRow, value: object, context: Context) -> object:
+    name = text(row, value, context)
+    if not 0 < len(name.encode("utf-8", "surrogateescape")) <= NAME_SIZE_MAX:
         raise invalid(row, context, f'"expected a name of 1 to {NAME_SIZE_MAX} bytes"')
-    return value
+    return name
 
 
-def _selector(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
-    if not isinstance(value, str):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
+def _selector(row: ConsumerRow, value: object, context: Context) -> object:
     try:
-        selector = parse(value)
+        selector = parse(text(row, value, context))
     except BadSelector as error:
         raise invalid(row, context, str(error)) from None
     return None if selector is EVERYTHING else selector
 
 
-def _filter_values(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
+def _filter_values(row: ConsumerRow, value: Any, context: Context) -> object:
     """rabbit: what is no text in an array is left out there, with a warning in the broker's log."""
     values = value if isinstance(value, list) else [value]
-    for each in values:
-        if not isinstance(each, str):
-            raise invalid(row, context, f"{{unacceptable_type,{erlang_type(each)}}}")
+    texts = frozenset([text(row, each, context) for each in values])
     if not 0 < len(values) <= FILTER_VALUES_MAX:
         raise invalid(row, context, f'"expected 1 to {FILTER_VALUES_MAX} values, got {len(values)}"')
-    return frozenset(values)
-
-
-def _boolean(row: ConsumerRow, value: Any, context: ConsumerContext) -> object:
-    if not isinstance(value, bool):
-        raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
-    return value
+    return texts
 
 
 NAME_SIZE_MAX: Final = 255
@@ -128,7 +103,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
     for row in (
         ConsumerRow(
             "x-priority",
-            _integer,
+            integer,
             "delivery",
             "those of the highest number that can take are served first; default 0",
             "priority",
@@ -175,7 +150,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ),
         ConsumerRow(
             "x-stream-match-unfiltered",
-            _boolean,
+            boolean,
             "stream_filter",
             "beside `x-stream-filter`: what was published without that header, too",
             "match_unfiltered",
@@ -183,7 +158,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ),
         ConsumerRow(
             "x-cancel-on-ha-failover",
-            _boolean,
+            boolean,
             "consumer_arguments",
             "ignored: one node",
             "",
@@ -200,7 +175,7 @@ def consumer_arguments(
 
     Raises: PreconditionFailed.
     """
-    context = ConsumerContext(queue, vhost, kind, arguments)
+    context = Context(queue, vhost, arguments, kind)
     values: dict[str, object] = {}
     for name, value in arguments.items():
         row = CONSUMER_ROWS.get(name)
