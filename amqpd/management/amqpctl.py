@@ -13,7 +13,7 @@ from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
 from amqpd.broker.catalogue.restore import Report
 from amqpd.broker.publishing.firehose import trace
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.connections import pid, reason
 from amqpd.management.health import failed_logs
 from amqpd.management.overview import Totals, listeners
@@ -23,6 +23,7 @@ from amqpd.management.slices import Slices
 from amqpd.metrics import disk_free_bytes, process
 
 STOP_DELAY_S: Final = 0.05
+PACE_MAX: Final = 1_000_000
 
 
 class CannotListen(ApiError):
@@ -141,7 +142,8 @@ async def close_connection(call: Call) -> Reply:
 async def close_all_connections(call: Call) -> Reply:
     """All, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
     why = reason(call.text("reason", ""))
-    limit, delay_ms = _number(call, "limit"), _number(call, "per_connection_delay_ms")
+    limit = number("limit", call.fields().get("limit", 0), 0, PACE_MAX)
+    delay_ms = number("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
     found = list(call.server.connections)
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
@@ -160,13 +162,6 @@ async def close_all_connections(call: Call) -> Reply:
             await slices.rest()
     call.broker.turn.want()
     return reply({"closed": closed})
-
-
-def _number(call: Call, name: str) -> int:
-    value = call.fields().get(name, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
-        raise BadRequest(f"{name} is a number from 0 to 1000000")
-    return value
 
 
 async def switch_tracing(call: Call) -> Reply:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.permissions import Kind
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
 from amqpd.storage.settle.hold import NAME
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_log import QueueLog
+
+OFFSET_MAX: Final = (1 << 63) - 1
 
 
 async def get_exports(call: Call) -> Reply:
@@ -35,7 +37,7 @@ async def put_export(call: Call) -> Reply:
         raise BadRequest("name: expected letters, digits, dots, dashes and underscores, 64 at most")
     limit = call.fields().get("max_bytes")
     if limit is not None:
-        limit = _number(limit, "max_bytes")
+        limit = number("max_bytes", limit, 0, OFFSET_MAX)
     call.broker.storage.hold(store).add(name, limit)
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
@@ -46,7 +48,7 @@ async def commit_export(call: Call) -> Reply:
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
         raise NotThere("the queue was deleted and declared anew")
-    name, offset = call.text("name"), _number(call.fields().get("offset"), "offset")
+    name, offset = call.text("name"), number("offset", call.given("offset"), 0, OFFSET_MAX)
     hold = call.broker.storage.find_hold(store)
     if hold is None or not hold.commit(name, offset):
         raise NotThere(f"the queue keeps nothing for an export '{name}'")
@@ -76,12 +78,6 @@ def _store(call: Call, kind: Kind) -> QueueLog:
         raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
     queue.prepare()
     return queue.store
-
-
-def _number(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadRequest(f"{name} must be a number of 0 or more")
-    return value
 
 
 ROUTES: Final = (

@@ -43,9 +43,6 @@ class Admission:
     def connection_count(self, user: str) -> int:
         return len(self._by_user.get(user, ()))
 
-    def channel_count(self, user: str) -> int:
-        return self._channels.get(user, 0)
-
     def entered(self, session: object, user: str, vhost: VHost) -> None:
         """It is open."""
         vhost.connected.add(session)
