@@ -104,8 +104,8 @@ def _counted(
         Metric(
             "rabbitmq_connections_closed_total", "counter", "Connections closed", connections.closed_count
         ),
-        Metric("rabbitmq_channels_opened_total", "counter", "Channels opened", broker.channel_opened_count),
-        Metric("rabbitmq_channels_closed_total", "counter", "Channels closed", broker.channel_closed_count),
+        Metric("rabbitmq_channels_opened_total", "counter", "Channels opened", broker.channels.opened_count),
+        Metric("rabbitmq_channels_closed_total", "counter", "Channels closed", broker.channels.closed_count),
         Metric("rabbitmq_queues_declared_total", "counter", "Queues declared", broker.catalogue.queue_declared_count),
         Metric("rabbitmq_queues_created_total", "counter", "Queues created", broker.catalogue.queue_created_count),
         Metric("rabbitmq_queues_deleted_total", "counter", "Queues deleted", broker.catalogue.queue_deleted_count),

@@ -45,6 +45,7 @@ LAYERS = (
     ("amqpd.broker.session", "amqpd.broker.access"),
     ("amqpd.broker.broker",),
     ("amqpd.broker.hosting",),
+    ("amqpd.broker.surgery",),
     ("amqpd.broker.publishing",),
     ("amqpd.broker.catalogue",),
     ("amqpd.broker.queues",),

@@ -25,7 +25,7 @@ from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.clients import Clients
-from amqpd.broker.counters import Ended
+from amqpd.broker.counters import ChannelTotals
 from amqpd.broker.destination import Destination
 from amqpd.broker.events import ACTOR, EXCHANGE, INTERNAL
 from amqpd.broker.flow.alarms import Alarms
@@ -41,6 +41,7 @@ from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
+from amqpd.broker.surgery.jobs import Jobs
 from amqpd.broker.user_events import told_of
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import Metadata, VhostRow
@@ -102,10 +103,8 @@ class Broker:
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
         self.admission = Admission(self.user_limits)
-        self.channel_opened_count = 0
-        self.channel_closed_count = 0
-        # What channels that ended had counted, so that totals never fall; see amqpd.metrics. Queues: the catalogue.
-        self.ended_channels = Ended()
+        self.channels = ChannelTotals()  # see amqpd.metrics; of queues: the catalogue
+        self.jobs = Jobs(self.republisher, self.turn, loop.call_soon)
 
     # -- start -------------------------------------------------------------------------------------------------------
 

@@ -35,3 +35,12 @@ class Ended:
             self.counts = [0] * len(counts)
         for index, count in enumerate(counts):
             self.counts[index] += count
+
+
+class ChannelTotals:
+    """Channels since the start: opened, closed, and what those that ended had counted."""
+
+    def __init__(self) -> None:
+        self.opened_count = 0
+        self.closed_count = 0
+        self.ended = Ended()

@@ -32,9 +32,9 @@ def close(channel: Channel, _command: ChannelClose) -> None:
 def release(channel: Channel) -> None:
     """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
     broker = channel.session.broker
-    broker.channel_closed_count += 1
+    broker.channels.closed_count += 1
     broker.admission.close_channel(channel.session.user.name)
-    broker.ended_channels.add(channel_counts(channel))
+    broker.channels.ended.add(channel_counts(channel))
     for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
     channel.deliveries.stop_clocks()

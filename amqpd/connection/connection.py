@@ -342,7 +342,7 @@ class Connection(CommandSink):
         self.channels.check_count()
         self.broker.admission.open_channel(self.session.user.name)
         self.channels.add(Channel(self.session, self.output, self.backlog, number))
-        self.broker.channel_opened_count += 1
+        self.broker.channels.opened_count += 1
         channel_created(self.session, number)
         self.output.send(number, commands.ChannelOpenOk())
 

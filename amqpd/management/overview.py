@@ -113,8 +113,8 @@ async def overview(call: Call) -> Reply:
         item["churn_rates"] = {
             "connection_created": call.server.connections.opened_count,
             "connection_closed": call.server.connections.closed_count,
-            "channel_created": broker.channel_opened_count,
-            "channel_closed": broker.channel_closed_count,
+            "channel_created": broker.channels.opened_count,
+            "channel_closed": broker.channels.closed_count,
             "queue_declared": broker.catalogue.queue_declared_count,
             "queue_created": broker.catalogue.queue_created_count,
             "queue_deleted": broker.catalogue.queue_deleted_count,

@@ -112,7 +112,7 @@ class Rates:
     async def totals(self, kind: int) -> dict[str, Any]:
         """Likewise for all queues or channels since the broker's start, those that ended included."""
         slices = Slices()
-        ended = self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.ended_channels
+        ended = self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.channels.ended
         counts = list(ended.counts) or [0] * len(NAMES[kind])
         # Chosen before the first rest: what ends meanwhile keeps its counts and is in no sum yet.
         for thing in self._all(kind):

@@ -66,6 +66,13 @@ class Scans:
         self.over = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
         return False
 
+    def begin_alone(self, slice_ms: i64) -> None:
+        """A slice of one's own, of no turn: of who has a `Scans` for itself."""
+        self._until_ms = self._timers.now_ms() + slice_ms
+        self._count = 0
+        self._unlooked = 0
+        self.over = False
+
     def step(self, size: i64) -> None:
         """One more message is looked at, whose properties have so many bytes."""
         self._count += 1

@@ -69,16 +69,21 @@ class Dressed:
         self.destinations = destinations
 
 
+# What `Origin.dress` answers of a message that cannot go anywhere now: it is given back by `Origin.kept`.
+STAYS: Final = Dressed(Envelope("", ""), b"", PropertyInfo(0), [])
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Origin:
     """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
 
     Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
-    message, as the broker's log tells of it ("dead-letter").
+    message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.offset: i64 = -1
 
     def log(self) -> QueueLog | None:
         """The log that offsets are of; None when nothing is in one. It is settled, and read for what is not in memory.
@@ -100,7 +105,8 @@ class Origin:
         return Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
 
     def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
-        """The message that becomes of one of this route and these properties; None: it goes nowhere, and is over.
+        """The message that becomes of one of this route and these properties; None: it goes nowhere, and is over;
+        STAYS: it goes nowhere now, and its source has it back (`kept`).
 
         What is found out for one message may be kept for the rest of the slice (`Republisher.slice_number`).
         """
@@ -118,6 +124,10 @@ class Origin:
             while offset <= last:
                 store.settle(offset, size)
                 offset += 1
+
+    def kept(self, offset: i64) -> None:
+        """Of this one `dress` has said STAYS: it is neither settled nor published again."""
+        raise NotImplementedError
 
     def waits(self, count: i64) -> None:
         """So many more (1) or less (-1) wait that are in the log alone: it may not be given up meanwhile."""
@@ -277,7 +287,11 @@ class Republisher(Confirmer):
     def _publish_message(self, pending: Pending, message: Message) -> None:
         origin = pending.origin
         targets: list[QueueLog] = []
+        origin.offset = pending.first
         dressed = None if origin.gone() else origin.dress(message.envelope, message.properties())
+        if dressed is STAYS:
+            origin.kept(pending.first)
+            return
         if dressed is not None:
             again = with_properties(message, dressed.envelope, dressed.properties, dressed.info)
             if not self._offer(pending, dressed, again, targets):
@@ -309,9 +323,15 @@ class Republisher(Confirmer):
             pending.first = offset
             body = record.body
             body_size: i64 = len(body)
+            origin.offset = offset
             dressed = origin.dress(origin.envelope_of(record.exchange, record.routing_key), record.properties)
             if targets:
                 targets = []
+            if dressed is STAYS:
+                pending.first = offset + 1
+                count += 1
+                origin.kept(offset)
+                continue
             if dressed is not None:
                 again = make_message(dressed.envelope, dressed.properties, body, record.persistent, dressed.info)
                 if not self._offer(pending, dressed, again, targets):

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from heapq import heapify, heappop
 from typing import final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Entry, RoundRobin
-from amqpd.broker.message import Envelope
+from amqpd.broker.message import Envelope, Message
 from amqpd.routing.selector import Selector
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
@@ -23,12 +23,22 @@ from amqpd.storage.queue_log import Cursor, QueueLog
 _ENOUGH: i64 = 64
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Judge:
+    """Who wants a message or does not, where that takes more than a selector (searching.py)."""
+
+    def wants(self, message: Message) -> bool:
+        """Asked once for each message, in the order of the queue. Keeps nothing of it."""
+        raise NotImplementedError
+
+
 @final
 class FilterCursor:
     """Of one selector. bit: stands for it in `FilteredOrder.back`. robin: those of its consumers that may be served.
 
     matched_offset: the message there is known to match, or -1. matched_back: the one that came back and does.
-    behind: the slice was over before it came to the end. refused_count: ready messages that do not match.
+    behind: the slice was over before it came to the end. refused_count: ready messages that do not match. judge: asked
+    in the selector's place, where there is one; arrived: called in the queue's place when the disk has answered.
     """
 
     def __init__(self, selector: Selector, bit: int) -> None:
@@ -45,6 +55,8 @@ class FilterCursor:
         self.asked_content: bytes = b""
         self.asked_envelope: Envelope | None = None
         self.answer = False
+        self.judge: Judge | None = None
+        self.arrived: Callable[[], None] | None = None
         self._log: QueueLog | None = None
         self._cursor: Cursor | None = None
         self._records: list[Record] = []
@@ -108,6 +120,8 @@ class FilterCursor:
             self._read_offset = 0
         if self._read_offset < offset:
             self._read_offset = offset
+        if self.arrived is not None:
+            arrived = self.arrived
         fetch = cursor.read_at_hand(self._read_offset, size_bytes, arrived)
         self._records = fetch.records
         self._at = 0
@@ -128,3 +142,11 @@ class FilterCursor:
             self._cursor.close()
             self._cursor = None
         self._log = None
+
+
+def free_bit(cursors: list[FilterCursor]) -> int:
+    """The lowest bit that stands for none of them."""
+    used = 0
+    for cursor in cursors:
+        used |= cursor.bit
+    return ~used & (used + 1)

@@ -209,6 +209,8 @@ class FilteredOrder(FifoOrder):
 
     def _matches(self, cursor: FilterCursor, message: Message, shared: bool) -> bool:
         """shared: the other cursors look at this very object, too."""
+        if cursor.judge is not None:
+            return cursor.judge.wants(message)
         content = message.content
         if message.started and content is cursor.asked_content and message.envelope is cursor.asked_envelope:
             return cursor.answer  # what follows each other in the log shares all but the body

@@ -18,7 +18,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, RoundRobin, Source
 from amqpd.broker.queues.fifo import FifoOrder
-from amqpd.broker.queues.filter_cursor import FilterCursor
+from amqpd.broker.queues.filter_cursor import FilterCursor, free_bit
 from amqpd.broker.queues.filtered_order import NOTHING, FilteredOrder
 from amqpd.broker.queues.host import QueueHost
 from amqpd.routing.selector import Selector
@@ -38,6 +38,8 @@ class Filters:
         self._scans = host.turn.scans
         self.order = FilteredOrder(plain)
         host.windows.replace(plain, self.order)
+        # Those of consumers; the order has those of who else searches, too (searching.py).
+        self._cursors: list[FilterCursor] = []
         # Those without a filter; the filter of the others.
         self._anybody = RoundRobin()
         self._filter_of: dict[Consumer, FilterCursor] = {}
@@ -50,10 +52,10 @@ class Filters:
 
     def full(self, selector: Selector) -> bool:
         """Whether there are as many filters as there may be, and this would be another one."""
-        return len(self.order.cursors) >= FILTERS_MAX and self._find(selector) is None
+        return len(self._cursors) >= FILTERS_MAX and self._find(selector) is None
 
     def _find(self, selector: Selector) -> FilterCursor | None:
-        for cursor in self.order.cursors:
+        for cursor in self._cursors:
             if cursor.selector == selector:
                 return cursor
         return None
@@ -71,11 +73,9 @@ class Filters:
             self._anybody.consumers += robin.consumers
         cursor = self._find(selector)
         if cursor is None:
-            used = 0
-            for other in self.order.cursors:
-                used |= other.bit
-            cursor = FilterCursor(selector, ~used & (used + 1))
+            cursor = FilterCursor(selector, free_bit(self.order.cursors))
             self.order.add_cursor(cursor)
+            self._cursors.append(cursor)
         cursor.robin.consumers.append(consumer)
         self._filter_of[consumer] = cursor
 
@@ -94,7 +94,8 @@ class Filters:
         consumer.parked = True
         if not cursor.robin.consumers:
             self.order.remove_cursor(cursor)
-        if not self.order.cursors:
+            self._cursors.remove(cursor)
+        if not self._cursors:
             robin.restrict(robin.single_active, False)
             for other in self._anybody.take_ready():
                 robin.enter(other)
@@ -126,8 +127,8 @@ class Filters:
             return active.refused_count if active is not None else 0
         if self._anybody.consumers:
             return 0
-        least = self.order.cursors[0]
-        for cursor in self.order.cursors:
+        least = self._cursors[0]
+        for cursor in self._cursors:
             if cursor.position < least.position:
                 least = cursor
         return least.refused_count
@@ -143,7 +144,7 @@ class Filters:
             return self._order_without()
         order = self.order
         self._scans.begin(queue, self._host.turn.number)
-        for cursor in order.cursors:
+        for cursor in self._cursors:
             cursor.behind = False
         self._collect()
         count: i64 = 0
@@ -172,7 +173,7 @@ class Filters:
         if queue.ready_count > 0:
             order.head(queue)  # what has a time to live is seen, whoever wants it
         if not queue.scan_wanted:
-            for cursor in order.cursors:
+            for cursor in self._cursors:
                 if cursor.behind:
                     self._scans.wait(queue)
                     self._host.turn.want()
@@ -184,7 +185,7 @@ class Filters:
         queue = self._queue
         order = self.order
         best: Consumer | None = None
-        for cursor in order.cursors:
+        for cursor in self._cursors:
             consumer = cursor.robin.peek()
             if consumer is None:
                 continue

@@ -334,10 +334,7 @@ class LevelOrder(ReadyOrder):
                 entry = level.hot.popleft()
                 self._hot_count -= 1
                 self.hot_bytes -= entry.body_size
-            queue.ready_count -= 1
-            queue.ready_bytes -= entry.body_size
-            if queue.ready_count == 0:
-                queue.ready_bytes = 0
+            self._uncount(queue, entry)
             if entry.message is not None:
                 return entry
         return None
@@ -368,6 +365,70 @@ class LevelOrder(ReadyOrder):
                 message = entry.message
                 if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
                     message.arrived_ms = now_ms
+
+    # -- out of the middle: of who searches (searching.py) -----------------------------------------------------------
+
+    def in_memory(self) -> list[Entry]:
+        """Entries that are ready and not in the log alone, in no order."""
+        return [entry for level in self._levels for entry in [*level.returned, *level.hot]]
+
+    def is_cold(self, offset: i64) -> bool:
+        """Whether it is ready, and in the log alone."""
+        return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
+
+    def take_cold(self, queue: Source, record: Record) -> Entry:
+        """One that is in the log alone, with its message, is ready no more."""
+        store = self.backing.store
+        assert store is not None  # which has it
+        offset = record.offset
+        half: i64 = 0 if self._cold[0].level_at(offset) >= 0 else 1
+        number = self._cold[half].level_at(offset) + (half << _INDEX_LEVELS_BITS)
+        self._cold[half].remove(offset)
+        for level in self._levels:
+            if level.number == number:
+                level.cold_count -= 1
+        entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+        entry.delivery_count = record.delivery_count
+        self._uncount(queue, entry)
+        return entry
+
+    def take_held(self, queue: Source, wanted: dict[Entry, None]) -> None:
+        """These, all of them in memory, are ready no more. Cost: a step for each that is in memory."""
+        for level in self._levels:
+            level.returned = [entry for entry in level.returned if entry not in wanted]
+            heapify(level.returned)
+            kept = deque([entry for entry in level.hot if entry not in wanted])
+            self._hot_count -= len(level.hot) - len(kept)
+            for entry in level.hot:
+                if entry in wanted:
+                    self.hot_bytes -= entry.body_size
+            level.hot = kept
+        for entry in wanted:
+            self._uncount(queue, entry)
+
+    def _uncount(self, queue: Source, entry: Entry) -> None:
+        queue.ready_count -= 1
+        queue.ready_bytes -= entry.body_size
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
+
+    def cool(self, count_max: i64) -> bool:
+        """Where very many came back, so many of them that the log has go to the index. Whether it is enough by now."""
+        for level in self._levels:
+            returned = level.returned
+            if len(returned) <= self.count_max:
+                continue
+            while level.hot and self.backing.has(level.hot[-1].offset):  # which is behind them
+                entry = level.hot.pop()
+                self._hot_count -= 1
+                self.hot_bytes -= entry.body_size
+                self._add_cold(level, entry.offset)
+            while returned and self.backing.has(returned[-1].offset):  # a heap without its end is one
+                if count_max == 0:
+                    return False
+                count_max -= 1
+                self._add_cold(level, returned.pop().offset)
+        return True
 
     # -- home --------------------------------------------------------------------------------------------------------
 

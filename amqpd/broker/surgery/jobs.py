@@ -1,0 +1,186 @@
+"""The jobs of a broker: begun, listed, stopped.
+
+Who begins one has looked at the permissions, and waited until the logs of source and target are open. The last
+ENDED_COUNT_MAX that have ended are remembered; all are forgotten with the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.queues.levels import LevelOrder
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.searching import FifoSearch, LevelSearch, Reading, Search
+from amqpd.broker.surgery.addresses import Address, Redrive, ToExchange, ToQueue
+from amqpd.broker.surgery.job import Conditions, Job, Runner
+from amqpd.errors import NotFound, PreconditionFailed
+from amqpd.routing.selector import Selector
+
+log = logging.getLogger(__name__)
+
+ENDED_COUNT_MAX: Final = 100
+RUNNING_COUNT_MAX: Final = 16
+"""Together they take one slice of each turn of the loop: more of them would be no faster."""
+
+MOVE: Final = "move"
+COPY: Final = "copy"
+DELETE: Final = "delete"
+REDRIVE: Final = "redrive"
+
+
+class Request(NamedTuple):
+    """What is to be done with messages of one queue.
+
+    to_queue, or to_exchange with routing_key (None: their own): of move and copy. selector: None for all of them.
+    limit: 0 for no limit. begin, begin_ms: of copy, the first offset, or the first time (ms since 1970); 0: from the
+    front. may_write: of redrive, whether the user may write to the `queue` or `exchange` of a name.
+    """
+
+    verb: str
+    vhost: VHost
+    source: Queue
+    to_queue: str | None = None
+    to_exchange: str | None = None
+    routing_key: str | None = None
+    selector: Selector | None = None
+    limit: int = 0
+    dry_run: bool = False
+    begin: int = 0
+    begin_ms: int = 0
+    may_write: Callable[[str, str], bool] = lambda kind, name: True
+    user: str = ""
+
+
+class Jobs:
+    """One per broker. call_soon: the loop's."""
+
+    def __init__(
+        self, republisher: Republisher, turn: Turn, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self.runner = Runner(call_soon)
+        self._republisher = republisher
+        self._turn = turn
+        self._jobs: dict[str, Job] = {}
+        self._begun_count = 0
+
+    def all(self) -> list[Job]:
+        """Those that run, and the last that have ended; in the order in which they began."""
+        return list(self._jobs.values())
+
+    def get(self, id_: str) -> Job | None:
+        """The job of this id."""
+        return self._jobs.get(id_)
+
+    def begin(self, request: Request, ended: Callable[[Job], object] | None = None) -> Job:
+        """Begins a job; its first slice comes with the next turn.
+
+        ended: called with it at its end. Raises: PreconditionFailed, NotFound.
+        """
+        source = request.source
+        if source.rules.stream and request.verb != COPY:
+            raise PreconditionFailed(
+                f"queue '{source.name}' in vhost '{source.vhost_name}' is a stream: its messages can be browsed and "
+                "copied, but not moved or deleted"
+            )
+        address = _address_of(request)
+        job = self.make(request.verb, source, Conditions(request.selector, address), request, ended)
+        job.begin(_search_of(request, job))
+        return job
+
+    def make(
+        self,
+        verb: str,
+        source: Queue,
+        conditions: Conditions,
+        request: Request,
+        ended: Callable[[Job], object] | None = None,
+    ) -> Job:
+        """A job that is listed and has not begun: for who brings a `Search` of his own. Raises: PreconditionFailed."""
+        running = [job for job in self._jobs.values() if job.ended_ms == 0]
+        if len(running) >= RUNNING_COUNT_MAX:
+            raise PreconditionFailed(f"{RUNNING_COUNT_MAX} jobs are running: wait for one to end, or stop one")
+        self._begun_count += 1
+        id_ = str(self._begun_count)
+        job = Job(
+            id_,
+            verb,
+            source,
+            conditions,
+            request.limit,
+            request.dry_run,
+            self._republisher,
+            self._turn,
+            self.runner,
+            ended_with(ended),
+        )
+        job.shown = _shown(request)
+        self._jobs[id_] = job
+        over = [each for each, old in self._jobs.items() if old.ended_ms > 0]
+        for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
+            del self._jobs[each]
+        log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.about())
+        return job
+
+
+def ended_with(ended: Callable[[Job], object] | None) -> Callable[[Job], None]:
+    def tell(job: Job) -> None:
+        log.info(
+            "%s of messages %s after %d, job %s%s",
+            job.kind,
+            job.state,
+            job.done_count,
+            job.id,
+            f": {job.reason}" if job.reason else "",
+            extra=job.about(),
+        )
+        if ended is not None:
+            ended(job)
+
+    return tell
+
+
+def _shown(request: Request) -> dict[str, object]:
+    shown: dict[str, object] = {"user": request.user, "messages": request.source.ready_count}
+    if request.to_queue is not None:
+        shown["to_queue"] = request.to_queue
+    if request.to_exchange is not None:
+        shown["to_exchange"] = request.to_exchange
+    if request.routing_key is not None:
+        shown["routing_key"] = request.routing_key
+    if request.selector is not None:
+        shown["where"] = request.selector.text
+    return shown
+
+
+def _address_of(request: Request) -> Address | None:
+    """Where its messages go; None: nowhere. Raises: NotFound, PreconditionFailed."""
+    vhost, source = request.vhost, request.source
+    if request.verb == DELETE:
+        return None
+    if request.verb == REDRIVE:
+        return Redrive(vhost, source, request.may_write)
+    if request.to_exchange is not None:
+        if request.to_exchange not in vhost.exchanges:
+            raise NotFound(f"no exchange '{request.to_exchange}' in vhost '{vhost.name}'")
+        return ToExchange(vhost, source, request.to_exchange, request.routing_key)
+    target = vhost.queues.get(request.to_queue or "")
+    if target is None:
+        raise NotFound(f"no queue '{request.to_queue}' in vhost '{vhost.name}'")
+    if target is source:
+        raise PreconditionFailed(f"queue '{source.name}' in vhost '{vhost.name}' is source and target at once")
+    vhost.check_exclusive(target, None)
+    return ToQueue(target)
+
+
+def _search_of(request: Request, job: Job) -> Search:
+    source, conditions = request.source, job.conditions
+    if request.verb == COPY or request.dry_run:
+        return Reading(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
+    if isinstance(source.order, LevelOrder):
+        return LevelSearch(source, conditions, job.wake)
+    return FifoSearch(source, conditions, job.wake)
