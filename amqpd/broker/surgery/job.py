@@ -31,7 +31,7 @@ from amqpd.broker.message_view import MessageView
 from amqpd.broker.publishing.republisher import STAYS, Dressed, Origin, Republisher
 from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.searching import Search
+from amqpd.broker.queues.reading import Search
 from amqpd.broker.surgery.addresses import Address, is_full, room
 from amqpd.broker.surgery.marks import Marks
 from amqpd.protocol.properties import scan

@@ -15,7 +15,8 @@ from amqpd.broker.flow.turn import Turn
 from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.searching import FifoSearch, LevelSearch, Reading, Search
+from amqpd.broker.queues.reading import Reading, Search
+from amqpd.broker.queues.searching import FifoSearch, LevelSearch
 from amqpd.broker.surgery.addresses import Address, Redrive, ToExchange, ToQueue
 from amqpd.broker.surgery.job import Conditions, Job, Runner
 from amqpd.errors import NotFound, PreconditionFailed
