@@ -17,6 +17,7 @@ from amqpd.cli import (
     parameters,
     policies,
     streams,
+    surgery,
     users,
     vhosts,
     watching,
@@ -66,6 +67,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *policies.COMMANDS,
         *parameters.COMMANDS,
         *streams.COMMANDS,
+        *surgery.COMMANDS,
         *watching.COMMANDS,
         *export.COMMANDS,
     )

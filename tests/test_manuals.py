@@ -16,6 +16,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Page: what its example prints.
 PAGES = {
     "policies.md": "",
+    "surgery.md": (
+        "offset\tstate\tpayload\n0\tready\tan order\n1\tready\tan order\n2\tready\tan order\n"
+        "3 messages would be sent back\n2 messages sent back\n1 messages moved\n"
+        "name\tmessages\nfailed\t0\norders\t3\n"
+        "customer x-redrive-count x-source-queue x-source-offset\n"
+    ),
     "limits.md": (
         "406 PRECONDITION_FAILED - cannot declare queue 'invoices': queue limit in vhost '/' (1) is reached\n"
         'ConnectionClosedByBroker: (530) "NOT_ALLOWED - access to vhost \'/\' refused for user \'guest\': '

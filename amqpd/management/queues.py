@@ -221,7 +221,7 @@ async def get_messages(call: Call) -> Reply:
     slices = Slices()
     messages: list[dict[str, Any]] = []
     for each in raw:
-        messages.append(_message(each, encoding, truncate))
+        messages.append(message_item(each, encoding, truncate))
         if slices.due:
             await slices.rest()
     return reply(messages)
@@ -252,7 +252,8 @@ def _copy(entry: Entry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
     return item, message.properties(), message.body()
 
 
-def _message(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, truncate: int | None) -> dict[str, Any]:
+def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, truncate: int | None) -> dict[str, Any]:
+    """A message as RabbitMQ shows it: what is given of it, properties decoded, body as text or base64."""
     item, properties, body = raw
     fields = decode_properties(properties)._asdict()
     item["properties"] = {name: plain(value) for name, value in fields.items() if value is not None}

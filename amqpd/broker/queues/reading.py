@@ -110,6 +110,7 @@ class Reading(Search):
             if scans.over:
                 return
             self._at += 1
+            self.position = entry.offset + 1
             if message is None or entry.offset < self._begin:
                 continue
             scans.step(message.header_size)
@@ -165,6 +166,13 @@ class Reading(Search):
                 entries.append(entry)
                 count_max -= 1
                 bytes_max -= entry.body_size
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that it has not looked at."""
+        if self._at < len(self._memory):
+            return self._memory[self._at].offset
+        return max(self.position, self._begin)
 
     def give_back(self, entry: Entry) -> None:
         self.ended = False

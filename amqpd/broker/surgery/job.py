@@ -243,6 +243,15 @@ class Job(Origin):
             self.state = STOPPING
             self.wake()
 
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self._timers.wall_ms()
+
+    @property
+    def under_way_count(self) -> int:
+        """Found, and not safe at their targets yet."""
+        return len(self._under_way)
+
     def fail(self, reason: str) -> None:
         """It cannot go on, for good."""
         if self.state in (RUNNING, WAITING):

@@ -6,8 +6,10 @@ ENDED_COUNT_MAX that have ended are remembered; all are forgotten with the broke
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from amqpd.broker.catalogue.vhost import VHost
@@ -68,6 +70,8 @@ class Jobs:
         self._turn = turn
         self._jobs: dict[str, Job] = {}
         self._begun_count = 0
+        # Who waits for the end of a job, by its id.
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def all(self) -> list[Job]:
         """Those that run, and the last that have ended; in the order in which they began."""
@@ -117,7 +121,7 @@ class Jobs:
             self._republisher,
             self._turn,
             self.runner,
-            ended_with(ended),
+            partial(self._ended, ended),
         )
         job.shown = _shown(request)
         self._jobs[id_] = job
@@ -127,9 +131,7 @@ class Jobs:
         log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.about())
         return job
 
-
-def ended_with(ended: Callable[[Job], object] | None) -> Callable[[Job], None]:
-    def tell(job: Job) -> None:
+    def _ended(self, ended: Callable[[Job], object] | None, job: Job) -> None:
         log.info(
             "%s of messages %s after %d, job %s%s",
             job.kind,
@@ -139,10 +141,27 @@ def ended_with(ended: Callable[[Job], object] | None) -> Callable[[Job], None]:
             f": {job.reason}" if job.reason else "",
             extra=job.about(),
         )
+        for waiting in self._waiting.pop(job.id, []):
+            if not waiting.done():
+                waiting.set_result(None)
         if ended is not None:
             ended(job)
 
-    return tell
+    async def until_ended(self, job: Job, wait_ms: int) -> None:
+        """Returns when the job has ended, or `wait_ms` have passed."""
+        if job.ended_ms > 0 or wait_ms <= 0:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job.id, []).append(future)
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await future
+        except TimeoutError:
+            pass  # the caller looks how far it is
+        finally:
+            waiting = self._waiting.get(job.id, [])
+            if future in waiting:
+                waiting.remove(future)
 
 
 def _shown(request: Request) -> dict[str, object]:
