@@ -76,6 +76,12 @@ class Context:
         if self.line.timeout_s is None:
             self.client.timeout_s = None
 
+    def everywhere(self, one: str) -> bool:
+        """Whether --global is given. one: the option that names a single thing. Raises: UsageError where both are."""
+        if "global" in self.line.given and one in self.line.given:
+            raise UsageError(f"Invalid options for this command:\n--global : excludes --{one}")
+        return "global" in self.line.given
+
     def password(self, number: int) -> str:
         """The operand `number`, or the first line of standard input; asked for without echo on a terminal.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import Answer
@@ -22,14 +23,6 @@ _BINARIES: Final = f"\\[((?:{_BINARY}(?:, ?{_BINARY})*)?)\\]"
 def _alarm(method: str, context: Context, found: re.Match[str]) -> None:
     _send(context, method, f"alarms/{found[1]}")
     _ok(context)
-
-
-def _set_alarm(context: Context, found: re.Match[str]) -> None:
-    _alarm("PUT", context, found)
-
-
-def _clear_alarm(context: Context, found: re.Match[str]) -> None:
-    _alarm("DELETE", context, found)
 
 
 def _set_channel_max(context: Context, found: re.Match[str]) -> None:
@@ -65,12 +58,12 @@ KNOWN: Final[tuple[tuple[str, str, Callable[[Context, re.Match[str]], Any]], ...
     (
         "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).",
         r"rabbit_alarm:set_alarm\(\{\{resource_limit, (memory|disk), node\(\)\}, \[\]\}\)\.",
-        _set_alarm,
+        partial(_alarm, "PUT"),
     ),
     (
         "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).",
         r"rabbit_alarm:clear_alarm\(\{resource_limit, (memory|disk), node\(\)\}\)\.",
-        _clear_alarm,
+        partial(_alarm, "DELETE"),
     ),
     (
         "application:set_env(rabbit, channel_max, 2047).",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import UNAVAILABLE, NoSuchVhost, UsageError
+from amqpd.cli.errors import UNAVAILABLE, NoSuchVhost
 from amqpd.cli.formatters import compact
 from amqpd.cli.policies import NO_PARAMETER, json_of
 from amqpd.cli.users import no_user
@@ -33,7 +33,7 @@ def clear_vhost_limits(context: Context) -> None:
 
 
 def list_vhost_limits(context: Context) -> None:
-    if _everywhere(context, "vhost"):
+    if context.everywhere("vhost"):
         context.say("Listing limits for all vhosts ...")
         _show_all(context, "vhost", context.client.get("/api/vhost-limits"))
         return
@@ -68,7 +68,7 @@ def clear_user_limits(context: Context) -> None:
 
 
 def list_user_limits(context: Context) -> None:
-    if _everywhere(context, "user"):
+    if context.everywhere("user"):
         context.say("Listing limits for all users ...")
         _show_all(context, "user", context.client.get("/api/user-limits"))
         return
@@ -84,13 +84,6 @@ def _parameter(context: Context) -> str:
 
 def _user(prefix: str, user: str) -> str:
     return f"/api/{prefix}user-limits/{quoted(user)}"
-
-
-def _everywhere(context: Context, one: str) -> bool:
-    """Whether those of all are asked for. Raises: UsageError where one is named, too."""
-    if "global" in context.line.given and one in context.line.given:
-        raise UsageError(f"Invalid options for this command:\n--global : excludes --{one}")
-    return "global" in context.line.given
 
 
 def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:

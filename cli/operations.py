@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
+from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure
 
 _PID: Final = re.compile(r"<[^<>]+\.[0-9]+\.[0-9]+>")
 
@@ -51,9 +51,7 @@ def close_connection(context: Context) -> None:
 
 def close_all_connections(context: Context) -> None:
     reason = context.operands[0]
-    everywhere = "global" in context.line.given
-    if everywhere and "vhost" in context.line.given:
-        raise UsageError("Invalid options for this command:\n--global : excludes --vhost")
+    everywhere = context.everywhere("vhost")
     limit = context.line.number("limit")
     body: dict[str, object] = {
         "reason": reason,
