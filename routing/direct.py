@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, final
 
 from amqpd.routing.bindings import BindingTable
+from amqpd.routing.looks import ROUTING_KEY
 
 if TYPE_CHECKING:
     from amqpd.routing.exchange import Arguments
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Direct:
     """Matching structure of one direct exchange."""
 
-    needs_headers: ClassVar[bool] = False
+    looks_at: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
         self._table = BindingTable()

@@ -4,7 +4,8 @@ An exchange type is the matching structure of one exchange and nothing else: nam
 permissions belong to the vhost. The broker makes one instance per exchange, tells it of every binding, and asks it
 where a message goes. Destinations are opaque here; they need a hash and an equality, no more.
 
-Which types there are, and how guests join: `registry.py`.
+A type that answers for a message as a whole, however many routing keys it has, or that looks at more than headers,
+derives from `WholeMessage` (whole_message.py). Which types there are, and how guests join: `registry.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ class ExchangeType(Protocol):
     """The matching structure of one exchange."""
 
     @property
-    def needs_headers(self) -> bool:
-        """True when `match` looks at headers: such a route may not be cached by its routing key."""
+    def looks_at(self) -> int:
+        """What of a message has a say: numbers of `looks.py`, added up. ROUTING_KEY alone: the route may be kept by it.
+        Fixed once the exchange is made.
+        """
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Called before `bind`. Raises: BadBinding, whose text goes to the client."""
@@ -38,6 +41,6 @@ class ExchangeType(Protocol):
         """Destinations of a message, each once.
 
         key: the routing key, at most 255 bytes as sent. headers: decoded; None when the message has none or when
-        `needs_headers` is False. Raises: nothing.
+        `looks_at` is without HEADERS. Raises: nothing.
         The set may be the exchange type's own: callers neither change it nor keep it beyond the next bind or unbind.
         """

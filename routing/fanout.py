@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, final
 
+from amqpd.routing.looks import ROUTING_KEY
+
 if TYPE_CHECKING:
     from amqpd.routing.exchange import Arguments
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 class Fanout:
     """Matching structure of one fanout exchange."""
 
-    needs_headers: ClassVar[bool] = False
+    looks_at: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
         self._binding_counts: dict[object, int] = {}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from amqpd.routing.bindings import BindingTable, union
 from amqpd.routing.errors import BadBinding
+from amqpd.routing.looks import HEADERS
 
 if TYPE_CHECKING:
     from amqpd.routing.exchange import Arguments
@@ -94,7 +95,7 @@ class Slot:
 class Headers:
     """Matching structure of one headers exchange."""
 
-    needs_headers: ClassVar[bool] = True
+    looks_at: ClassVar[int] = HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()

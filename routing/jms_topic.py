@@ -19,12 +19,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
+from amqpd.routing import looks
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.bindings import BindingTable, union
 from amqpd.routing.errors import BadBinding, BadSelector
+from amqpd.routing.routed import Routed
 from amqpd.routing.selector import Selector, parse, parse_erlang
 from amqpd.routing.selector_fields import ROUTING_KEY
-from amqpd.routing.selector_nodes import Selectable
 
 if TYPE_CHECKING:
     from amqpd.routing.exchange import Arguments
@@ -38,25 +39,10 @@ _NO_HEADERS: Final[dict[str, object]] = {}
 
 
 @final
-class Routed(Selectable):
-    """What an exchange knows of a message."""
-
-    def __init__(self, key: str, headers: dict[str, object]) -> None:
-        self._key = key
-        self._headers = headers
-
-    def headers(self) -> dict[str, object]:
-        return self._headers
-
-    def field(self, number: int) -> object:
-        return self._key if number == ROUTING_KEY else None
-
-
-@final
 class JmsTopic:
     """Matching structure of one x-jms-topic exchange."""
 
-    needs_headers: ClassVar[bool] = True
+    looks_at: ClassVar[int] = looks.ROUTING_KEY | looks.HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()

@@ -14,12 +14,15 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from amqpd.routing.consistent_hash import ConsistentHash
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import UnknownExchangeType
 from amqpd.routing.exchange import ExchangeType
 from amqpd.routing.fanout import Fanout
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.modulus_hash import ModulusHash
+from amqpd.routing.random_choice import LocalRandom, Random
 from amqpd.routing.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -31,7 +34,11 @@ BUILT_IN: Final[dict[str, Callable[[], ExchangeType]]] = {
     "fanout": Fanout,
     "headers": Headers,
     "topic": Topic,
+    "x-consistent-hash": ConsistentHash,
     "x-jms-topic": JmsTopic,
+    "x-local-random": LocalRandom,
+    "x-modulus-hash": ModulusHash,
+    "x-random": Random,
 }
 
 

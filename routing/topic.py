@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, final
 
+from amqpd.routing.looks import ROUTING_KEY
 from amqpd.routing.trie import Trie
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Topic:
     """Matching structure of one topic exchange."""
 
-    needs_headers: ClassVar[bool] = False
+    looks_at: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
         self._trie = Trie()

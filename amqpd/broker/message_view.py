@@ -1,7 +1,8 @@
-"""A message as selectors see it: its headers and properties, decoded when one asks.
+"""A message as selectors see it, and exchanges that look at more than routing keys: its headers and properties, decoded
+when one asks.
 
-Make one per message and ask all selectors with it: the headers are decoded once. A selector that names no header
-costs no decoding, and each property that is asked for is cut out by itself.
+Make one per message and ask all with it: the headers are decoded once. A selector that names no header costs no
+decoding, and each property that is asked for is cut out by itself.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.message import Message
+from amqpd.broker.message import Envelope, Message
 from amqpd.protocol.codec import decode_table
-from amqpd.protocol.properties import CONTENT_TYPE, field_of
+from amqpd.protocol.properties import CONTENT_TYPE, NO_PROPERTIES, field_of, headers_of
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY
 from amqpd.routing.selector_nodes import Selectable
 
@@ -47,3 +48,34 @@ class MessageView(Selectable):
             return self._message.envelope.routing_key
         flag: i64 = CONTENT_TYPE >> number
         return field_of(self._message.properties(), flag)
+
+
+@final
+class PropertiesView(Selectable):
+    """Of a message that is not made yet: where it goes, and its properties. What it gives out is not to be changed."""
+
+    def __init__(self, envelope: Envelope, properties: bytes) -> None:
+        self._envelope = envelope
+        self._properties = properties
+        self._headers: dict[str, object] | None = None
+
+    def headers(self) -> dict[str, object]:
+        """Cost: their decoding, the first time."""
+        headers = self._headers
+        if headers is None:
+            headers = headers_of(self._properties, 0, len(self._properties))
+            self._headers = headers
+        return headers
+
+    def field(self, number: int) -> object:
+        """As `MessageView.field`."""
+        if number == EXCHANGE:
+            return self._envelope.exchange
+        if number == ROUTING_KEY:
+            return self._envelope.routing_key
+        flag: i64 = CONTENT_TYPE >> number
+        return field_of(self._properties, flag)
+
+
+NO_MESSAGE: Final = PropertiesView(Envelope("", ""), NO_PROPERTIES)
+"""For who asks exchanges that look at the routing key alone."""

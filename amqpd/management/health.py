@@ -11,6 +11,7 @@ from typing import Any, Final
 from amqpd.broker.catalogue import queues
 from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
 from amqpd.management.overview import listeners, this_node
@@ -36,7 +37,7 @@ async def aliveness(call: Call) -> Reply:
     queue = vhost.queues[ALIVENESS_QUEUE]
     message = make_message(Envelope("", ALIVENESS_QUEUE), NO_PROPERTIES, b"test_message", False, None)
     delivered = False
-    for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], dict):
+    for destination in router.route(vhost, vhost.default_exchange, [ALIVENESS_QUEUE], NO_MESSAGE):
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if new:

@@ -21,6 +21,7 @@ from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message_view import MessageView
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.publishing.republisher import Republisher
@@ -211,9 +212,8 @@ class Room:
         """To every destination; False if one refused it. turn: the loop then runs until it is idle."""
         encoded = encode_properties(Properties(delivery_mode=2 if persistent else 1, **properties))  # type: ignore[arg-type]
         message = make_message(Envelope(exchange, name), encoded, body, persistent, scan(encoded, 0, len(encoded)))
-        headers = dict(properties.get("headers") or {})  # type: ignore[call-overload]
         accepted = True
-        for destination in router.route(self.vhost, self.vhost.exchanges[exchange], [name], lambda: headers):
+        for destination in router.route(self.vhost, self.vhost.exchanges[exchange], [name], MessageView(message)):
             destination.prepare()
             accepted = destination.offer(message) and accepted
         if turn:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
 from amqpd.broker.queues import opening
@@ -58,7 +59,7 @@ class Mover(Origin):
         vhost = self.room.vhost
         keys = str(to).split()
         changed = encode_properties(Properties(delivery_mode=2, headers={"moved": True}))
-        destinations = router.route(vhost, vhost.default_exchange, keys, dict)
+        destinations = router.route(vhost, vhost.default_exchange, keys, NO_MESSAGE)
         return Dressed(Envelope("", keys[0]), changed, scan(changed, 0, len(changed)), destinations)
 
     def safe(self, first: int, last: int, size: int) -> None:

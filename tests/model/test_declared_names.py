@@ -9,6 +9,7 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
+from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 
 
@@ -190,7 +191,7 @@ def test_one_binding_made_twice_at_once_is_one(room: Room) -> None:
     room.commit_all()
     exchange = room.vhost.exchanges["x"]
     assert exchange.bindings == {}
-    assert router.route(room.vhost, exchange, ["k"], dict) == []
+    assert router.route(room.vhost, exchange, ["k"], NO_MESSAGE) == []
 
 
 def test_an_unbind_that_fails_changes_nothing(room: Room) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqpd.routing.headers import Headers
-from amqpd.routing.jms_topic import JmsTopic, Routed
+from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.routed import Routed
 from amqpd.routing.selector import parse
 from amqpd.routing.trie import Trie
 

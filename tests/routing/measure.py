@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from amqpd.routing import trie
 from amqpd.routing.headers import Headers
-from amqpd.routing.jms_topic import JmsTopic, Routed
+from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.routed import Routed
 from amqpd.routing.selector import parse
 from amqpd.routing.trie import Trie
 

@@ -9,6 +9,7 @@ import pytest
 from amqpd.routing import selector_erlang
 from amqpd.routing.errors import BadBinding, BadSelector
 from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.looks import HEADERS, ROUTING_KEY
 from amqpd.routing.selector import parse
 from amqpd.routing.selector_nodes import Condition
 
@@ -24,7 +25,7 @@ def test_selectors_choose() -> None:
     assert exchange.match("k", {"colour": "red", "weight": 1}) == {"red", "all"}
     assert exchange.match("eu.x", {"colour": ["red"]}) == {"all", "europe"}
     assert exchange.match("k", None) == {"all"}
-    assert exchange.needs_headers
+    assert exchange.looks_at == ROUTING_KEY | HEADERS
 
 
 def test_jms_names_are_headers_here() -> None:

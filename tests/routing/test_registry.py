@@ -7,11 +7,14 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from amqpd.routing import registry
+from amqpd.routing import looks, registry
+from amqpd.routing.consistent_hash import ConsistentHash
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import RoutingError, UnknownExchangeType
 from amqpd.routing.fanout import Fanout
 from amqpd.routing.headers import Headers
+from amqpd.routing.modulus_hash import ModulusHash
+from amqpd.routing.random_choice import LocalRandom, Random
 from amqpd.routing.registry import exchange_type, exchange_type_names
 from amqpd.routing.topic import Topic
 
@@ -33,19 +36,28 @@ def guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "needs_headers"),
-    [("direct", Direct, False), ("fanout", Fanout, False), ("topic", Topic, False), ("headers", Headers, True)],
+    ("name", "expected", "looks_at"),
+    [
+        ("direct", Direct, looks.ROUTING_KEY),
+        ("fanout", Fanout, looks.ROUTING_KEY),
+        ("topic", Topic, looks.ROUTING_KEY),
+        ("headers", Headers, looks.HEADERS),
+        ("x-consistent-hash", ConsistentHash, looks.ROUTING_KEY),
+        ("x-local-random", LocalRandom, looks.CHANCE),
+        ("x-modulus-hash", ModulusHash, looks.ROUTING_KEY),
+        ("x-random", Random, looks.CHANCE),
+    ],
 )
-def test_built_ins(name: str, expected: type, needs_headers: bool) -> None:
+def test_built_ins(name: str, expected: type, looks_at: int) -> None:
     made = exchange_type(name)()
     assert isinstance(made, expected)
-    assert made.needs_headers is needs_headers
+    assert made.looks_at == looks_at
     assert exchange_type(name)() is not made
 
 
 def test_names(guests: list[EntryPoint]) -> None:
     guests.append(EntryPoint("x-everyone", "no.such.module:Thing", GROUP))
-    assert exchange_type_names() == ["direct", "fanout", "headers", "topic", "x-everyone", "x-jms-topic"]
+    assert exchange_type_names() == sorted([*registry.BUILT_IN, "x-everyone"])
 
 
 def test_an_unknown_type(guests: list[EntryPoint]) -> None:

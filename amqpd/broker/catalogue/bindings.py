@@ -17,6 +17,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.errors import BadBinding
+from amqpd.routing.whole_message import WholeMessage
 from amqpd.storage.metadata.metadata import BindingRow, Delete, Put
 
 
@@ -37,6 +38,8 @@ def bind(
         return
     try:
         source.matcher.validate(routing_key, arguments)
+        if isinstance(source.matcher, WholeMessage):
+            source.matcher.validate_destination("exchange" if isinstance(destination, Exchange) else destination.kind)
     except BadBinding as error:
         raise PreconditionFailed(str(error)) from None
     vhost = names.vhost

@@ -52,7 +52,8 @@ def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -
     _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
     _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
     _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
-    queue_arguments.compare(thing, vhost, exchange_arguments.compared_names(), asked.arguments, exchange.arguments)
+    compared = exchange_arguments.compared_names(exchange.kind)
+    queue_arguments.compare(thing, vhost, compared, asked.arguments, exchange.arguments)
 
 
 def _check_flag(thing: str, vhost: str, name: str, given: bool, current: bool) -> None:

@@ -8,7 +8,7 @@ that declares reply queues all day does not chill other people's routes.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.catalogue.exchange_arguments import alternate_of
 from amqpd.broker.catalogue.unavailable import Unavailable
@@ -16,6 +16,8 @@ from amqpd.broker.destination import Versioned
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
+from amqpd.routing.looks import ROUTING_KEY
+from amqpd.routing.whole_message import WholeMessage
 
 DestinationType: TypeAlias = Literal["queue", "exchange"]
 
@@ -69,6 +71,8 @@ class Binding:
 class Exchange:
     """matcher: the type's instance; None for the default exchange, which reaches every queue by its name."""
 
+    destination_type: Final = "exchange"
+
     def __init__(
         self,
         name: str,
@@ -93,18 +97,16 @@ class Exchange:
         self.deleted = False
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
-        # The answer of `router.needs_headers`, and the version that it holds for.
-        self.headers_wanted = False
-        self.headers_version = -1
+        # The answer of `router.looks_at`, and the version that it holds for.
+        self.looks_at = ROUTING_KEY
+        self.looks_version = -1
+        if isinstance(matcher, WholeMessage):
+            matcher.configure(arguments)
 
     @property
     def unavailable(self) -> str:
         """Why nothing may be published to it; empty when it is as it should be."""
         return self.matcher.reason if isinstance(self.matcher, Unavailable) else ""
-
-    @property
-    def needs_headers(self) -> bool:
-        return self.matcher is not None and self.matcher.needs_headers
 
     def told(self, vhost: str) -> dict[str, object]:
         """Of an event."""

@@ -60,7 +60,7 @@ def check(vhost: str, asked: ExchangeDeclaration) -> None:
     _type(asked.kind)
     if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
-    exchange_arguments.validate(asked.name, vhost, asked.arguments)
+    exchange_arguments.validate(asked.name, vhost, asked.kind, asked.arguments)
 
 
 def _type(kind: str) -> Callable[[], ExchangeType]:

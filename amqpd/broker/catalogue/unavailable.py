@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from amqpd.routing.errors import BadBinding
 from amqpd.routing.exchange import Arguments
+from amqpd.routing.looks import ROUTING_KEY
 
 
 class Unavailable:
     """The `ExchangeType` of such an exchange."""
 
-    needs_headers = False
+    looks_at = ROUTING_KEY
 
     def __init__(self, kind: str) -> None:
         self.reason = (

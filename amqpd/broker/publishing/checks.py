@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.message import TTL_MS_MAX, Message
+from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queues.argument_checks import erlang_type
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import decode_table
@@ -92,23 +92,3 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
 
 def _unacceptable(name: str, value: object) -> PreconditionFailed:
     return PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{erlang_type(value)}}}')
-
-
-@final
-class Headers:
-    """A message's headers, decoded when somebody looks."""
-
-    def __init__(self, message: Message) -> None:
-        self._message = message
-        self._table: dict[str, object] | None = None
-
-    def table(self) -> Mapping[str, object]:
-        table = self._table
-        if table is None:
-            info = self._message.info
-            if info is None or not info.has_headers:
-                table = {}
-            else:
-                table = decode_table(self._message.properties(), info.headers_start)[0]
-            self._table = table
-        return table

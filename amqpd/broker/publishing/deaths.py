@@ -24,26 +24,18 @@ from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
+from amqpd.broker.message_view import NO_MESSAGE, PropertiesView
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.republisher import Dressed
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration
+from amqpd.routing.looks import CHANCE, MEMORY, ROUTING_KEY
 
 # As far as a death is counted, whatever number a client began with.
 COUNT_MAX: Final = 1 << 62
 # What one slice remembers of each sort.
 REMEMBERED_MAX: Final = 1024
-
-
-class Headers:
-    """A message's headers, already decoded, as routing asks for them."""
-
-    def __init__(self, table: Mapping[str, object]) -> None:
-        self.table = table
-
-    def get(self) -> Mapping[str, object]:
-        return self.table
 
 
 @final
@@ -87,6 +79,9 @@ class Dresser:
         vhost = self._vhosts[queue.vhost_name]
         exchange = vhost.exchanges.get(name) if name is not None else None
         dressed: Dressed | None = None
+        if exchange is not None and router.looks_at(vhost, exchange) & (CHANCE | MEMORY):
+            # The next one like it may go another way.
+            return address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
         if exchange is not None:
             dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason)
             if dressed is None:
@@ -105,7 +100,7 @@ class Dresser:
         properties: bytes,
         reason: str,
     ) -> Dressed | None:
-        """None: it has copies or an earlier death, its headers matter on the way, or fill a frame."""
+        """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
         if b"-death" in properties:
             return None
         info = scan(properties, 0, len(properties))
@@ -117,7 +112,7 @@ class Dresser:
             first = self._first[key]
         else:
             first = None
-            if not router.needs_headers(vhost, exchange):
+            if router.looks_at(vhost, exchange) == ROUTING_KEY:
                 first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s)
             if len(self._first) >= REMEMBERED_MAX:
                 self._first.clear()
@@ -140,13 +135,13 @@ def first_death(
     reason: str,
     time_s: int,
 ) -> FirstDeath:
-    """exchange: the dead-letter exchange, where headers do not matter."""
+    """exchange: the dead-letter exchange, where the routing key alone matters."""
     key = queue.rules.dead_letter_key
     out = Envelope(exchange.name, envelope.routing_key if key is None else key)
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
-    destinations = router.route(vhost, exchange, [out.routing_key], Headers({}).get)
+    destinations = router.route(vhost, exchange, [out.routing_key], NO_MESSAGE)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 
 
@@ -170,7 +165,7 @@ def address(
     keys = [out.routing_key]
     if key is None:
         keys += [each for each in copies(table) if each not in keys]
-    destinations = router.route(vhost, exchange, keys, Headers(table).get)
+    destinations = router.route(vhost, exchange, keys, PropertiesView(out, changed))
     return Dressed(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
 
 

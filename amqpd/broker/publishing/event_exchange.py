@@ -16,6 +16,7 @@ from amqpd.broker.publishing.unasked import Unasked
 from amqpd.protocol.codec import Timestamp
 from amqpd.protocol.properties import Properties, encode_properties, scan
 from amqpd.routing.registry import exchange_type
+from amqpd.routing.routed import Routed
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -51,7 +52,7 @@ class EventExchange(Exchange):
         """To whoever is bound. The queue of an event about itself may be gone by then."""
         if self._vhost.deleted:
             return
-        destinations = router.route(self._vhost, self, [event.key], lambda: event.headers)
+        destinations = router.route(self._vhost, self, [event.key], Routed(event.key, event.headers))
         if not destinations:
             return
         # rabbit: persistent; both the property in seconds and the header in milliseconds

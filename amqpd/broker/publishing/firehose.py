@@ -26,6 +26,7 @@ from amqpd.broker.publishing.unasked import Unasked
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.tap import Tap
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.routing.routed import Routed
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
@@ -153,7 +154,7 @@ class Firehose(Tap):
         key = seen.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
         encoded = encode_properties(Properties(headers=headers))
         copy = make_message(Envelope(EXCHANGE, key), encoded, message.body(), False, scan(encoded, 0, len(encoded)))
-        self._unasked.offer(router.route(self._vhost, self._exchange, [key], lambda: headers), copy)
+        self._unasked.offer(router.route(self._vhost, self._exchange, [key], Routed(key, headers)), copy)
 
 
 def trace(vhost: VHost, node: str, on: bool) -> bool:

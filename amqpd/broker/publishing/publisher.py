@@ -2,8 +2,8 @@
 
 A publisher belongs to a session, so it knows for whom it asks. It finds where a message goes and whether it may: the
 exchange, permissions and topic permissions, internal exchanges, what the properties say (user-id, expiration, delivery
-mode), keys in CC and BCC, exchanges that look at headers, alternate exchanges, direct reply-to. What of that depends on
-exchange and routing key alone is a `Route`, and is kept.
+mode), keys in CC and BCC, exchanges that look at more than the key, alternate exchanges, direct reply-to. What of that
+depends on exchange and routing key alone is a `Route`, and is kept.
 
 How a front end publishes:
 
@@ -28,8 +28,9 @@ from mypy_extensions import i64
 from amqpd.broker.access import check, check_topic_keys, is_topic_limited
 from amqpd.broker.destination import NotOpenYet, Versioned
 from amqpd.broker.message import Envelope, Message, make_message, message_in_parts
+from amqpd.broker.message_view import NO_MESSAGE, MessageView
 from amqpd.broker.publishing import router
-from amqpd.broker.publishing.checks import Headers, judge, needs_judging, sender_selected
+from amqpd.broker.publishing.checks import judge, needs_judging, sender_selected
 from amqpd.broker.publishing.offering import TAKEN, offer
 from amqpd.broker.publishing.route import KnownExchange, Route
 from amqpd.broker.session import Session
@@ -46,6 +47,7 @@ from amqpd.protocol import commands
 from amqpd.protocol.codec import CodecError, shortstr
 from amqpd.protocol.frames import PROPERTIES_START
 from amqpd.protocol.properties import PropertyInfo, scan, with_reply_to, without_headers
+from amqpd.routing.looks import ROUTING_KEY
 
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
@@ -125,7 +127,7 @@ class Publisher:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
-        if route.needs_headers or (info is not None and (info.direct_reply or info.sender_selected)):
+        if route.per_message or (info is not None and (info.direct_reply or info.sender_selected)):
             return self._reroute(route, message)
         if self.route is not route:
             self.route = route
@@ -143,7 +145,7 @@ class Publisher:
         route = self._find(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
         info = self._look_into(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
-        if route.needs_headers or info.direct_reply or info.sender_selected:
+        if route.per_message or info.direct_reply or info.sender_selected:
             return self._reroute(route, message)
         self.route = route
         return message
@@ -223,21 +225,21 @@ class Publisher:
             message = _remade(message, with_reply_to(message.properties(), self.reply_key))
             info = message.info
         selected = info is not None and info.sender_selected
-        if not selected and not route.needs_headers:
+        if not selected and not route.per_message:
             self.route = route
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
-        headers = Headers(message)
+        view = MessageView(message)
         if selected:
-            keys += [key for key in sender_selected(headers.table()) if key not in keys]
+            keys += [key for key in sender_selected(view.headers()) if key not in keys]
         vhost = self.session.vhost
         exchange = vhost.exchange(envelope.exchange)
         check_topic_keys(self.session, exchange, keys)
         if vhost.unavailable:
-            router.check_available(vhost, exchange, keys, route.needs_headers)
-        destinations = router.route(vhost, exchange, keys, headers.table)
-        if selected and "BCC" in headers.table():
+            router.check_available(vhost, exchange, keys, not route.per_message)
+        destinations = router.route(vhost, exchange, keys, view)
+        if selected and "BCC" in view.headers():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         self.route = route.to(destinations)
         if selected and route.tap is not None:
@@ -335,12 +337,12 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, bool]:
         if target is None:
             return Route(envelope, [], command.mandatory, exchange.routes, False), False
         return Route(envelope, [target], command.mandatory, target, False), True
-    needs_headers = router.needs_headers(vhost, exchange)
+    by_key = router.looks_at(vhost, exchange) == ROUTING_KEY
     if vhost.unavailable:
-        router.check_available(vhost, exchange, [key], needs_headers)
-    if needs_headers:
+        router.check_available(vhost, exchange, [key], by_key)
+    if not by_key:
         return Route(envelope, [], command.mandatory, exchange.routes, True), True
-    destinations = router.route(vhost, exchange, [key], dict)
+    destinations = router.route(vhost, exchange, [key], NO_MESSAGE)
     route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
     if not exchange.alternate and not is_topic_limited(session, exchange):
         route.matcher = exchange.matcher

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Route:
     """What a publish method's bytes come to: checked, resolved, and valid while `source` keeps its version.
 
-    needs_headers: the exchange (or one behind it) looks at headers, so `destinations` is found anew per message.
+    per_message: the exchange (or one behind it) looks at more than the key, so `destinations` is found anew for each.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Route:
         destinations: list[Destination],
         mandatory: bool,
         source: Versioned,
-        needs_headers: bool,
+        per_message: bool,
     ) -> None:
         self.envelope = envelope
         self.destinations = destinations
         self.mandatory = mandatory
         self.source = source
         self.version = source.version
-        self.needs_headers = needs_headers
+        self.per_message = per_message
         # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
         # Where it goes, where that is one place: most publishes have one, and ask nothing else.
@@ -85,7 +85,7 @@ class Route:
 
     def to(self, destinations: list[Destination]) -> Route:
         """The same publish with destinations found for one message."""
-        route = Route(self.envelope, destinations, self.mandatory, self.source, self.needs_headers)
+        route = Route(self.envelope, destinations, self.mandatory, self.source, self.per_message)
         if self.tap is not None:
             route.trace(self.tap, self.keys)
         return route

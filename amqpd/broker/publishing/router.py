@@ -10,20 +10,21 @@ whoever publishes often keeps it that long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.destination import Destination
 from amqpd.errors import PreconditionFailed
+from amqpd.routing.looks import HEADERS, ROUTING_KEY
+from amqpd.routing.selector_nodes import Selectable
+from amqpd.routing.whole_message import WholeMessage
 
 
-def route(
-    vhost: VHost, exchange: Exchange, keys: list[str], headers: Callable[[], Mapping[str, object]]
-) -> list[Destination]:
+def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable) -> list[Destination]:
     """Queues for a message with these routing keys (its own, then CC and BCC), each once.
 
-    headers: called when an exchange looks at them. Cost: the exchanges visited, each once per key.
+    message: as exchanges see it that look at more than keys. Cost: the exchanges visited, each once per key.
     """
     found: dict[Destination, None] = {}
     seen = {exchange}
@@ -31,15 +32,20 @@ def route(
     while stack:
         at = stack.pop()
         empty = True
+        matcher = at.matcher
         for key in keys:
-            if at.matcher is None:
+            if matcher is None:
                 target = by_name(vhost, key)
                 if target is not None:
                     found[target] = None
                     empty = False
                 continue
-            table = headers() if at.matcher.needs_headers else None
-            for destination in at.matcher.match(key, table):
+            reached: Iterable[object]
+            if isinstance(matcher, WholeMessage):
+                reached = matcher.route(keys, message)
+            else:
+                reached = matcher.match(key, message.headers() if matcher.looks_at & HEADERS else None)
+            for destination in reached:
                 empty = False
                 if isinstance(destination, Exchange):
                     if destination not in seen:
@@ -47,6 +53,8 @@ def route(
                         stack.append(destination)
                 elif isinstance(destination, Destination):
                     found[destination] = None
+            if isinstance(matcher, WholeMessage):
+                break  # it has answered for all keys
         if empty and at.alternate:
             alternate = vhost.exchanges.get(at.alternate)
             if alternate is not None and alternate not in seen:
@@ -63,10 +71,10 @@ def by_name(vhost: VHost, key: str) -> Destination | None:
     return queue
 
 
-def check_available(vhost: VHost, exchange: Exchange, keys: list[str], headers_wanted: bool) -> None:
+def check_available(vhost: VHost, exchange: Exchange, keys: list[str], by_key: bool) -> None:
     """Refuses a publish that comes to an exchange whose type is not installed. For vhosts that have one.
 
-    headers_wanted: whatever its keys, as the message's headers have a say. Raises: PreconditionFailed.
+    by_key: the keys alone decide where it comes to. Raises: PreconditionFailed.
     """
     seen = {exchange}
     stack = [exchange]
@@ -76,11 +84,11 @@ def check_available(vhost: VHost, exchange: Exchange, keys: list[str], headers_w
             where = f"exchange '{at.name}' in vhost '{vhost.name}'"
             raise PreconditionFailed(f"{where} is unavailable: {at.unavailable}")
         reached: list[object] = []
-        if headers_wanted:
+        if not by_key:
             reached += [binding.destination for binding in at.bindings.values()]
         elif at.matcher is not None:
             reached += [destination for key in keys for destination in at.matcher.match(key, None)]
-        if at.alternate and (headers_wanted or not reached):
+        if at.alternate and (not by_key or not reached):
             reached.append(vhost.exchanges.get(at.alternate))
         for destination in reached:
             if isinstance(destination, Exchange) and destination not in seen:
@@ -88,24 +96,25 @@ def check_available(vhost: VHost, exchange: Exchange, keys: list[str], headers_w
                 stack.append(destination)
 
 
-def needs_headers(vhost: VHost, exchange: Exchange) -> bool:
-    """Whether a message published here may meet an exchange that looks at headers. Cost: all bindings behind it, once
-    per version of the exchange.
+def looks_at(vhost: VHost, exchange: Exchange) -> int:
+    """What the exchanges look at that a message published here may meet (`routing/looks.py`): where it is the routing
+    key alone, a route may be kept by it. Cost: all bindings behind it, once per version of the exchange.
     """
     version = exchange.routes.version
-    if exchange.headers_version != version:
-        exchange.headers_wanted = _meets_headers(vhost, exchange)
-        exchange.headers_version = version
-    return exchange.headers_wanted
+    if exchange.looks_version != version:
+        exchange.looks_at = _looks_at(vhost, exchange)
+        exchange.looks_version = version
+    return exchange.looks_at
 
 
-def _meets_headers(vhost: VHost, exchange: Exchange) -> bool:
+def _looks_at(vhost: VHost, exchange: Exchange) -> int:
     seen = {exchange}
     stack = [exchange]
+    looks = ROUTING_KEY
     while stack:
         at = stack.pop()
-        if at.needs_headers:
-            return True
+        if at.matcher is not None:
+            looks |= at.matcher.looks_at
         reached: list[object] = [binding.destination for binding in at.bindings.values()]
         if at.alternate:
             reached.append(vhost.exchanges.get(at.alternate))
@@ -113,4 +122,4 @@ def _meets_headers(vhost: VHost, exchange: Exchange) -> bool:
             if isinstance(destination, Exchange) and destination not in seen:
                 seen.add(destination)
                 stack.append(destination)
-    return False
+    return looks

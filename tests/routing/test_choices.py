@@ -1,0 +1,123 @@
+"""x-modulus-hash, x-random and x-local-random: one of the bindings, each as often as it should be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random as Chance
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.routing import looks
+from amqpd.routing.choice import mixed
+from amqpd.routing.errors import BadBinding
+from amqpd.routing.modulus_hash import ModulusHash
+from amqpd.routing.random_choice import LocalRandom, Random
+from amqpd.routing.routed import Routed
+from amqpd.routing.whole_message import WholeMessage, label_of
+
+NONE = Routed("", {})
+
+
+def goes(exchange: WholeMessage, *keys: str) -> object:
+    (destination,) = exchange.route(list(keys), NONE)
+    return destination
+
+
+@pytest.mark.parametrize("make", [ModulusHash, lambda: Random(Chance(5).random), lambda: LocalRandom(Chance(5).random)])
+def test_each_binding_gets_as_much(make: type[WholeMessage]) -> None:
+    exchange = make()
+    assert list(exchange.route(["k"], NONE)) == []
+    for number in range(10):
+        exchange.bind("", {}, f"q{number}")
+    exchange.bind("", {"once": "more"}, "q0")
+    found = Counter(goes(exchange, f"key {number}") for number in range(22_000))
+    due = {f"q{number}": 4000 if number == 0 else 2000 for number in range(10)}
+    assert sum((found[name] - due[name]) ** 2 / due[name] for name in due) < 27.88  # p = 0.001
+    for number in range(1, 10):
+        exchange.unbind("", {}, f"q{number}")
+    exchange.unbind("", {"once": "more"}, "q0")
+    assert goes(exchange, "k") == "q0"
+    exchange.unbind("", {}, "q0")
+    assert list(exchange.route(["k"], NONE)) == []
+    with pytest.raises(KeyError):
+        exchange.unbind("", {}, "q0")
+
+
+@given(st.permutations([f"q{number}" for number in range(9)]))
+@settings(max_examples=30, deadline=None)
+def test_modulus_hash_does_not_depend_on_the_order(order: list[str]) -> None:
+    straight, other = ModulusHash(), ModulusHash()
+    for name in order:
+        other.bind("", {}, name)
+    for name in sorted(order):
+        straight.bind("", {}, name)
+    assert [goes(other, f"k{n}") for n in range(40)] == [goes(straight, f"k{n}") for n in range(40)]
+
+
+def test_modulus_hash_is_the_same_in_every_version() -> None:
+    exchange = ModulusHash()
+    for number in range(9):
+        exchange.bind("", {}, f"q{number}")
+    assert [goes(exchange, f"k{number}") for number in range(12)] == FROZEN
+    assert exchange.match("k0", None) == {FROZEN[0]}
+    assert exchange.looks_at == looks.ROUTING_KEY
+    # rabbit: all keys are hashed, those of CC and BCC too
+    assert len({goes(exchange, "k0", f"cc{number}") for number in range(100)}) == 9
+
+
+FROZEN = ["q4", "q1", "q4", "q5", "q8", "q8", "q6", "q1", "q7", "q6", "q4", "q3"]
+
+
+def test_chance_is_asked_for_each_message() -> None:
+    exchange = Random(iter([0.0, 0.5, 0.999999]).__next__)
+    for name in "abc":
+        exchange.bind("", {}, name)
+    assert exchange.looks_at == looks.CHANCE
+    assert [goes(exchange, "k", "cc") for _ in range(3)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("exchange", "Destination not found"),
+        ("quorum", "Queue type rabbit_quorum_queue not valid for this exchange type"),
+        ("stream", "Queue type rabbit_stream_queue not valid for this exchange type"),
+    ],
+)
+def test_local_random_takes_classic_queues(kind: str, text: str) -> None:
+    LocalRandom().validate_destination("classic")
+    Random().validate_destination(kind)
+    with pytest.raises(BadBinding, match=f"^{text}$"):
+        LocalRandom().validate_destination(kind)
+
+
+def test_local_random_takes_no_key() -> None:
+    LocalRandom().validate("", {})
+    with pytest.raises(BadBinding, match="^Non empty binding 'k' key not permitted$"):
+        LocalRandom().validate("k", {})
+
+
+def test_mixing_changes_half_of_the_bits() -> None:
+    chance = Chance(1)
+    for bit in range(32):
+        changed = 0
+        for _ in range(400):
+            value, seed, second = (chance.getrandbits(32) for _ in range(3))
+            changed += (mixed(value, seed, second) ^ mixed(value ^ 1 << bit, seed, second)).bit_count()
+        assert 15 < changed / 400 < 17, bit
+    assert len({mixed(value, 3, 4) for value in range(50_000)}) == 50_000
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Other(Named):
+    destination_type = "exchange"
+
+
+def test_a_queue_and_an_exchange_of_one_name_are_two() -> None:
+    assert label_of(Named("a")) == label_of("a") == "queue:a" != label_of(Other("a")) == "exchange:a"

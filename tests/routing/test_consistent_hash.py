@@ -1,0 +1,196 @@
+"""x-consistent-hash: shares by weight, and that nothing moves which need not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.routing import looks
+from amqpd.routing.consistent_hash import ConsistentHash, weight_of
+from amqpd.routing.errors import BadBinding
+from amqpd.routing.routed import Routed
+from amqpd.routing.selector_fields import MESSAGE_ID, TIMESTAMP
+from amqpd.routing.selector_nodes import Selectable
+
+KEYS = [f"order-{number}" for number in range(20_000)]
+
+
+class Told(Selectable):
+    """A message of which a property is known."""
+
+    def __init__(self, number: int, value: object) -> None:
+        super().__init__()
+        self.number, self.value = number, value
+
+    def headers(self) -> dict[str, object]:
+        return {}
+
+    def field(self, number: int) -> object:
+        return self.value if number == self.number else None
+
+
+def made(weights: dict[str, int]) -> ConsistentHash:
+    exchange = ConsistentHash()
+    for name, weight in weights.items():
+        exchange.bind(str(weight), {}, name)
+    return exchange
+
+
+def goes(exchange: ConsistentHash, key: str) -> object:
+    (destination,) = exchange.match(key, None)
+    assert exchange.route([key, "cc", "bcc"], Routed(key, {})) == [destination]
+    return destination
+
+
+def chi_square(found: Counter[object], weights: dict[str, int]) -> float:
+    count, together = sum(found.values()), sum(weights.values())
+    return sum((found[name] - (due := count * weight / together)) ** 2 / due for name, weight in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("weights", "critical"),
+    # The last column: chi-square of p = 0.001 for one degree of freedom less than there are queues.
+    [
+        ({"q0": 10, "q1": 10, "q2": 20, "q3": 20}, 16.27),  # the example of RabbitMQ's documentation
+        ({"q0": 1, "q1": 1, "q2": 2, "q3": 2}, 16.27),
+        ({f"q{number}": 1 for number in range(10)}, 27.88),
+        ({f"q{number}": number + 1 for number in range(10)}, 27.88),
+        ({f"orders.{number}": 1 for number in range(100)}, 148.2),
+        ({"few": 1, "many": 1000}, 10.83),
+    ],
+)
+def test_each_gets_the_share_of_its_weight(weights: dict[str, int], critical: float) -> None:
+    exchange = made(weights)
+    assert chi_square(Counter(goes(exchange, key) for key in KEYS), weights) < critical
+
+
+def test_neighbouring_keys_are_spread_too() -> None:
+    weights = {"a": 1, "b": 1, "c": 1}
+    for keys in (map(str, range(9000)), map(chr, range(1, 9000)), (f"{n:08}" for n in range(0, 900_000, 100))):
+        exchange = made(weights)
+        assert chi_square(Counter(goes(exchange, key) for key in keys), weights) < 13.8
+
+
+def test_one_that_goes_moves_only_its_own() -> None:
+    weights = {f"q{number}": number % 3 + 1 for number in range(30)}
+    exchange = made(weights)
+    before = {key: goes(exchange, key) for key in KEYS[:5000]}
+    exchange.unbind("2", {}, "q7")
+    after = {key: goes(exchange, key) for key in before}
+    assert {before[key] for key in before if before[key] != after[key]} == {"q7"}
+    assert len(set(after.values())) == 29
+    exchange.bind("2", {}, "q7")
+    assert {key: goes(exchange, key) for key in before} == before
+
+
+def test_a_weight_that_grows_takes_and_gives_nothing_else_away() -> None:
+    exchange = made({"a": 1, "b": 1, "c": 1})
+    before = {key: goes(exchange, key) for key in KEYS[:5000]}
+    exchange.bind("2", {"another": 1}, "a")
+    moved = {goes(exchange, key) for key in before if goes(exchange, key) != before[key]}
+    assert moved == {"a"}
+    exchange.unbind("1", {}, "a")
+    exchange.unbind("2", {"another": 1}, "a")
+    assert "a" not in {goes(exchange, key) for key in before}
+
+
+@given(st.permutations([(f"q{number}", number % 4 + 1) for number in range(12)]), st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_declarations_does_not_matter(order: list[tuple[str, int]], data: st.DataObject) -> None:
+    gone = data.draw(st.sets(st.sampled_from([name for name, _ in order]), max_size=8))
+    exchange = made(dict(order))
+    for name, weight in order:
+        if name in gone:
+            exchange.unbind(str(weight), {}, name)
+    straight = made({name: weight for name, weight in sorted(order) if name not in gone})
+    for key in KEYS[:60]:
+        assert goes(exchange, key) == goes(straight, key)
+
+
+def test_every_process_chooses_alike() -> None:
+    program = (
+        "from amqpd.routing.consistent_hash import ConsistentHash\n"
+        "x = ConsistentHash()\n"
+        "for n in range(9): x.bind('2', {}, f'q{n}')\n"
+        "print([min(x.match(f'k{n}', None)) for n in range(12)])"
+    )
+    exchange = made({f"q{number}": 2 for number in range(9)})
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == str([goes(exchange, f"k{number}") for number in range(12)])
+    # And every version of this program: what is in the queues belongs to what comes after an upgrade.
+    assert [goes(exchange, f"k{number}") for number in range(12)] == FROZEN
+
+
+FROZEN = ["q7", "q3", "q4", "q0", "q5", "q0", "q6", "q4", "q8", "q2", "q6", "q0"]
+
+
+def test_nothing_bound() -> None:
+    exchange = made({"a": 1})
+    exchange.unbind("1", {}, "a")
+    assert exchange.route(["k"], Routed("k", {})) == [] and exchange.match("k", None) == set()
+    with pytest.raises(KeyError):
+        exchange.unbind("1", {}, "a")
+
+
+def test_a_header() -> None:
+    exchange = made({f"q{number}": 1 for number in range(8)})
+    exchange.configure({"hash-header": "customer"})
+    assert exchange.looks_at == looks.HEADERS
+
+    def by(*values: object) -> list[object]:
+        return [exchange.route(["k"], Routed(f"k{value}", {"customer": value}))[0] for value in values]
+
+    assert len(set(by(*range(100)))) == 8
+    first = by("x", b"\xff", 7, 1.5, True, [1, {"b": 1, "a": 2}])
+    assert first == by("x", b"\xff", 7, 1.5, True, [1, {"a": 2, "b": 1}])
+    without = {exchange.route([f"k{n}"], Routed(f"k{n}", {"other": n}))[0] for n in range(50)}
+    assert len(without) == 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("message_id", MESSAGE_ID), ("timestamp", TIMESTAMP)])
+def test_a_property(name: str, number: int) -> None:
+    exchange = made({f"q{n}": 1 for n in range(8)})
+    exchange.configure({"hash-property": name})
+    assert exchange.looks_at == looks.PROPERTIES
+    assert len({exchange.route(["k"], Told(number, f"{n}"))[0] for n in range(200)}) == 8
+    assert len({exchange.route([f"k{n}"], Told(number, None))[0] for n in range(50)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("", 'The binding key must be an integer: <<"">>'),
+        ("x", 'The binding key must be an integer: <<"x">>'),
+        ("1.5", 'The binding key must be an integer: <<"1.5">>'),
+        ("１", 'The binding key must be an integer: <<"１">>'),
+        ("0", "The binding key must be greater than 0"),
+        ("-3", "The binding key must be greater than 0"),
+    ],
+)
+def test_bad_weights(key: str, text: str) -> None:
+    with pytest.raises(BadBinding) as refused:
+        ConsistentHash().validate(key, {})
+    assert str(refused.value) == text
+
+
+def test_weights_may_be_large() -> None:
+    assert weight_of("+5") == 5 and weight_of("007") == 7
+    exchange = made({"a": 1, "b": 10**254})
+    assert {goes(exchange, key) for key in KEYS[:100]} == {"b"}
+
+
+def test_ten_thousand_bindings_are_made_one_by_one() -> None:
+    exchange = ConsistentHash()
+    for number in range(10_000):
+        exchange.bind("1", {}, f"q{number}")
+        if number % 100 == 0:
+            exchange.match("k", None)
+    assert len({goes(exchange, key) for key in KEYS[:200]}) > 190
+    for number in range(10_000):
+        exchange.unbind("1", {}, f"q{number}")
+    assert exchange.match("k", None) == set()
