@@ -24,11 +24,12 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope
+from amqpd.broker.message_view import PropertiesView
 from amqpd.broker.publishing import router
-from amqpd.broker.publishing.deaths import Headers
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import SHORT_STRING_SIZE_BYTES_MAX, Long, decode_table
 from amqpd.protocol.properties import scan, with_headers
+from amqpd.routing.looks import CHANCE, MEMORY
 
 REDRIVE_COUNT: Final = "x-redrive-count"
 DEATH_HEADERS: Final = ("x-death", "x-first-death-reason", "x-first-death-queue", "x-first-death-exchange")
@@ -113,12 +114,13 @@ class ToExchange(Address):
         exchange = self._vhost.exchanges.get(self._exchange)
         found: Found | None = None
         if exchange is not None:
-            info = scan(properties, 0, len(properties))
-            table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
             key = envelope.routing_key if self._key is None else self._key
-            destinations = router.route(self._vhost, exchange, [key], Headers(table).get)
+            to = Envelope(self._exchange, key)
+            destinations = router.route(self._vhost, exchange, [key], PropertiesView(to, properties))
             if destinations and self._source not in destinations:
-                found = Found(Envelope(self._exchange, key), properties, destinations)
+                found = Found(to, properties, destinations)
+            if router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY):
+                return found  # the next one like it may go another way
         if len(self._made) >= REMEMBERED_MAX:
             self._made.clear()
         self._made[known] = found
@@ -142,6 +144,8 @@ class Redrive(Address):
         # Of each properties: where to, or why not.
         self._made: dict[bytes, Found | None] = {}
         self._whys: dict[bytes, str] = {}
+        # The next one like the last may go another way.
+        self._varies = False
 
     def forget(self) -> None:
         self._made.clear()
@@ -153,7 +157,10 @@ class Redrive(Address):
             if found is None:
                 self.why = self._whys[properties]
             return found
+        self._varies = False
         found = self._find(properties)
+        if self._varies:
+            return found
         if len(self._made) >= REMEMBERED_MAX:
             self.forget()
         self._made[properties] = found
@@ -173,6 +180,10 @@ class Redrive(Address):
         name, exchange_name, keys = death
         queue = self._vhost.queues.get(name)
         destinations: list[Destination] = []
+        before = table.get(REDRIVE_COUNT)
+        count: int = before if isinstance(before, int) and 0 <= before < 1 << 62 else 0
+        to = Envelope(exchange_name, keys[0])
+        changed = with_headers(properties, {REDRIVE_COUNT: Long(count + 1)}, DEATH_HEADERS)
         self.why = NO_TARGET
         if queue is not None:
             if queue is self._source or queue.exclusive_owner is not None:
@@ -188,13 +199,11 @@ class Redrive(Address):
             if not self._may_write("exchange", exchange_name):
                 self.why = NO_PERMISSION
                 return None
-            destinations = router.route(self._vhost, exchange, keys, Headers(without_deaths(table)).get)
+            self._varies = router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY) != 0
+            destinations = router.route(self._vhost, exchange, keys, PropertiesView(to, changed))
             if not destinations or self._source in destinations:
                 return None
-        before = table.get(REDRIVE_COUNT)
-        count: int = before if isinstance(before, int) and 0 <= before < 1 << 62 else 0
-        changed = with_headers(properties, {REDRIVE_COUNT: Long(count + 1)}, DEATH_HEADERS)
-        return Found(Envelope(exchange_name, keys[0]), changed, destinations)
+        return Found(to, changed, destinations)
 
 
 def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
@@ -225,10 +234,6 @@ def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
         if len(text.encode("utf-8", "surrogateescape")) > SHORT_STRING_SIZE_BYTES_MAX:
             return None
     return name, exchange, keys
-
-
-def without_deaths(table: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in table.items() if name not in DEATH_HEADERS}
 
 
 def _text(value: object) -> str:
