@@ -211,6 +211,19 @@ def test_a_stream_has_none(peer: Peer) -> None:
     peer.call("queue.delete", queue=peer.q)
 
 
+def test_nor_does_the_setting_give_it_one(closing: Broker) -> None:
+    with closing.peer("stream") as peer:
+        peer.handshake()
+        peer.channel()
+        peer.call("queue.declare", queue=peer.q, durable=True, arguments={"x-queue-type": "stream"})
+        fill(peer, 1)
+        peer.call("basic.qos", prefetch_count=1)
+        peer.call("basic.consume", queue=peer.q, arguments={"x-stream-offset": "first"})
+        peer.content("basic.deliver")
+        time.sleep(TIMEOUT_MS / 1000 * 3)
+        peer.fence()
+
+
 def test_many_queues_and_consumers_one_after_another(peer: Peer, broker: Broker) -> None:
     """A channel that has had hundreds of them does not keep them; those that hang among them are still found."""
     for number in range(200):

@@ -1,7 +1,8 @@
 """The ready order of a queue: which of its messages is next, and where it is until then.
 
-A queue has one for life. `FifoOrder` (fifo.py) is order of arrival, `LevelOrder` (levels.py) is by priority;
-`StreamOrder` (stream_order.py) gives out what it does not take. So nobody but the order changes the queue's
+A queue has one for life: `FifoOrder` (fifo.py) is order of arrival, `LevelOrder` (levels.py) is by priority, and
+`StreamOrder` (stream_order.py) gives out what it does not take. Only `FifoOrder` gives way, to `FilteredOrder`
+(filtered_order.py) and back, as consumers with filters come and go. Nobody but the order changes the queue's
 `ready_count` and `ready_bytes`: whether what `take` gives out is ready no more is for the order to say.
 
 An order knows its queue's backing and is handed the queue with each call, so the two hold each other in no circle. It
