@@ -82,6 +82,18 @@ class TestLog:
         assert room.bodies(queue) == order[123:]
         assert queue.store.record_count == 0
 
+    def test_what_has_a_time_to_live_of_its_own_goes_after_a_start(self, room) -> None:
+        """Though the queue has none, and nobody takes it."""
+        room.queue("q", x_max_priority=3)
+        room.publish("q", b"1", priority=1, expiration="100")
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        room.turns()
+        assert queue.ready_count == 1
+        room.advance(120)
+        assert queue.ready_count == 0
+
     def test_the_log_is_read_in_slices_after_a_start(self, room) -> None:
         """Nobody waits while a long queue is opened; what comes in meanwhile stands behind what was there."""
         queue = room.queue("q", x_max_priority=3)

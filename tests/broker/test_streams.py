@@ -2,116 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping
-
 import pytest
 
-from amqpd.broker import consuming
-from amqpd.broker.delivery import Consumer, Entry
-from amqpd.broker.message import Message
-from amqpd.broker.queues import joining, stream_slices
-from amqpd.broker.queues.arguments import rules_of
-from amqpd.broker.queues.consumer_arguments import consumer_arguments
+from amqpd.broker.queues import stream_slices
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN, StreamOrder, retention_of
-from amqpd.broker.queues.stream_reader import StreamReader
-from amqpd.broker.queues.stream_slices import Slices
 from amqpd.broker.stream_start import INTERVAL_MS_MAX, interval_ms
-from amqpd.errors import PreconditionFailed
 from amqpd.protocol.codec import Timestamp
 from amqpd.protocol.properties import decode_properties
-from amqpd.storage.keep.retention import retain
 
-# Of bodies in a test that wants several files: they are at least as large as SEGMENT_SIZE_BYTES_MIN.
-LARGE = 16 * 1024
-
-
-class Reader(Consumer):
-    """A consumer of so much credit, that keeps what it gets."""
-
-    def __init__(self, queue: Queue, credit: int, arguments: Mapping[str, object]) -> None:
-        given = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
-        super().__init__(queue, f"c{id(self)}", False, False, given)
-        self.credit = credit
-        self.queue_read = queue
-        self.got: list[bytes] = []
-        self.messages: list[Message] = []
-        self.entries: list[Entry] = []
-        self.told = False
-
-    def can_take(self) -> bool:
-        return self.in_flight < self.credit
-
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
-        assert entry is not None
-        assert not redelivered
-        self.in_flight += 1
-        entry.consumer = self
-        self.entries.append(entry)
-        self.messages.append(message)
-        self.got.append(message.body())
-
-    def cancel(self) -> None:
-        self.told = True
-
-    def ack(self, count: int = 1, first: int = 0) -> None:
-        for _ in range(count):
-            entry = self.entries.pop(first)
-            self.in_flight -= 1
-            if self.parked:
-                self.queue_read.activate(self)
-            entry.queue.settle(entry)
-
-    def offsets(self) -> list[int]:
-        return [(decode_properties(each.properties()).headers or {})["x-stream-offset"] for each in self.messages]
-
-    @property
-    def place(self) -> StreamReader:
-        assert isinstance(self.reader, StreamReader)
-        return self.reader
-
-
-def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments: object) -> Reader:
-    reader = Reader(queue, credit, {name.replace("_", "-"): value for name, value in arguments.items()})
-    consuming.check_reader(queue, credit, False, reader.arguments, 0)
-    consuming.begin(queue, reader)
-    if turn:
-        room.turns()
-    return reader
-
-
-def leave(room, reader: Reader) -> None:
-    joining.leave(reader.queue_read, reader)
-    for entry in reader.entries:
-        entry.queue.requeue(entry, True)
-    room.turns()
-
-
-def fill_fast(room, count: int) -> list[bytes]:
-    bodies = [b"%d" % number for number in range(count)]
-    for body in bodies:
-        room.publish("s", body, turn=False)
-    finish(room)
-    return bodies
-
-
-def finish(room) -> None:
-    """The turn in which something was published without one."""
-    room.turn.want()
-    room.turns()
+from .stream_room import fill, fill_fast, finish, leave, read
 
 
 @pytest.fixture
 def stream(room) -> Queue:
     return room.queue("s", x_queue_type="stream")
-
-
-def fill(room, count: int, size: int = 0, first: int = 0) -> list[bytes]:
-    bodies = [b"%d" % number + b"." * size for number in range(first, first + count)]
-    for body in bodies:
-        room.publish("s", body)
-    return bodies
 
 
 class TestReading:
@@ -158,6 +62,20 @@ class TestReading:
         queue.prepare()
         assert queue.ready_count == 1
         assert read(room, queue, x_stream_offset="first").got == [b"1"]
+
+    @pytest.mark.parametrize("names", [("s", "z"), ("s", "a")])
+    def test_and_stays_transient_in_a_queue_beside_it(self, room, stream, names) -> None:
+        """Whichever of them has it first."""
+        for name in names[1:]:
+            room.queue(name)
+        room.exchange("x", "fanout")
+        for name in sorted(("s", names[1])):
+            room.bind("x", room.vhost.queues[name])
+        room.publish("k", b"1", exchange="x", persistent=False)
+        room.restart()
+        for name, count in zip(names, (1, 0), strict=True):
+            room.vhost.queues[name].prepare()
+            assert room.vhost.queues[name].ready_count == count
 
     def test_an_expiration_means_nothing(self, room, stream) -> None:
         room.publish("s", b"1", expiration="10")
@@ -414,191 +332,3 @@ class TestOneAtATime:
         second.ack(3)
         room.turns()
         assert room.catalogue.stored_offsets.get(line.id, "me") == 6
-
-
-class TestRetention:
-    def start(self, queue: Queue) -> int:
-        return queue.store.log.start_offset()  # type: ignore[union-attr]
-
-    def test_the_oldest_files_go(self, room) -> None:
-        queue = room.queue(
-            "s",
-            x_queue_type="stream",
-            x_max_length_bytes=4 * SEGMENT_SIZE_BYTES_MIN,
-            x_stream_max_segment_size_bytes=SEGMENT_SIZE_BYTES_MIN,
-        )
-        bodies = fill(room, 60, LARGE)
-        slow = read(room, queue, 2, x_stream_offset="first")
-        assert queue.ready_count == 60
-        room.storage.maintain()
-        room.turns()
-        start = self.start(queue)
-        assert 30 < start < 50
-        assert queue.ready_count == 60 - start == queue.store.record_count
-        assert queue.ready_bytes == sum(len(body) for body in bodies[start:])
-        # Who stands in what is gone goes on at the start, behind what it had read before that went.
-        slow.credit = 1000
-        slow.ack(2)
-        room.turns()
-        read_before = slow.offsets().index(start)
-        assert read_before < 20
-        assert slow.offsets() == [*range(read_before), *range(start, 60)]
-        assert read(room, queue, x_stream_offset="first").got == bodies[start:]
-        assert read(room, queue, x_stream_offset=1).got == bodies[start:]
-
-    def test_what_is_too_old_goes(self, room) -> None:
-        queue = room.queue("s", x_queue_type="stream", x_max_age="10s")
-        fill(room, 3)
-        room.advance(9000)
-        room.storage.maintain()
-        room.turns()
-        fill(room, 1, first=3)
-        assert queue.ready_count == 4
-        room.advance(2000)
-        for _ in range(3):
-            room.storage.maintain()
-            room.turns()
-        assert queue.ready_count == 4  # they lie in one file with one that is younger
-        room.advance(9000)
-        for _ in range(3):
-            room.storage.maintain()
-            room.turns()
-        assert queue.ready_count == 0
-        reader = read(room, queue, x_stream_offset="first")
-        fill(room, 1, first=4)
-        assert reader.got == [b"4"]
-        assert reader.offsets() == [4]
-
-    def test_credit_that_comes_when_nothing_is_left(self, room) -> None:
-        queue = room.queue("s", x_queue_type="stream", x_max_age="10s")
-        fill(room, 5)
-        reader = read(room, queue, 2, x_stream_offset="first")
-        room.advance(11_000)
-        for _ in range(3):
-            room.storage.maintain()
-            room.turns()
-        assert queue.ready_count == 0
-        reader.credit = 10
-        reader.ack(2)
-        room.turns()
-        fill(room, 2, first=5)
-        assert reader.got[-2:] == [b"5", b"6"]
-
-    def test_rules_change_while_it_runs(self, room, stream) -> None:
-        fill(room, 40, LARGE)
-        size = SEGMENT_SIZE_BYTES_MIN
-        small = {"stream-max-segment-size-bytes": size, "max-length-bytes": 2 * size}
-        stream.obey(rules_of(stream.arguments, small))
-        fill(room, 20, LARGE, first=40)
-        room.storage.maintain()
-        room.turns()
-        assert stream.ready_count < 20
-        assert self.start(stream) == 60 - stream.ready_count
-        stream.obey(rules_of(stream.arguments))
-        before = stream.ready_count
-        fill(room, 20, LARGE, first=60)
-        room.storage.maintain()
-        room.turns()
-        assert stream.ready_count == before + 20
-
-    def test_through_a_restart(self, room) -> None:
-        queue = room.queue(
-            "s",
-            x_queue_type="stream",
-            x_max_length_bytes=2 * SEGMENT_SIZE_BYTES_MIN,
-            x_stream_max_segment_size_bytes=0,
-        )
-        bodies = fill(room, 30, LARGE)
-        room.storage.maintain()
-        room.turns()
-        start = self.start(queue)
-        assert start > 10
-        room.restart()
-        queue = room.vhost.queues["s"]
-        queue.prepare()
-        assert queue.ready_count == 30 - start
-        assert read(room, queue, x_stream_offset="first").got == bodies[start:]
-        bodies += fill(room, 30, LARGE, first=30)
-        room.storage.maintain()
-        room.turns()
-        assert self.start(queue) > 30
-
-    def test_what_they_become(self) -> None:
-        arguments = {"x-queue-type": "stream", "x-max-age": "7D", "x-max-length-bytes": 10}
-        kept = retention_of(rules_of(arguments, {"max-age": "1D", "max-length-bytes": 20}))
-        assert (kept.max_age_ms, kept.max_bytes, kept.segment_size_bytes) == (86_400_000, 10, -1)
-        kept = retention_of(rules_of(arguments, {"max-age": "1Y", "max-length-bytes": 5}))
-        assert (kept.max_age_ms, kept.max_bytes) == (7 * 86_400_000, 5)
-        kept = retention_of(rules_of({"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 3_000_000_000}))
-        assert (kept.max_age_ms, kept.max_bytes, kept.segment_size_bytes) == (-1, -1, 1 << 30)
-
-    def test_nothing_is_dropped_by_an_append(self, room) -> None:
-        queue = room.queue("s", x_queue_type="stream", x_max_length_bytes=1)
-        fill(room, 5)
-        assert queue.ready_count == 5
-        assert retain(queue.store, room.clock.time_ms()) == 0  # the active file stays
-
-
-class TestRestarts:
-    def test_readers_find_what_was_confirmed(self, room, stream) -> None:
-        bodies = fill(room, 100)
-        room.restart()
-        queue = room.vhost.queues["s"]
-        queue.prepare()
-        assert queue.ready_count == 100
-        assert read(room, queue, x_stream_offset="first").got == bodies
-        assert read(room, queue, x_stream_offset=60).got == bodies[60:]
-        reader = read(room, queue)
-        fill(room, 1, first=100)
-        assert reader.offsets() == [100]
-
-    def test_nothing_counts_as_delivered(self, room, stream) -> None:
-        fill(room, 3)
-        reader = read(room, stream, x_stream_offset="first")
-        reader.ack(3)
-        room.restart()
-        queue = room.vhost.queues["s"]
-        queue.prepare()
-        assert len(read(room, queue, x_stream_offset="first").got) == 3
-
-
-class TestRefusals:
-    @pytest.mark.parametrize("value", ["abc", "", "5x", True, None, [1], {"a": 1}, 1.5, b"\xff"])
-    def test_what_is_no_offset(self, room, stream, value) -> None:
-        with pytest.raises(PreconditionFailed, match="invalid arg 'x-stream-offset' for queue 's' in vhost '/': "):
-            read(room, stream, x_stream_offset=value)
-        assert stream.consumers == []
-
-    @pytest.mark.parametrize("value", ["", 5, None, "x" * 256])
-    def test_what_is_no_name(self, room, stream, value) -> None:
-        with pytest.raises(PreconditionFailed, match="invalid arg 'x-stream-consumer-name'"):
-            read(room, stream, x_stream_consumer_name=value)
-
-
-class TestTheEnd:
-    def test_nothing_is_left_to_a_collector(self, room) -> None:
-        """What knows each other lets go of each other: a circle would keep its messages until a collector comes."""
-        room.queue("s", x_queue_type="stream")
-        fill(room, 3)
-        readers = [
-            read(room, room.vhost.queues["s"], x_stream_offset="first", x_stream_consumer_name="me") for _ in range(3)
-        ]
-        for reader in readers:
-            reader.ack()
-        room.turns()
-        leave(room, readers[1])
-        gc.collect()
-        gc.disable()
-        try:
-            room.delete(room.vhost.queues["s"])
-            for reader in readers:
-                reader.entries.clear()  # as a channel's end does
-            del reader, readers
-            room.turns()
-            room.storage.commits.flush()
-            room.turns()
-            ours = (StreamReader, StreamOrder, Slices)
-            left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, ours)]
-        finally:
-            gc.enable()
-        assert left == []

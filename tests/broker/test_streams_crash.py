@@ -12,7 +12,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN
 from amqpd.storage.simulation import SimulatedFileSystem
 
-from .test_streams import LARGE, Reader, read
+from .stream_room import LARGE, Reader, read
 
 TURNS = 12
 ROOM = Path("/data")

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN
 
 from .conftest import Room
-from .test_streams import Reader, finish, leave, read
+from .stream_room import Reader, finish, leave, read
 
 OFFSETS = st.one_of(st.sampled_from(["first", "next", "1h"]), st.integers(-2, 60))
 NAMES = st.sampled_from(["", "", "a", "b"])

@@ -1,0 +1,99 @@
+"""Streams in a room: a consumer that keeps what it gets, and what fills a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amqpd.broker import consuming
+from amqpd.broker.delivery import Consumer, Entry
+from amqpd.broker.message import Message
+from amqpd.broker.queues import joining
+from amqpd.broker.queues.consumer_arguments import consumer_arguments
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.protocol.properties import decode_properties
+
+# Of bodies in a test that wants several files: they are at least as large as SEGMENT_SIZE_BYTES_MIN.
+LARGE = 16 * 1024
+
+
+class Reader(Consumer):
+    """A consumer of so much credit, that keeps what it gets."""
+
+    def __init__(self, queue: Queue, credit: int, arguments: Mapping[str, object]) -> None:
+        given = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
+        super().__init__(queue, f"c{id(self)}", False, False, given)
+        self.credit = credit
+        self.queue_read = queue
+        self.got: list[bytes] = []
+        self.messages: list[Message] = []
+        self.entries: list[Entry] = []
+        self.told = False
+
+    def can_take(self) -> bool:
+        return self.in_flight < self.credit
+
+    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+        assert entry is not None
+        assert not redelivered
+        self.in_flight += 1
+        entry.consumer = self
+        self.entries.append(entry)
+        self.messages.append(message)
+        self.got.append(message.body())
+
+    def cancel(self) -> None:
+        self.told = True
+
+    def ack(self, count: int = 1, first: int = 0) -> None:
+        for _ in range(count):
+            entry = self.entries.pop(first)
+            self.in_flight -= 1
+            if self.parked:
+                self.queue_read.activate(self)
+            entry.queue.settle(entry)
+
+    def offsets(self) -> list[int]:
+        return [(decode_properties(each.properties()).headers or {})["x-stream-offset"] for each in self.messages]
+
+    @property
+    def place(self) -> StreamReader:
+        assert isinstance(self.reader, StreamReader)
+        return self.reader
+
+
+def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments: object) -> Reader:
+    reader = Reader(queue, credit, {name.replace("_", "-"): value for name, value in arguments.items()})
+    consuming.check_reader(queue, credit, False, reader.arguments, 0)
+    consuming.begin(queue, reader)
+    if turn:
+        room.turns()
+    return reader
+
+
+def leave(room, reader: Reader) -> None:
+    joining.leave(reader.queue_read, reader)
+    for entry in reader.entries:
+        entry.queue.requeue(entry, True)
+    room.turns()
+
+
+def fill_fast(room, count: int) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(count)]
+    for body in bodies:
+        room.publish("s", body, turn=False)
+    finish(room)
+    return bodies
+
+
+def finish(room) -> None:
+    """The turn in which something was published without one."""
+    room.turn.want()
+    room.turns()
+
+
+def fill(room, count: int, size: int = 0, first: int = 0) -> list[bytes]:
+    bodies = [b"%d" % number + b"." * size for number in range(first, first + count)]
+    for body in bodies:
+        room.publish("s", body)
+    return bodies
