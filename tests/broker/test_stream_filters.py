@@ -21,8 +21,8 @@ from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse
 from amqpd.storage.log.record import Record
 
-from .test_streams import Reader
-from .test_streams import read as read_from
+from .stream_room import Reader
+from .stream_room import read as read_from
 
 
 def read(room, queue: Queue, credit: int = 100_000, turn: bool = True, **arguments: object) -> Reader:
