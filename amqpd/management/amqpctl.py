@@ -6,11 +6,13 @@ import asyncio
 import os
 import platform
 import time
+from functools import partial
 from typing import Any, Final
 
 from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
+from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.restore import Report
 from amqpd.broker.publishing.firehose import trace
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
@@ -170,7 +172,7 @@ async def switch_tracing(call: Call) -> Reply:
     vhost = call.broker.vhosts.get(name)
     if vhost is None:
         raise NotThere(f"vhost '{name}' does not exist")
-    trace(vhost, call.node, call.flag("on"))
+    await finished(partial(trace, vhost, call.node, call.flag("on")))
     return NO_CONTENT
 
 

@@ -112,7 +112,7 @@ class Import:
                 await self.slices.rest()
         for name in given.traced:
             if name in self.broker.vhosts:
-                trace(self.broker.vhosts[name], self.broker.node_name, True)
+                await finished(partial(trace, self.broker.vhosts[name], self.broker.node_name, True))
         for vhost in given.changed:
             obeyed, done = promise()
             vhost.policy_walk.when_done(partial(done, None))

@@ -93,7 +93,7 @@ async def put_vhost(call: Call) -> Reply:
     if vhost is None:
         await finished(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
         if traced and name in broker.vhosts:
-            trace(broker.vhosts[name], call.node, True)
+            await finished(partial(trace, broker.vhosts[name], call.node, True))
         if protected and name in broker.vhosts:
             await finished(partial(vhosts.protect, broker.vhosts[name], True))
         if not call.caller.operator:
@@ -102,7 +102,7 @@ async def put_vhost(call: Call) -> Reply:
         return CREATED
     await finished(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
     await _protected(vhost, protected)
-    trace(vhost, call.node, traced)
+    await finished(partial(trace, vhost, call.node, traced))
     return NO_CONTENT
 
 

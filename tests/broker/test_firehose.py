@@ -99,10 +99,12 @@ def test_a_copy_is_not_copied(room, copies: Queue) -> None:
 
 
 def test_on_and_off(room, copies: Queue) -> None:
+    room.turns()
     version = copies.version
     assert not trace(room.vhost, "node", True)
     assert copies.version == version
     assert trace(room.vhost, "node", False)
+    room.turns()
     assert copies.version > version
     assert room.vhost.tap is None
     assert not trace(room.vhost, "node", False)

@@ -297,9 +297,10 @@ class VHost(Names):
 
     def follow_all(self) -> None:
         """Everything in it follows its policies, in slices: `policy_walk.when_done` tells when."""
-        self.policy_walk.begin(self._things, self.follow)
+        self.policy_walk.begin(self.things, self.follow)
 
-    def _things(self) -> list[Queue | Exchange]:
+    def things(self) -> list[Queue | Exchange]:
+        """A snapshot."""
         return [*self.exchanges.values(), *self.queues.values()]
 
     def follow(self, thing: Queue | Exchange) -> None:

@@ -16,9 +16,13 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from amqpd.broker.catalogue.declared import Done, unheard
+from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhosts import tell
+from amqpd.broker.catalogue.walk import Walk
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing import router
@@ -157,21 +161,30 @@ class Firehose(Tap):
         self._unasked.offer(router.route(self._vhost, self._exchange, [key], Routed(key, headers)), copy)
 
 
-def trace(vhost: VHost, node: str, on: bool) -> bool:
-    """Switches it on or off; returns whether that changes anything. Cost: 1 us for each queue and consumer."""
+def trace(vhost: VHost, node: str, on: bool, done: Done = unheard) -> bool:
+    """Switches it on or off, in slices; returns whether that changes anything. done(None) once all routes and consumers
+    go by it.
+    """
     if on is (vhost.tap is not None):
+        done(None)
         return False
     vhost.tap = Firehose(vhost, node) if on else None
     log.info("tracing is %s in vhost '%s'", "on" if on else "off", vhost.name, extra={"vhost": vhost.name})
-    # Routes are made anew, and consumers begin anew.
-    for exchange in vhost.exchanges.values():
-        exchange.routes.version += 1
-    for queue in vhost.queues.values():
-        queue.version += 1
-        for consumer in queue.consumers:
-            consumer.trace(vhost.tap)
     tell(vhost, "vhost.updated")
+    walk = Walk[Queue | Exchange](vhost.catalogue.call_soon)
+    walk.begin(vhost.things, partial(_begin_anew, vhost))
+    walk.when_done(partial(done, None))
     return True
+
+
+def _begin_anew(vhost: VHost, thing: Queue | Exchange) -> None:
+    """Routes are made anew, and consumers begin anew."""
+    if isinstance(thing, Exchange):
+        thing.routes.version += 1
+        return
+    thing.version += 1
+    for consumer in thing.consumers:
+        consumer.trace(vhost.tap)
 
 
 def _copied_to(properties: Properties) -> list[object]:
