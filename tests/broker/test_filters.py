@@ -412,6 +412,25 @@ class TestLog:
         assert 10 < len(steps) < 200
         assert max(steps) <= scans.SLICE_MS * scans.LOOK_COUNT
 
+    def test_what_others_have_unacked_is_passed_in_slices_too(self, room) -> None:
+        queue = room.queue("q")
+        queue.order.count_max = 1
+        queue.order.bytes_max = 1600  # the window holds what nobody wants, and a few behind it
+        publish(room, "g")
+        for number in range(1000):
+            room.publish("q", b"%d" % number, headers={"colour": "red"}, turn=False)
+        publish(room, "b", 1000)
+        assert len(take(room, queue, RED).got) == 1000
+        room.clock.per_look_ms = 1
+        blue = take(room, queue, BLUE, turn=False)
+        cursor = queue.order.cursors[1]
+        looked = [0]
+        while not blue.got and len(looked) < 1000:
+            looked.append(cursor.position)
+            room.turn.run()
+        assert texts(blue.got) == "b1000"
+        assert max(after - before for before, after in pairwise(looked)) <= scans.SLICE_MS * scans.LOOK_COUNT
+
     def test_others_are_served_meanwhile(self, room) -> None:
         slow = room.queue("q")
         for number in range(3000):

@@ -180,14 +180,15 @@ class FilteredOrder(FifoOrder):
             if offset >= limit:
                 cursor.position = limit
                 return _NONE
-            if self.ahead.has(offset):
-                cursor.position = offset + 1
-                continue
-            if offset == cursor.matched_offset:
+            if offset == cursor.matched_offset and not self.ahead.has(offset):
                 return offset
             if scans.over:
                 cursor.behind = True
                 return _STOPPED
+            if self.ahead.has(offset):
+                scans.step(0)
+                cursor.position = offset + 1
+                continue
             scans.step(len(record.properties))
             message = self._message(queue, record)
             if self._matches(cursor, message, False):
