@@ -94,8 +94,8 @@ QUEUES: Final = Listing(
     plain(
         "arguments", "auto_delete", "consumer_capacity", "consumer_utilisation", "consumers", "degraded", "disk_reads",
         "disk_writes", "durable", "effective_policy_definition", "exclusive", "exclusive_consumer_pid",
-        "exclusive_consumer_tag", "head_message_timestamp", "leader", "lost_offsets", "members", "memory",
-        "message_bytes", "message_bytes_persistent",
+        "exclusive_consumer_tag", "group_by", "groups_locked", "groups_waiting", "head_message_timestamp",
+        "leader", "lost_offsets", "members", "memory", "message_bytes", "message_bytes_persistent",
         "message_bytes_ram", "message_bytes_ready", "message_bytes_unacknowledged", "messages",
         "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_unacknowledged",
         "messages_unacknowledged_ram", "messages_unmatched", "name", "online", "operator_policy", "owner_pid", "pid",
@@ -146,7 +146,9 @@ CONSUMERS: Final = Listing(
     {
         "queue_name": ("queue", "name"),
         "channel_pid": ("channel_details", "pid"),
-        **plain("ack_required", "active", "activity_status", "arguments", "consumer_tag", "prefetch_count"),
+        **plain(
+            "ack_required", "active", "activity_status", "arguments", "consumer_tag", "groups_held", "prefetch_count"
+        ),
     },
 )
 VHOSTS: Final = Listing(

@@ -19,6 +19,8 @@ PAGES = {
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
     "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
     r"night-shift 1\narchive 2\nsite-7 1\n",
+    "groups.md": r"first has order 0 of anna\nsecond has order 2 of bob\nsecond has order 4 of bob\n"
+    r"second has order 5 of cleo\nfirst has order 1 of anna\n",
     "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n"
     r"queue.created invoices guest\nqueue.deleted invoices guest\n",
 }

@@ -42,6 +42,20 @@ def check_filter(queue: Queue, arguments: ConsumerArguments) -> None:
         raise PreconditionFailed(text)
 
 
+def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> None:
+    """Whether a queue with groups (x-group-by), if it is one, can keep its promise to a consumer that asks for this.
+
+    Raises: PreconditionFailed: who does not acknowledge never says when a group may go to another consumer.
+    """
+    if not queue.rules.group_by:
+        return
+    text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' has groups: its consumers "
+    if no_ack:
+        raise PreconditionFailed(text + "have to acknowledge")
+    if arguments.selector is not None:
+        raise PreconditionFailed(text + "can have no x-filter")
+
+
 def refuse_of_streams(queue: Source, what: str, method: int = 0) -> None:
     """Nothing is taken out of a stream. what: was asked for. Raises: NotImplementedByBroker where it is one."""
     if KINDS[queue.kind].stream:

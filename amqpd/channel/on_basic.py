@@ -95,6 +95,7 @@ def consume(channel: Channel, command: BasicConsume) -> None:
         )
     consuming.check_free(queue, command.exclusive)
     consuming.check_filter(queue, arguments)
+    consuming.check_groups(queue, command.no_ack, arguments)
     consumer = channel.deliveries.make_consumer(queue, tag, command.no_ack, command.exclusive, arguments)
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.channel.deliveries import ChannelConsumer, Deliveries
@@ -134,6 +135,8 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         "consumer_timeout": 0,
         "arguments": plain(decode_table(table, 0)[0]) if table else {},
     }
+    if isinstance(queue, GroupedQueue):
+        item["groups_held"] = queue.grouped.groups_held(consumer)
     if isinstance(consumer.reader, StreamReader):
         item["stream"] = stream_item(queue, consumer.reader)
     if isinstance(consumer, ChannelConsumer):

@@ -11,6 +11,7 @@ from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.policy_table import NONE
 from amqpd.broker.consuming import refuse_of_streams
+from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.opening import opened
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
@@ -80,6 +81,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "messages_unacknowledged": queue.unacked_count,
         # Of those that are ready: what no consumer's x-filter matches, as far as they have looked.
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
+        **groups_item(queue),
         "message_bytes": bytes_ready,
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
@@ -89,6 +91,19 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     if owner is not None and not queue.deleted:  # who shows a list may be behind
         item["owner_pid_details"] = connection_details(owner)
     return item
+
+
+def groups_item(queue: Queue) -> dict[str, Any]:
+    """Of x-group-by: groups of which something is unacked, and those of them of which something is ready, too, as far
+    as it was looked at. null where there are none."""
+    if not isinstance(queue, GroupedQueue):
+        return {"group_by": None, "groups_locked": None, "groups_waiting": None}
+    order = queue.grouped
+    return {
+        "group_by": queue.rules.group_by,
+        "groups_locked": order.locked_count,
+        "groups_waiting": order.groups_waiting(),
+    }
 
 
 async def get_queues(call: Call) -> Reply:

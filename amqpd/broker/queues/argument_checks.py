@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
+from amqpd.broker.queues.group_key import is_group_by
 from amqpd.broker.queues.kinds import KINDS, kind_of
 from amqpd.broker.queues.rules import Admission
 from amqpd.broker.stream_start import interval_ms
@@ -216,6 +217,23 @@ def check_kind(row: Row, context: Context) -> None:
             f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}' "
             f"of queue type {kind.module}"
         )
+
+
+def leader_locator(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in LEADER_LOCATORS:
+        raise invalid(row, context, "invalid_queue_locator_arg")
+
+
+def group_by(row: Row, value: object, context: Context) -> None:
+    if not is_group_by(text(row, value, context)):
+        raise invalid(row, context, "\"expected 'routing_key' or 'header:NAME'\"")
+    if "x-max-priority" in context.arguments:
+        raise invalid(row, context, '"not together with x-max-priority"')
+
+
+def strategy(row: Row, value: object, context: Context) -> None:
+    if text(row, value, context) not in STRATEGIES:
+        raise invalid(row, context, "invalid_dlx_strategy")
 
 
 def queue_version(row: Row, value: object, context: Context) -> None:

@@ -7,6 +7,7 @@ x-queue-type names the kind (kinds.py), x-export makes the log keep what is sett
 from __future__ import annotations
 
 from amqpd.broker.queues.arguments import rules_of
+from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.queue import Queue
@@ -23,7 +24,9 @@ def make_queue(
     store: QueueLog | None,
 ) -> Queue:
     """An empty queue, or the one whose log `store` is. The arguments have been validated."""
-    queue = Queue(host, name, durable, auto_delete, owner, arguments, rules_of(arguments), store)
+    rules = rules_of(arguments)
+    kind = GroupedQueue if rules.group_by else Queue
+    queue = kind(host, name, durable, auto_delete, owner, arguments, rules, store)
     queue.kind = kind_of(arguments).name
     export = arguments.get("x-export")
     if isinstance(export, str) and store is not None:

@@ -16,7 +16,6 @@ One owner: only the loop's thread touches a queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
 
 from mypy_extensions import i64
 
@@ -28,6 +27,7 @@ from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filters import PUMP_COUNT_MAX, Filters
 from amqpd.broker.queues.getters import Getters
+from amqpd.broker.queues.grouped_order import GroupedOrder
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.limits import Limits
@@ -39,10 +39,10 @@ from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import QueueLog
 
 
-@final
 class Queue(Source):
-    """One queue of a vhost. host: what it needs of the broker around it. exclusive_owner: the connection that declared
-    it exclusive, or None. store: its log, which may be there from an earlier life; None: it has none.
+    """One queue of a vhost; `GroupedQueue` (grouped_queue.py) is one with groups. host: what it needs of the broker
+    around it. exclusive_owner: the connection that declared it exclusive, or None. store: its log, which may be there
+    from an earlier life; None: it has none.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class Queue(Source):
             self.order: ReadyOrder = StreamOrder(self.backing, host)
         elif rules.level_max >= 0:
             self.order = LevelOrder(self.backing, rules.level_max)
+        elif rules.group_by:
+            self.order = GroupedOrder(self.backing, rules.group_by)
         else:
             self.order = FifoOrder(self.backing)
         # None: the log is open, or there is none.

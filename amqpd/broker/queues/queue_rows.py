@@ -115,6 +115,15 @@ ROWS: Final = (
         kinds=CLASSIC,
     ),
     Row(
+        "x-group-by",
+        checks.group_by,
+        True,
+        "grouped_queue",
+        "`routing_key` or `header:NAME`: messages of one group go to one consumer at a time",
+        field="group_by",
+        kinds=WORK_QUEUES,
+    ),
+    Row(
         "x-single-active-consumer",
         checks.boolean,
         True,

@@ -38,9 +38,10 @@ class Rules:
 
     Numbers are -1 where there is no such rule: ttl_ms (x-message-ttl), expires_ms (x-expires), length_max and
     length_bytes_max (of what is ready), delivery_limit, level_max (x-max-priority). overflow: one of OVERFLOWS, what
-    happens beyond the lengths. dead_letter_exchange, dead_letter_key: None where there is none. counts_shown:
-    deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream: nothing is taken, and
-    length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes (x-stream-max-segment-size-bytes) say what stays.
+    happens beyond the lengths. group_by: x-group-by, "" for none. dead_letter_exchange, dead_letter_key: None where
+    there is none. counts_shown: deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream:
+    nothing is taken, and length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes
+    (x-stream-max-segment-size-bytes) say what stays.
     codec: of its batches (x-compression), a number of storage/log/compression.py; 0: none. cleanup: `compact`, `delete`
     or both: whether what is superseded goes, and what is too old or too much (compaction.py).
     """
@@ -53,6 +54,7 @@ class Rules:
         self.delivery_limit: Final[i64] = number(values, "delivery_limit")
         self.consumer_timeout_ms: Final[i64] = number(values, "consumer_timeout_ms")
         self.level_max: Final[i64] = number(values, "level_max")
+        self.group_by: Final[str] = text(values, "group_by") or ""
         self.overflow: Final[str] = text(values, "overflow") or OVERFLOWS[0]
         self.dead_letter_exchange: Final[str | None] = text(values, "dead_letter_exchange")
         self.dead_letter_key: Final[str | None] = text(values, "dead_letter_key")

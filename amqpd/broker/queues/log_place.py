@@ -1,0 +1,75 @@
+"""A place in a queue's log from which somebody reads on, a piece at a time, without ever waiting for the disk.
+
+What was read and not looked at yet is held (`record`), so that whoever has to stop in the middle of a piece goes on
+there. It holds one piece and a cursor's bytes at most, and nothing after `rest`.
+
+Compiled by mypyc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64
+
+from amqpd.storage.log.record import Record
+from amqpd.storage.queue_log import Cursor, QueueLog
+
+
+@final
+class LogPlace:
+    """One reader's. read_offset: where the next piece begins."""
+
+    def __init__(self) -> None:
+        self.read_offset: i64 = 0
+        self._log: QueueLog | None = None
+        self._cursor: Cursor | None = None
+        self._records: list[Record] = []
+        self._at: i64 = 0
+
+    def record(self, offset: i64) -> Record | None:
+        """The first that was read and is not below `offset`; it stays."""
+        records = self._records
+        at = self._at
+        size: i64 = len(records)
+        while at < size:
+            record = records[at]
+            if record.offset >= offset:
+                self._at = at
+                return record
+            at += 1
+        self._at = at
+        return None
+
+    def read(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None] | None) -> bool:
+        """Reads the next piece, from `offset` at the earliest. False: the disk is asked, and `arrived` is called when
+        it has answered. Nothing is read where the log has no more. arrived None: waits for the disk. Raises: OSError.
+        """
+        cursor = self._cursor
+        if cursor is None or self._log is not log:
+            cursor = log.new_cursor()
+            self._cursor = cursor
+            self._log = log
+        self._records = []
+        self._at = 0
+        fetch = cursor.read_at_hand(offset, size_bytes, arrived) if arrived else cursor.read(offset, size_bytes)
+        self._records = fetch.records
+        self.read_offset = fetch.next_offset
+        return len(fetch.records) > 0 or not fetch.waiting
+
+    def rest(self) -> None:
+        """It has come to the end: the bytes it holds go."""
+        self._records = []
+        self._at = 0
+        if self._cursor is not None:
+            self._cursor.release()
+
+    def close(self) -> None:
+        """Nobody reads on."""
+        self._records = []
+        self._at = 0
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+        self._log = None
