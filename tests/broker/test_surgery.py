@@ -8,7 +8,8 @@ import pytest
 
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filtered_order import FilteredOrder
-from amqpd.broker.surgery import job as jobs_of
+from amqpd.broker.surgery import addresses
+from amqpd.broker.surgery import job as job_module
 from amqpd.broker.surgery.job import WAIT_MS, Job
 from amqpd.broker.surgery.jobs import RUNNING_COUNT_MAX, Jobs, Request
 from amqpd.errors import NotFound, PreconditionFailed, ResourceLocked
@@ -172,6 +173,18 @@ class TestMove:
             target = room.vhost.queues["target"]
             assert got(room, target) == list(range(3000))
 
+    def test_what_a_producer_has_numbered_goes(self, room: Any, jobs: Jobs) -> None:
+        source, target = room.queue("source"), room.queue("target")
+        room.publish("source", b"1", headers={"x-producer-id": 1, "x-producer-epoch": 0, "x-sequence": 9, "a": 1})
+        run(room, jobs, "move", source, to_queue="target")
+        assert room.get(target).headers == {"a": 1, "x-source-queue": "source", "x-source-offset": 0}
+
+    def test_headers_that_fill_a_frame_stay_as_they_are(self, room: Any, jobs: Jobs) -> None:
+        source, target = room.queue("source"), room.queue("target")
+        room.publish("source", b"1", headers={"a": "x" * 131_000})
+        assert run(room, jobs, "move", source, to_queue="target").done_count == 1
+        assert set(room.get(target).headers) == {"a"}
+
     def test_to_an_exchange(self, room: Any, jobs: Jobs) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.exchange("x", "topic")
@@ -314,6 +327,19 @@ class TestHindrances:
         room.advance(2 * WAIT_MS)
         assert (job.state, got(room, target)) == ("done", [8, 9])
 
+    def test_a_target_that_refuses(self, room: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        source, target = room.queue("source"), room.queue("target", x_max_length=5, x_overflow="reject-publish")
+        fill(room, "source", 3)
+        monkeypatch.setattr(addresses, "is_full", lambda queue, size: False)
+        monkeypatch.setattr(job_module, "is_full", lambda queue, size: False)
+        monkeypatch.setattr(job_module, "room", lambda queue, count: count)
+        fill(room, "target", 4)
+        job = run(room, jobs, "move", source, to_queue="target")
+        assert (job.state, job.done_count, source.ready_count, target.ready_count) == ("waiting", 1, 2, 5)
+        assert got(room, target) == [0, 1, 2, 3, 0]
+        room.advance(2 * WAIT_MS)
+        assert (job.state, got(room, target), source.unacked_count) == ("done", [1, 2], 0)
+
     def test_an_alarm(self, room: Any, jobs: Jobs) -> None:
         source, target = room.queue("source"), room.queue("target")
         fill(room, "source", 2)
@@ -400,7 +426,7 @@ class TestHindrances:
         room.queue("target")
         fill(room, "source", 10)
         run(room, jobs, "move", source, to_queue="target")  # settlements are not synced yet: a power cut takes them
-        assert jobs_of.WINDOW_COUNT > 10
+        assert job_module.WINDOW_COUNT > 10
         offsets = []
         while (message := room.get(room.vhost.queues["target"])) is not None:
             offsets.append((message.headers["x-source-queue"], message.headers["x-source-offset"]))

@@ -32,7 +32,7 @@ from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
 from amqpd.broker.message import Envelope, Message, make_message, with_properties
-from amqpd.broker.publishing.offering import FAILED, offer, prepare
+from amqpd.broker.publishing.offering import FAILED, REFUSED, offer, prepare
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import PropertyInfo
@@ -128,6 +128,10 @@ class Origin:
     def kept(self, offset: i64) -> None:
         """Of this one `dress` has said STAYS: it is neither settled nor published again."""
         raise NotImplementedError
+
+    def refused(self, offset: i64) -> bool:
+        """A target does not take it, and would not. Whether its source has it back; else that is its end."""
+        return False
 
     def waits(self, count: i64) -> None:
         """So many more (1) or less (-1) wait that are in the log alone: it may not be given up meanwhile."""
@@ -369,9 +373,12 @@ class Republisher(Confirmer):
         except ResourceError:  # the broker's log says why
             self._try_later(pending)
             return False
-        if offer(dressed.destinations, message, targets) == FAILED:
+        outcome = offer(dressed.destinations, message, targets)
+        if outcome == FAILED:
             self._try_later(pending)
             return False
+        if outcome == REFUSED and pending.origin.refused(pending.first):
+            targets.clear()
         return True
 
     def _published(self, origin: Origin, offset: i64, size: i64, targets: list[QueueLog]) -> None:
@@ -467,7 +474,7 @@ class Republisher(Confirmer):
         """They are on the disk of all their local targets but these."""
         for pending in group:
             pending.synced = True
-            if failed and _any_of(pending.targets, failed):
+            if failed and any([store in failed for store in pending.targets]):  # noqa: C419
                 pending.failed = True
             if pending.missing == 0:
                 self._end(pending)
@@ -491,7 +498,3 @@ def _same(left: list[QueueLog], right: list[QueueLog]) -> bool:
         if store is not right[index]:
             return False
     return True
-
-
-def _any_of(targets: list[QueueLog], failed: list[QueueLog]) -> bool:
-    return any(store in failed for store in targets)

@@ -292,6 +292,7 @@ class Job(Origin):
         search = self._search
         if search is None or self.state in (STOPPING, FAILED):
             return self.end()
+        self.source.used()
         trouble = self._trouble()
         if trouble:
             self.fail(trouble)
@@ -428,6 +429,11 @@ class Job(Origin):
             if self._search is not None:
                 self._search.give_back(entry)
             self.wake()
+
+    def refused(self, offset: i64) -> bool:
+        self._full = True
+        self.kept(offset)
+        return True
 
     def safe(self, first: i64, last: i64, size: i64) -> None:
         search = self._search

@@ -2,7 +2,8 @@
 
 `x-source-queue` and `x-source-offset` name the message in its queue: they are the same for every copy of it, however
 often a job was repeated after a kill. `x-source-redelivered` is there, and true, where it was redelivered there. What a
-message has of an earlier move is replaced.
+message has of an earlier move is replaced, and what its producer has numbered it with goes: in another queue it might
+pass for a duplicate.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from amqpd.protocol.properties import with_entries, without_headers
 QUEUE: Final = "x-source-queue"
 OFFSET: Final = "x-source-offset"
 REDELIVERED: Final = "x-source-redelivered"
-_NAMES: Final = (QUEUE, OFFSET, REDELIVERED)
-_PREFIX: Final = b"x-source-"
+_NAMES: Final = (QUEUE, OFFSET, REDELIVERED, "x-producer-id", "x-producer-epoch", "x-sequence")
+_PREFIXES: Final = (b"x-source-", b"x-producer-", b"x-sequence")
 
 
 @final
@@ -33,11 +34,13 @@ class Marks:
     def marked(self, properties: bytes, offset: i64, redelivered: bool) -> bytes:
         """`properties` with these headers; as they were where they would not fit a frame any more. Cost: 0.5 us."""
         bare = properties
-        if _PREFIX in properties:
-            bare = without_headers(properties, _NAMES)
+        for prefix in _PREFIXES:
+            if prefix in properties:
+                bare = without_headers(properties, _NAMES)
+                break
         number: int = offset
         entries = self._first + number.to_bytes(8, "big")
         if redelivered:
             entries += self._redelivered
         changed = with_entries(bare, entries)
-        return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else properties
+        return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else bare
