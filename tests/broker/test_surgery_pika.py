@@ -102,15 +102,18 @@ def test_beside_consumers(own_broker: BrokerProcess, arguments: dict[str, object
         assert moved == sorted(moved) or returned & set(moved)
 
 
-@pytest.mark.parametrize("after_s", [0.02, 0.06, 0.15])
+@pytest.mark.parametrize(("after_s", "end"), [(0.02, "kill"), (0.06, "kill"), (0.15, "kill"), (0.04, "stop")])
 @pytest.mark.parametrize("arguments", [{}, {"x-max-priority": 4}])
 def test_a_kill_loses_nothing_and_marks_what_it_doubles(
-    own_broker: BrokerProcess, arguments: dict[str, object], after_s: float
+    own_broker: BrokerProcess, arguments: dict[str, object], after_s: float, end: str
 ) -> None:
     fill(own_broker, arguments)
     begin(own_broker, "move", to_queue="target", where="n >= 0")
     time.sleep(after_s)
-    own_broker.kill()
+    if end == "kill":
+        own_broker.kill()
+    else:
+        own_broker.stop()
     own_broker.start()
     assert own_broker.api("GET", "/api/amqpd/jobs") == []
     ended(own_broker, begin(own_broker, "move", to_queue="target"))

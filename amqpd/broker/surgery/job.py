@@ -115,10 +115,16 @@ class Runner:
         self._call_soon = call_soon
         self._line: deque[Worker] = deque()
         self._asked = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """The broker stops: nothing is worked on any more."""
+        self._stopped = True
+        self._line.clear()
 
     def wake(self, worker: Worker) -> None:
         """It has something to do."""
-        if not worker.scheduled:
+        if not worker.scheduled and not self._stopped:
             worker.scheduled = True
             self._line.append(worker)
             self._ask()
@@ -131,6 +137,8 @@ class Runner:
     def run(self) -> None:
         """Called by the loop."""
         self._asked = False
+        if not self._line:
+            return  # the broker stops
         worker = self._line.popleft()
         worker.scheduled = False
         if worker.work():

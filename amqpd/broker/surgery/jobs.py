@@ -73,6 +73,10 @@ class Jobs:
         # Who waits for the end of a job, by its id.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
+    def stop(self) -> None:
+        """The broker stops: what is not done stays where it is."""
+        self.runner.stop()
+
     def all(self) -> list[Job]:
         """Those that run, and the last that have ended; in the order in which they began."""
         return list(self._jobs.values())

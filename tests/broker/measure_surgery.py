@@ -1,0 +1,134 @@
+"""Prints what surgery does in a second: `python tests/broker/measure_surgery.py [MESSAGES] [VERB]`, with the amqpd that
+is importable. No test: figures depend on the machine.
+
+Fills a durable queue with messages of 1 KiB (a million), every other one with a message id of its own, and moves,
+copies, deletes or redrives them, while another connection publishes to a queue and consumes from it, 200 messages a
+second. Prints the rate, the broker's memory before and at its highest, and how long the other one waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pika
+
+from amqpd.testing import BrokerProcess
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
+
+from quickclient import Link, Message, connect, content, publish_prefix
+
+BODY: Final = b"x" * 1024
+PROBE_S: Final = 0.005
+
+
+def memory(broker: BrokerProcess) -> int:
+    status = Path(f"/proc/{broker.pid}/status").read_text("ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def properties(number: int, verb: str) -> bytes:
+    """Persistent; every other one with a message id, a redrive's with the header that a dead letter has."""
+    flags, fields = 0x1000, b"\x02"
+    if verb == "redrive":
+        death = {"count": 1, "queue": "target", "reason": "rejected", "exchange": "", "routing-keys": ["target"]}
+        encoded: Any = pika.BasicProperties(headers={"x-death": [death]}).encode()
+        return struct.pack(">H", 0x3000) + b"".join(encoded)[2:] + b"\x02"
+    if number % 2:
+        flags |= 0x0080
+        fields += b"\x0c%012d" % number
+    return struct.pack(">H", flags) + fields
+
+
+async def fill(port: int, count: int, verb: str) -> None:
+    link = await connect(port)
+    prefix = publish_prefix("", "source")
+    for start in range(0, count, 500):
+        parts = [prefix + content(properties(number, verb), BODY) for number in range(start, min(start + 500, count))]
+        link.write(b"".join(parts))
+        await link.writable()
+    await link.confirm_select()
+    confirmed = asyncio.Event()
+    link.on_confirm = lambda *_: confirmed.set()
+    link.publish("", "none", b"\x10\x00\x02", b"")
+    await confirmed.wait()
+    link.close()
+
+
+class Probe:
+    """Publishes to its own queue and consumes from it; notes how long each took, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._sent: dict[bytes, float] = {}
+
+    def delivered(self, message: Message) -> None:
+        self.waits.append((time.perf_counter() - self._sent.pop(message.body)) * 1000)
+
+    async def run(self, link: Link, stop: asyncio.Event) -> None:
+        link.on_deliver = self.delivered
+        await link.consume("probe", no_ack=True)
+        number = 0
+        while not stop.is_set():
+            body = b"%d" % number
+            self._sent[body] = time.perf_counter()
+            link.write(publish_prefix("", "probe") + content(b"\x10\x00\x02", body))
+            number += 1
+            await asyncio.sleep(PROBE_S)
+        await asyncio.sleep(0.2)
+
+
+async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
+    await fill(broker.amqp_port, count, verb)
+    while True:
+        queue: Any = await asyncio.to_thread(broker.api, "GET", "/api/queues/%2F/source")
+        if queue["messages"] == count:
+            break
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(2)
+    probe, stop = Probe(), asyncio.Event()
+    link = await connect(broker.amqp_port)
+    probing = asyncio.create_task(probe.run(link, stop))
+    await asyncio.sleep(2)
+    before, quiet = memory(broker), sorted(probe.waits)
+    probe.waits.clear()
+    highest = before
+    body: dict[str, object] = {"action": verb}
+    if verb in ("move", "copy"):
+        body["to_queue"] = "target"
+    job: Any = await asyncio.to_thread(broker.api, "POST", "/api/queues/%2F/source/jobs", body)
+    while job["ended"] is None:
+        job = await asyncio.to_thread(broker.api, "GET", f"/api/amqpd/jobs/{job['id']}?wait_ms=100")
+        highest = max(highest, memory(broker))
+    stop.set()
+    await probing
+    waits = sorted(probe.waits)
+    took_s = (job["ended"] - job["begun"]) / 1000
+    print(f"{verb}: {job['done']} in {took_s:.2f} s, {job['done'] / took_s:,.0f} a second ({job['state']})")
+    print(f"memory: {before / 2**20:.0f} MiB before, {highest / 2**20:.0f} MiB at its highest")
+    for name, each in (("before", quiet), ("meanwhile", waits)):
+        middle, late, last = each[len(each) // 2], each[len(each) * 99 // 100], each[-1]
+        print(f"others wait, {name}: median {middle:.1f} ms, p99 {late:.1f} ms, longest {last:.1f} ms")
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    verb = sys.argv[2] if len(sys.argv) > 2 else "move"
+    with TemporaryDirectory() as directory, BrokerProcess(Path(directory)) as broker:
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        channel = connection.channel()
+        for name in ("source", "target"):
+            channel.queue_declare(name, durable=True)
+        channel.queue_declare("probe", exclusive=False)
+        connection.close()
+        asyncio.run(measure(broker, count, verb))
+
+
+if __name__ == "__main__":
+    main()
