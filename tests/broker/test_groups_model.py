@@ -17,6 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from taker import Taker, take
 
+from amqpd.broker.message import Message
+from amqpd.broker.queues.filter_cursor import Judge
+from amqpd.broker.queues.grouped_search import GroupedSearch
+from amqpd.protocol.properties import decode_properties
+
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", "80"))
 # Of no group: "".
 GROUPS = ("a", "b", "c", "d", "")
@@ -31,6 +36,16 @@ class Held:
         self.group = group
         self.delivered = False
         self.killed = False  # the broker may have forgotten that it was not delivered
+
+
+class Wanted(Judge):
+    """Messages of these groups."""
+
+    def __init__(self, groups: set[str]) -> None:
+        self.groups = groups
+
+    def wants(self, message: Message) -> bool:
+        return (decode_properties(message.properties()).headers or {}).get("group", "") in self.groups
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -173,8 +188,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.rest()
 
     def requeue_all(self, taker: Taker, backwards: bool) -> None:
-        while taker.entries:
-            index = len(taker.entries) - 1 if backwards else 0
+        for left in range(len(taker.entries), 0, -1):
+            index = left - 1 if backwards else 0
             self.back(self.unacked[taker].pop(index))
             taker.requeue(index)
             self.displaced()
@@ -257,6 +272,36 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             self.queue.settle(entry)
         self.displaced()
+        self.rest()
+
+    @rule(
+        groups=st.sets(st.sampled_from(GROUPS), min_size=1),
+        count=st.integers(1, 4),
+        answers=st.lists(st.booleans(), min_size=4, max_size=4),
+    )
+    def search(self, groups: set[str], count: int, answers: list[bool]) -> None:
+        """Somebody who is no consumer takes some out of the middle; what he gives back goes to its place."""
+        self.rest()
+        search = GroupedSearch(self.queue, Wanted(groups), lambda: None)
+        entries: list[Any] = []
+        for _ in range(3000):
+            if search.ended or len(entries) >= count:
+                break
+            search.collect(entries, count - len(entries), 1 << 20)
+            self.room.turns()
+        wanted = [held for held in self.ready if held.group in groups][:count]
+        assert [entry.message.body() for entry in entries] == [held.body for held in wanted]
+        for entry, held, settled in zip(entries, wanted, answers, strict=False):
+            held.delivered = True
+            self.ready.remove(held)
+            if settled:
+                search.settle(entry)
+        for entry, held, settled in zip(entries, wanted, answers, strict=False):
+            if not settled:
+                self.back(held)
+                search.give_back(entry)
+                self.displaced()
+        search.close()
         self.rest()
 
     @rule()

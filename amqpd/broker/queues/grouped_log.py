@@ -32,10 +32,12 @@ from mypy_extensions import i64
 
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.flow.scans import Scans
+from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.grouped import Group, Waiting
 from amqpd.broker.queues.grouped_window import GroupedWindow
 from amqpd.broker.queues.log_place import LogPlace
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -45,6 +47,10 @@ LOCKED_SHARE: Final = 4
 KEPT_COUNT: Final = 4
 # The oldest messages that were passed over come into memory in such numbers.
 OLDEST_COUNT: Final = 64
+# What becomes of a message that a second reading meets.
+_NOT_PASSED: Final = 0
+_TAKEN: Final = 1
+_REFUSED: Final = 2
 
 
 class GroupedLog(GroupedWindow):
@@ -61,6 +67,9 @@ class GroupedLog(GroupedWindow):
         self._reading_offset: i64 = -1
         self._second = LogPlace()
         self._oldest = LogPlace()
+        # Taken and not settled, though no group counts them: dead letters on their way, what a search has taken. No
+        # reading meets them, no range that is settled touches them.
+        self.leaving = OffsetBits()
         # How many were in memory when the window was trimmed last.
         self._trimmed_count: i64 = 0
 
@@ -116,7 +125,8 @@ class GroupedLog(GroupedWindow):
                     self._reading_number += 1
                     self._reading_from = border
                     self._reading_offset = border
-                read = self._read_again(queue, store, scans)
+                    self._second.go_to(border)
+                read = self._read_again(queue, store, scans, anyone)
         if anyone and self.cold_offset < self.backing.next_offset:
             if self.is_full():
                 self._trim()
@@ -164,7 +174,8 @@ class GroupedLog(GroupedWindow):
                     self.behind = True
                     return read
                 scans.step(len(record.properties))
-            self.meet(queue, store, record)
+            if not self.leaving.has(record.offset):
+                self.meet(queue, store, record)
             self.cold_offset = record.offset + 1
             read = True
 
@@ -202,7 +213,7 @@ class GroupedLog(GroupedWindow):
             entry.message = None  # it keeps its place in memory, its bytes come when it is its turn
         return entry
 
-    def _read_again(self, queue: Source, store: QueueLog, scans: Scans) -> bool:
+    def _read_again(self, queue: Source, store: QueueLog, scans: Scans, anyone: bool) -> bool:
         """Goes on with the second reading. Whether it has found something, or has come to its end."""
         place = self._second
         read = False
@@ -226,25 +237,32 @@ class GroupedLog(GroupedWindow):
                 self.behind = True
                 return read
             scans.step(len(record.properties))
-            if self._meet_again(queue, store, record):
+            met = self._meet_again(queue, store, record)
+            if met == _TAKEN:
                 read = True
+            elif met == _REFUSED and read and self._border(anyone) < 0:
+                self._reading_offset = -1  # who waits has something
+                return True
             self._reading_offset = record.offset + 1
 
-    def _meet_again(self, queue: Source, store: QueueLog, record: Record) -> bool:
-        """Whether the message was passed over and comes into memory now."""
+    def _meet_again(self, queue: Source, store: QueueLog, record: Record) -> i64:
+        """If the message was passed over it comes into memory now, where its group may have more there."""
         key = self.key.of_record(record)
         group = self.groups.get(key) if key is not None else None
-        offset = record.offset
-        if group is None or group.passed_count == 0 or offset < group.passed_from:
-            return False
+        if group is None or not self._is_passed(group, record.offset):
+            return _NOT_PASSED
         if group.passed_from < self._reading_from or group.refused == self._reading_number:
-            return False  # the first of them is not met in this reading
+            return _NOT_PASSED  # the first of them is not met in this reading
         most = self._share() if self.hot_count < self.count_max else KEPT_COUNT
         if group.count >= most and (group.unacked > 0 or self.hot_count >= self.count_max):
             group.refused = self._reading_number
-            return False
+            return _REFUSED
         self._take_passed(queue, store, group, record)
-        return True
+        return _TAKEN
+
+    def _is_passed(self, group: Group, offset: i64) -> bool:
+        """Whether the message, which is of the group, in the log and not settled, was passed over."""
+        return group.passed_count > 0 and offset >= group.passed_from and not self.leaving.has(offset)
 
     def _take_passed(self, queue: Source, store: QueueLog, group: Group, record: Record) -> None:
         group.passed_from = record.offset + 1
@@ -343,7 +361,11 @@ class GroupedLog(GroupedWindow):
         if store is not None and self.backing.has(entry.offset):
             fetch = store.cursor.read_at_hand(entry.offset, 1, queue.log_arrived)
             if fetch.records and fetch.records[0].offset == entry.offset:
-                self._give_message(queue, node, fetch.records[0])
+                message = self.backing.message(fetch.records[0])
+                self.give_message(node, message)
+                info = message.info
+                if info is not None and info.expiration is not None:
+                    queue.watch(message)
                 return True
             if fetch.waiting:
                 self.reading = True
@@ -351,16 +373,14 @@ class GroupedLog(GroupedWindow):
         self.drop(queue, node)
         return False
 
-    def _give_message(self, queue: Source, node: Waiting, record: Record) -> None:
+    def give_message(self, node: Waiting, message: Message) -> None:
+        """What it has in the log, for an entry that may have none in memory."""
         entry = node.entry
-        assert entry is not None
-        message = self.backing.message(record)
-        entry.message = message
-        if not node.returned:
-            self.hot_bytes += entry.body_size
-        info = message.info
-        if info is not None and info.expiration is not None:
-            queue.watch(message)
+        assert entry is not None  # whoever has read it has looked
+        if entry.message is None:
+            entry.message = message
+            if not node.returned:
+                self.hot_bytes += entry.body_size
 
     def first(self, queue: Source, waits: bool) -> Waiting | None:
         """The oldest ready message, brought into memory. None: there is none, or the disk is asked. waits: for it."""
@@ -396,7 +416,7 @@ class GroupedLog(GroupedWindow):
                 return True
             key = self.key.of_record(record)
             group_met = self.groups.get(key) if key is not None else None
-            if group_met is not None and group_met.passed_count > 0 and record.offset >= group_met.passed_from:
+            if group_met is not None and self._is_passed(group_met, record.offset):
                 self._take_passed(queue, store, group_met, record)
                 count += 1
                 if self.passed_count == 0:

@@ -9,6 +9,7 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
+from heapq import heapify
 from typing import Final, final
 
 from mypy_extensions import i64
@@ -18,7 +19,7 @@ from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.grouped import Group, Waiting
 from amqpd.broker.queues.grouped_log import GroupedLog
-from amqpd.broker.queues.offset_bits import OffsetBits
+from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
 # So many dead letters begin their way between two looks at which of them no range can touch any more.
@@ -31,8 +32,6 @@ class GroupedOrder(GroupedLog):
 
     def __init__(self, backing: Backing, group_by: str) -> None:
         super().__init__(backing, group_by)
-        # Unacked, back or on their way as dead letters: what no range that is settled may touch.
-        self._leaving = OffsetBits()
         self._leaving_count: i64 = 0
 
     # -- in ----------------------------------------------------------------------------------------------------------
@@ -42,7 +41,8 @@ class GroupedOrder(GroupedLog):
         if store is not None:
             record = store.cursor.read_first(self.cold_offset, queue.log_arrived)
             if record is not None:
-                self.meet(queue, store, record)
+                if not self.leaving.has(record.offset):
+                    self.meet(queue, store, record)
                 self.cold_offset = record.offset + 1
 
     def wants_first(self) -> bool:
@@ -138,11 +138,11 @@ class GroupedOrder(GroupedLog):
         """It is on its way as a dead letter: its place in the log lasts until that is safe."""
         if self.backing.store is None or entry.offset < 0:
             return
-        self._leaving.add(entry.offset)
+        self.leaving.add(entry.offset)
         self._leaving_count += 1
         if self._leaving_count >= LEAVING_COUNT:
             self._leaving_count = 0
-            self._leaving.drop_below(self._least())
+            self.leaving.drop_below(self._least())
 
     def _least(self) -> i64:
         """Nothing that is ready is below this offset, but for what came back. It never falls. Cost: O(behind)."""
@@ -168,7 +168,7 @@ class GroupedOrder(GroupedLog):
             if first < backing.log_start:
                 first = backing.log_start
             # What is unacked, or came back, lies between them.
-            leaving = self._leaving
+            leaving = self.leaving
             for entry in self.held:
                 if entry.offset >= first:
                     leaving.add(entry.offset)
@@ -190,32 +190,23 @@ class GroupedOrder(GroupedLog):
         self._forget_ready(queue)
         self.forget_held()
         self._close()
-        self._leaving.clear()
+        self.leaving.clear()
 
     def _forget_ready(self, queue: Source) -> None:
         self.forget_ready(queue)
         self._rest()
 
     def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
-        touched: dict[Group, None] = {}
+        gone: list[Waiting] = []
         for node in self.waiting():
             entry = node.entry
             if entry is None or not within(entry.offset, ranges):
                 continue
             if node.returned:
                 entry.offset = -1  # in memory only: there is nothing to settle
-                continue
-            touched[node.group] = None
-            node.entry = None
-            self.hot_count -= 1
-            if not node.in_line:
-                self._behind_count -= 1
-            if entry.message is not None:
-                self.hot_bytes -= entry.body_size
-            queue.ready_bytes -= entry.body_size
-            queue.ready_count -= 1
-        for group in touched:
-            self._close_ranks(group)
+            else:
+                gone.append(node)
+        self._take_out(queue, gone)
         for first, last in ranges:
             begin: i64 = first
             if begin < self.cold_offset:
@@ -224,8 +215,92 @@ class GroupedOrder(GroupedLog):
             if end >= begin:
                 queue.ready_count -= end - begin + 1
 
+    # -- out of the middle: of who searches (grouped_search.py) ------------------------------------------------------
+
+    def searched(self) -> None:
+        """Somebody has ended his search: bits that nobody asks for any more go."""
+        self.leaving.drop_below(self._least())
+
+    def in_memory(self) -> list[Entry]:
+        """Entries that are ready and not in the log alone, in no order."""
+        return [node.entry for node in self.waiting() if node.entry is not None]
+
+    def has_logged(self, record: Record) -> bool:
+        """Whether the message, which is in the log and not settled, is ready, and not in memory."""
+        if record.offset >= self.cold_offset:
+            return not self.leaving.has(record.offset)
+        key = self.key.of_record(record)
+        group = self.groups.get(key) if key is not None else None
+        return group is not None and self._is_passed(group, record.offset)
+
+    def take_logged(self, queue: Source, record: Record) -> Entry:
+        """Such a message is ready no more; it is not its group's any longer."""
+        store = self.backing.store
+        assert store is not None  # which has it
+        offset = record.offset
+        entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+        entry.delivery_count = record.delivery_count
+        self.leaving.add(offset)
+        key = self.key.of_record(record)
+        if offset < self.cold_offset and key is not None:
+            group = self.groups[key]
+            group.passed_count -= 1
+            self.passed_count -= 1
+            if group.passed_count == 0:
+                self.starving.pop(group, None)
+                self._forget(group)
+        queue.ready_count -= 1
+        queue.ready_bytes -= entry.body_size
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
+        return entry
+
+    def take_held(self, queue: Source, nodes: list[Waiting]) -> None:
+        """The same of what is in memory. Cost: a step for each that is of the same groups."""
+        for node in nodes:
+            if self.backing.has(node.offset):
+                self.leaving.add(node.offset)
+        self._take_out(queue, nodes)
+
+    def put_back(self, queue: Source, entry: Entry) -> None:
+        offset = entry.offset
+        if entry not in self.held and self.backing.has(offset) and self.leaving.has(offset):
+            group = None
+            if offset < self.cold_offset:
+                if entry.message is None:
+                    self.backing.read_back(entry)
+                key = self.key.of_message(entry.message) if entry.message is not None else None
+                group = self.groups.get(key) if key is not None else None
+            passed = group is not None and group.passed_count > 0 and offset > group.passed_from
+            if offset >= self.cold_offset or passed:
+                # Others of its group that are in the log alone come before it: it is one of them again.
+                self.leaving.remove(offset)
+                queue.ready_count += 1
+                queue.ready_bytes += entry.body_size
+                if group is not None:
+                    group.passed_count += 1
+                    self.passed_count += 1
+                queue.pump_later()
+                return
+        super().put_back(queue, entry)
+
+    def _take_out(self, queue: Source, nodes: list[Waiting]) -> None:
+        """These, wherever they stand in their groups, are ready no more."""
+        touched: dict[Group, None] = {}
+        for node in nodes:
+            entry = node.entry
+            if entry is None:
+                continue
+            touched[node.group] = None
+            self._uncount(queue, node, entry)
+        for group in touched:
+            self._close_ranks(group)
+
     def _close_ranks(self, group: Group) -> None:
-        """Some of its chain have gone."""
+        """Some of those in memory have gone."""
+        if group.returned:
+            group.returned = [each for each in group.returned if each.entry is not None]
+            heapify(group.returned)
         node = group.first
         group.first = None
         group.last = None

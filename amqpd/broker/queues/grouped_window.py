@@ -245,10 +245,15 @@ class GroupedWindow(ReadyOrder):
         entry = head.entry
         assert entry is not None  # whoever has found it has looked
         head.group.pop(head)
-        head.entry = None
-        if not head.in_line:
+        self._uncount(queue, head, entry)
+        return entry
+
+    def _uncount(self, queue: Source, node: Waiting, entry: Entry) -> None:
+        """It has left its group."""
+        node.entry = None
+        if not node.in_line:
             self._behind_count -= 1
-        if head.returned:
+        if node.returned:
             self._returned_count -= 1
         else:
             self.hot_count -= 1
@@ -258,7 +263,6 @@ class GroupedWindow(ReadyOrder):
         queue.ready_bytes -= entry.body_size
         if queue.ready_count == 0:
             queue.ready_bytes = 0
-        return entry
 
     # -- home
 

@@ -27,6 +27,7 @@ class LogPlace:
         self._cursor: Cursor | None = None
         self._records: list[Record] = []
         self._at: i64 = 0
+        self._begin: i64 = 0
 
     def record(self, offset: i64) -> Record | None:
         """The first that was read and is not below `offset`; it stays."""
@@ -42,6 +43,12 @@ class LogPlace:
         self._at = at
         return None
 
+    def go_to(self, offset: i64) -> None:
+        """The next to be looked at is at `offset` or behind it. What is held is kept, if it goes on from there."""
+        if offset < self._begin or offset >= self.read_offset:
+            self._records = []
+        self._at = 0
+
     def read(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None] | None) -> bool:
         """Reads the next piece, from `offset` at the earliest. False: the disk is asked, and `arrived` is called when
         it has answered. Nothing is read where the log has no more. arrived None: waits for the disk. Raises: OSError.
@@ -53,6 +60,7 @@ class LogPlace:
             self._log = log
         self._records = []
         self._at = 0
+        self._begin = offset
         fetch = cursor.read_at_hand(offset, size_bytes, arrived) if arrived else cursor.read(offset, size_bytes)
         self._records = fetch.records
         self.read_offset = fetch.next_offset

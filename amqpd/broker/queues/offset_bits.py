@@ -51,6 +51,17 @@ class OffsetBits:
         if count == CHUNK_SIZE:
             self._chunks[number] = _FULL
 
+    def remove(self, offset: i64) -> None:
+        """It is in the set no more; it was."""
+        number: i64 = offset >> CHUNK_BITS
+        chunk = self._chunks[number]
+        if not chunk:
+            chunk = bytearray(b"\xff" * (CHUNK_SIZE >> 3))
+            self._chunks[number] = chunk
+        place: i64 = offset & (CHUNK_SIZE - 1)
+        chunk[place >> 3] = chunk[place >> 3] & ~(1 << (place & 7))
+        self._counts[number] -= 1
+
     def has(self, offset: i64) -> bool:
         """Whether the offset is in the set. Cost: some 30 ns."""
         if not self._chunks:

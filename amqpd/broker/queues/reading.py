@@ -18,6 +18,7 @@ from amqpd.broker.message import FromLog
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.filtered_order import FilteredOrder
+from amqpd.broker.queues.grouped_order import GroupedOrder
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES
@@ -270,6 +271,12 @@ class Ready:
         self._levels: LevelOrder | None = order if isinstance(order, LevelOrder) else None
         self._fifo: FifoOrder | None = order if isinstance(order, FifoOrder) else None
         self._filtered: FilteredOrder | None = order if isinstance(order, FilteredOrder) else None
+        self._grouped: GroupedOrder | None = order if isinstance(order, GroupedOrder) else None
+        self._unacked: set[int] = set()
+        if isinstance(order, GroupedOrder):
+            for entry in order.held:
+                if first <= entry.offset < self.end:
+                    self._unacked.add(entry.offset)
 
     def has(self, offset: i64) -> bool:
         """Of a message that is in the log and not settled, or in memory."""
@@ -278,6 +285,9 @@ class Ready:
         levels = self._levels
         if levels is not None:
             return levels.is_cold(offset)
+        grouped = self._grouped
+        if grouped is not None:
+            return offset not in self._unacked and not grouped.leaving.has(offset)
         fifo = self._fifo
         if fifo is None or offset < fifo.cold_offset:
             return False
@@ -289,6 +299,8 @@ def held_by(queue: Queue) -> list[Entry]:
     """Ready entries that are not in the log alone, in no order. Of a stream none."""
     order = queue.order
     if isinstance(order, LevelOrder):
+        return order.in_memory()
+    if isinstance(order, GroupedOrder):
         return order.in_memory()
     if isinstance(order, FilteredOrder):
         return [*order.back, *order.hot.rest()]

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.queues.grouped_order import GroupedOrder
+from amqpd.broker.queues.grouped_search import GroupedSearch
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Reading, Search
@@ -207,4 +209,6 @@ def _search_of(request: Request, job: Job) -> Search:
         return Reading(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
     if isinstance(source.order, LevelOrder):
         return LevelSearch(source, conditions, job.wake)
+    if isinstance(source.order, GroupedOrder):
+        return GroupedSearch(source, conditions, job.wake)
     return FifoSearch(source, conditions, job.wake)

@@ -1,0 +1,419 @@
+"""Message groups (x-group-by): who gets what, what waits, comes back and ends, and what a backlog costs a turn."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+from taker import Taker, take
+
+from amqpd.broker import consuming
+from amqpd.broker.flow import scans
+from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.queues.group_key import GroupKey, is_group_by
+from amqpd.broker.queues.grouped_log import KEPT_COUNT
+from amqpd.broker.queues.grouped_queue import GroupedQueue
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.storage.log.record import Record
+
+
+def publish(room, letters: str, start: int = 0, **properties: object) -> None:
+    """One letter a message, its group; a dash: of none."""
+    for number, letter in enumerate(letters, start):
+        headers = {} if letter == "-" else {"group": letter}
+        room.publish("q", b"%s%d" % (letter.encode(), number), headers=headers, **properties)
+
+
+def texts(bodies: list[bytes]) -> str:
+    return " ".join(body.decode() for body in bodies)
+
+
+@pytest.fixture(params=["durable", "transient", "quorum"])
+def queue(room, request) -> GroupedQueue:
+    kind = {"x_queue_type": "quorum"} if request.param == "quorum" else {}
+    return room.queue("q", durable=request.param != "transient", x_group_by="header:group", **kind)
+
+
+class TestWhoGetsWhat:
+    def test_a_group_is_one_consumer_s_until_it_has_answered(self, room, queue) -> None:
+        publish(room, "aabac")
+        one, two = take(room, queue, credit=1), take(room, queue, credit=1)
+        assert (texts(one.got), texts(two.got)) == ("a0", "b2")
+        three = take(room, queue, credit=1)
+        assert texts(three.got) == "c4", "nobody waits behind the second of a locked group"
+        two.ack()
+        room.turns()
+        assert texts(two.got) == "b2", "a1 is not for him"
+        one.ack()
+        room.turns()
+        assert texts(one.got + two.got[1:]) == "a0 a1"
+
+    def test_with_credit_it_gets_more_of_its_own(self, room, queue) -> None:
+        one = take(room, queue, credit=3)
+        publish(room, "aaaab")
+        two = take(room, queue)
+        assert (texts(one.got), texts(two.got)) == ("a0 a1 a2", "b4")
+        one.ack(1)
+        room.turns()
+        assert texts(one.got) == "a0 a1 a2 a3"
+        one.ack_all()
+        publish(room, "a", 5)
+        assert texts(one.got[4:] + two.got[1:]) == "a5", "free again, for whose turn it is"
+
+    def test_groups_spread(self, room, queue) -> None:
+        takers = [take(room, queue, credit=100) for _ in range(5)]
+        publish(room, "abcdefghijklmnopqrst" * 5)
+        assert [queue.grouped.groups_held(taker) for taker in takers] == [4] * 5
+        assert [len(taker.got) for taker in takers] == [20] * 5
+        for taker in takers:
+            assert [int(body[1:]) for body in taker.got] == sorted(int(body[1:]) for body in taker.got)
+
+    def test_the_highest_priority_first(self, room, queue) -> None:
+        low, high = take(room, queue), take(room, queue, credit=2, priority=5)
+        publish(room, "abcab")
+        assert (texts(high.got), texts(low.got)) == ("a0 b1", "c2")
+        high.ack(1)
+        room.turns()
+        assert (texts(high.got), texts(low.got)) == ("a0 b1 a3", "c2 b4"), "a3 is older than b4, and his"
+
+    def test_what_is_of_no_group_goes_to_anybody(self, room, queue) -> None:
+        takers = [take(room, queue, credit=1) for _ in range(3)]
+        publish(room, "---a-")
+        assert [texts(taker.got) for taker in takers] == ["-0", "-1", "-2"]
+        assert queue.grouped.locked_count == 3
+
+    def test_no_group_waits_for_ever_behind_a_busy_one(self, room, queue) -> None:
+        one = take(room, queue, credit=2)
+        publish(room, "aaaab" + "a" * 20)
+        got = 0
+        while "b4" not in texts(one.got):
+            one.ack()
+            room.turns()
+            got += 1
+            assert got < 10
+        assert texts(one.got[:5]) == "a0 a1 a2 a3 b4"
+
+    def test_single_active_consumer(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:group", x_single_active_consumer=True)
+        one, two = take(room, queue), take(room, queue)
+        publish(room, "aab")
+        assert (texts(one.got), texts(two.got)) == ("a0 a1 b2", "")
+        one.leave(requeue=False)
+        publish(room, "acb", 3)
+        assert texts(two.got) == "c4", "the others are still his who has left"
+        while one.entries:
+            one.ack()
+        room.turns()
+        assert texts(two.got) == "c4 a3 b5"
+
+
+class TestWhatComesBack:
+    def test_a_group_moves_when_all_of_it_is_back(self, room, queue) -> None:
+        one, two = take(room, queue, credit=2), take(room, queue, credit=1)
+        publish(room, "aaab")
+        assert (texts(one.got), texts(two.got)) == ("a0 a1", "b3")
+        one.leave(requeue=False)
+        two.ack()
+        room.turns()
+        assert texts(two.got) == "b3", "locked: nothing has been answered"
+        one.requeue(1)
+        room.turns()
+        assert texts(two.got) == "b3", "a0 is still out"
+        one.requeue(0)
+        room.turns()
+        for _ in range(3):
+            two.ack()
+            room.turns()
+        assert texts(two.got) == "b3 a0 a1 a2"
+        assert two.redelivered == [False, True, True, False]
+
+    def test_a_returned_one_is_the_next_of_its_group(self, room, queue) -> None:
+        one = take(room, queue, credit=1)
+        publish(room, "aab")
+        one.requeue()
+        room.turns()
+        assert texts(one.got) == "a0 a0"
+        one.ack()
+        room.turns()
+        assert texts(one.got) == "a0 a0 a1"
+
+    def test_what_waits_elsewhere_holds_up_its_group(self, room, queue) -> None:
+        one, two = take(room, queue, credit=2), take(room, queue, credit=2)
+        publish(room, "aaab")
+        entry = one.entries.pop(0)
+        one.in_flight -= 1
+        queue.grouped.hold_back(entry)
+        queue.activate(one)
+        room.turns()
+        one.ack()
+        room.turns()
+        assert (texts(one.got), texts(two.got)) == ("a0 a1", "b3")
+        queue.requeue(entry, True)
+        queue.pump_later()
+        room.turns()
+        assert texts(one.got[2:] + two.got[1:]) in ("a0 a2", "a0"), "it comes first, when it is back"
+        assert queue.grouped.locked_count == 2
+
+    def test_the_redelivered_come_first_after_a_kill(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:group")
+        publish(room, "abaabb")
+        one = take(room, queue, credit=2)
+        assert texts(one.got) == "a0 b1"
+        one.ack()
+        room.turns()
+        assert texts(one.got) == "a0 b1 a2"
+        room.restart()
+        queue = room.vhost.queue("q")
+        queue.prepare()
+        one, two = take(room, queue, credit=1), take(room, queue)
+        assert (texts(one.got), texts(two.got)) == ("b1", "a2 a3")
+        assert (one.redelivered, two.redelivered) == ([True], [True, False])
+
+    def test_basic_get_holds_its_group(self, room, queue) -> None:
+        publish(room, "aabb")
+        first = queue.get(False)
+        assert first.message.body() == b"a0"
+        second = queue.get(False)
+        assert second.message.body() == b"b2", "the oldest of a free group"
+        assert queue.get(False) is None
+        assert not queue.waits()
+        assert queue.ready_count == 2
+        queue.settle(second)
+        assert texts(room.bodies(queue)) == "b3", "and nothing is held by one that needs no answer"
+        one = take(room, queue)
+        assert texts(one.got) == ""
+        queue.requeue(first, True)
+        queue.pump_later()
+        room.turns()
+        assert texts(one.got) == "a0 a1"
+
+
+class TestWhatEnds:
+    def test_dead_letters_in_order(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue(
+            "q", x_group_by="header:group", x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
+        )
+        one = take(room, queue, credit=1)
+        publish(room, "abab")
+        for _ in range(4):
+            one.reject()
+            room.turns()
+        assert texts(room.bodies(room.vhost.queue("dead"))) == "a0 b1 a2 b3"
+        assert queue.grouped.locked_count == 0
+        assert not queue.grouped.groups
+
+    def test_time_to_live_also_of_what_is_locked(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue(
+            "q",
+            x_group_by="header:group",
+            x_message_ttl=50,
+            x_dead_letter_exchange="",
+            x_dead_letter_routing_key="dead",
+        )
+        one = take(room, queue, credit=1)
+        publish(room, "aaa")
+        room.advance(60)
+        assert queue.ready_count == 0
+        assert texts(room.bodies(room.vhost.queue("dead"))) == "a1 a2"
+        one.ack()
+        publish(room, "a", 3)
+        assert texts(one.got) == "a0 a3"
+
+    def test_delivery_limit(self, room) -> None:
+        queue = room.queue("q", x_queue_type="quorum", x_group_by="header:group", x_delivery_limit=1)
+        one = take(room, queue, credit=1)
+        publish(room, "aa")
+        one.requeue()
+        room.turns()
+        one.requeue()
+        room.turns()
+        assert texts(one.got) == "a0 a0 a1"
+
+    def test_length_takes_the_oldest(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:group", x_max_length=2)
+        one = take(room, queue, credit=1)
+        publish(room, "aaab")
+        assert (texts(one.got), queue.ready_count) == ("a0", 2)
+        one.ack()
+        room.turns()
+        assert texts(one.got) == "a0 a2"
+
+    def test_an_idle_consumer_gets_what_a_length_would_displace(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:group", x_max_length=1)
+        takers = [take(room, queue, credit=1) for _ in range(3)]
+        for number, letter in enumerate("abc"):
+            room.publish("q", b"%s%d" % (letter.encode(), number), headers={"group": letter}, turn=False)
+        room.turn.want()
+        room.turns()
+        assert sorted(texts(taker.got) for taker in takers) == ["a0", "b1", "c2"]
+
+    def test_purge_leaves_what_is_out(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:group")
+        one = take(room, queue, credit=2)
+        publish(room, "aabbab")
+        assert queue.purge() == 4
+        publish(room, "a", 6)
+        one.requeue(0)
+        room.restart()
+        queue = room.vhost.queue("q")
+        queue.prepare()
+        assert texts(room.bodies(queue)) == "a0 a1 a6"
+
+    def test_a_deleted_queue_keeps_nothing(self, room, queue) -> None:
+        one = take(room, queue, credit=1)
+        publish(room, "aab")
+        room.delete(queue)
+        order = queue.grouped
+        assert not order.groups
+        assert not order.held
+        assert order.oldest() is None
+        one.ack()  # which finds nothing to be freed
+
+
+class TestBacklogs:
+    def test_past_a_locked_backlog_in_slices(self, room) -> None:
+        """Behind thousands of messages of a group that is held one of another is found, and then they are."""
+        queue = room.queue("q", x_group_by="routing_key")
+        queue.order.count_max = 100
+        one = take(room, queue, credit=1)
+        for number in range(4_000):
+            room.publish("q", b"q%d" % number, turn=number % 500 == 0)
+        late = make_message(Envelope("", "other"), encode_properties(Properties(delivery_mode=2)), b"late", True, None)
+        queue.offer(late)
+        two = take(room, queue, credit=1, turn=False)
+        room.turns()
+        assert texts(two.got) == "late"
+        order = queue.grouped
+        assert order.hot_count <= 100 + KEPT_COUNT
+        assert order.passed_count + order.hot_count == queue.ready_count == 3_999
+        two.ack()
+        two.leave()
+        for number in range(4_000):
+            assert one.got[-1] == b"q%d" % number
+            one.ack()
+            room.turns()
+        assert queue.ready_count == 0
+        assert order.passed_count == 0
+        assert not order.groups
+
+    def test_a_turn_looks_no_longer_than_its_slice(self, room) -> None:
+        queue = room.queue("q", x_group_by="routing_key")
+        queue.order.count_max = 10
+        for number in range(3000):
+            room.publish("q", b"%d" % number, turn=number % 500 == 0)
+        take(room, queue, credit=1)
+        room.clock.per_look_ms = 1
+        two = take(room, queue, credit=1, turn=False)
+        assert queue.grouped.behind
+        before = queue.grouped.cold_offset
+        assert before < scans.LOOK_COUNT * (scans.SLICE_MS + 2) + 1000
+        room.turns()
+        assert queue.grouped.cold_offset == 3000
+        assert not two.got
+
+    @pytest.mark.parametrize("window", [8, 64, 4096])
+    def test_many_groups_and_consumers_by_chance(self, room, window) -> None:
+        """Each group in order, nobody idle, nothing lost; windows that hold next to nothing too."""
+        chance = random.Random(window)
+        queue = room.queue("q", x_group_by="header:group")
+        queue.order.count_max = window
+        names = [f"g{number}" for number in range(300)]
+        sent = defaultdict(list)
+        for number in range(3000):
+            group = chance.choice(names)
+            sent[group].append(number)
+            room.publish("q", b"%d" % number, headers={"group": group}, turn=False)
+        room.turn.want()
+        room.turns()
+        of = {message: group for group, messages in sent.items() for message in messages}
+        takers = [take(room, queue, credit=chance.choice([1, 3, 20])) for _ in range(10)]
+        done: dict[str, list[int]] = defaultdict(list)
+        while queue.ready_count or queue.unacked_count:
+            taker = chance.choice(takers)
+            if not taker.entries:
+                continue
+            unsettled = taker.got[len(taker.got) - len(taker.entries) :]
+            for body in unsettled[:2]:
+                done[of[int(body)]].append(int(body))
+                taker.ack()
+            room.turns()
+            held = [of[int(b)] for each in takers for b in set_of(each)]
+            assert queue.grouped.locked_count == len(set(held))
+            assert queue.grouped.hot_count <= 2 * window + KEPT_COUNT * len(queue.grouped.groups) + 1000
+        assert done == sent
+        assert not queue.grouped.groups
+
+
+def set_of(taker: Taker) -> set[bytes]:
+    """What it has not answered; it answers in order."""
+    return set(taker.got[len(taker.got) - len(taker.entries) :]) if taker.entries else set()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("value", ["", "header:", "Routing_Key", "headers:x", "header:" + "x" * 256])
+    def test_a_value_that_means_nothing(self, room, value) -> None:
+        text = "invalid arg 'x-group-by' for queue 'q' in vhost '/': \"expected 'routing_key' or 'header:NAME'\""
+        with pytest.raises(PreconditionFailed, match="^" + text.replace("/", "/") + "$"):
+            room.queue("q", x_group_by=value)
+
+    def test_other_types_and_kinds(self, room) -> None:
+        with pytest.raises(PreconditionFailed, match="{unacceptable_type,signedint}"):
+            room.queue("q", x_group_by=5)
+        with pytest.raises(PreconditionFailed, match="'x-group-by' for queue 'q' in vhost '/' of queue type rabbit_st"):
+            room.queue("q", x_queue_type="stream", x_group_by="routing_key")
+        with pytest.raises(PreconditionFailed, match="not together with x-max-priority"):
+            room.queue("q", x_max_priority=5, x_group_by="routing_key")
+        room.queue("q", x_group_by="routing_key")
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-group-by'"):
+            room.queue("q", x_group_by="header:x")
+
+    def test_consumers(self, room) -> None:
+        queue = room.queue("q", x_group_by="routing_key")
+        taker = Taker(queue, 1, True, {})
+        with pytest.raises(PreconditionFailed, match="has groups: its consumers have to acknowledge"):
+            consuming.check_groups(queue, True, taker.arguments)
+        taker = Taker(queue, 1, False, {"x-filter": "a = 1"})
+        with pytest.raises(PreconditionFailed, match="has groups: its consumers can have no x-filter"):
+            consuming.check_groups(queue, False, taker.arguments)
+        consuming.check_groups(room.queue("other"), True, taker.arguments)
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("headers", "key"),
+        [
+            ({"who": "anna"}, "anna"),
+            ({"a": 1, "who": "anna", "z": {"b": [1]}}, "anna"),
+            ({"who": 42}, "42"),
+            ({"who": -(2**40)}, "-1099511627776"),
+            ({"who": ""}, ""),
+            ({"who": "ünïcode"}, "ünïcode"),
+            ({"who": b"\xff\xfe"}, "\udcff\udcfe"),
+            ({"who": True}, None),
+            ({"who": 1.5}, None),
+            ({"who": None}, None),
+            ({"who": {"who": "anna"}}, None),
+            ({"other": {"who": "anna"}}, None),
+            ({}, None),
+            (None, None),
+        ],
+    )
+    def test_a_header_of_a_message_and_of_its_record(self, headers, key) -> None:
+        for rest in ({}, {"content_type": "text/plain"}, {"content_encoding": "x", "content_type": "", "app_id": "y"}):
+            encoded = encode_properties(Properties(headers=headers, delivery_mode=2, **rest))
+            message = make_message(Envelope("", "key"), encoded, b"body", True, scan(encoded, 0, len(encoded)))
+            record = Record(0, 0, b"", b"key", encoded, b"body", True)
+            by_header, by_key = GroupKey("header:who"), GroupKey("routing_key")
+            assert by_header.of_message(message) == by_header.of_record(record) == key
+            assert by_key.of_message(message) == by_key.of_record(record) == "key"
+
+    @pytest.mark.parametrize("encoded", [b"", b"\x20\x00", b"\x20\x00\x00\x00\x00\x09\x03who", b"\xe0\x00\xff"])
+    def test_what_a_foreign_program_wrote(self, encoded) -> None:
+        assert GroupKey("header:who").of_record(Record(0, 0, b"", b"key", encoded, b"body", True)) is None
+
+    def test_names(self) -> None:
+        assert is_group_by("header:a b") and is_group_by("header:" + "x" * 255) and is_group_by("routing_key")
