@@ -47,20 +47,20 @@ def value_hash(value: object) -> i64:
     """Of a field's value; None: it is absent. Values of different types are different."""
     if isinstance(value, str):
         return key_hash(value)
-    return crc32(_encoded(value))
+    return crc32(encoded(value))
 
 
-def _encoded(value: object) -> bytes:
+def encoded(value: object) -> bytes:
     """The same for the same value, in whatever process and order of keys."""
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray)):
         return b"b" + bytes(value)
     if isinstance(value, list):
-        return b"[" + b",".join([_encoded(item) for item in value]) + b"]"
+        return b"[" + b",".join([encoded(item) for item in value]) + b"]"
     if isinstance(value, dict):
-        pairs = sorted([(str(name), _encoded(item)) for name, item in value.items()])
-        return b"{" + b",".join([_encoded(name) + b"=" + item for name, item in pairs]) + b"}"
+        pairs = sorted([(str(name), encoded(item)) for name, item in value.items()])
+        return b"{" + b",".join([encoded(name) + b"=" + item for name, item in pairs]) + b"}"
     if isinstance(value, (float, Decimal)):
         return b"f" + str(value).encode()
     return type(value).__name__.encode() + b":" + str(value).encode()

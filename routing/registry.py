@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from amqpd.routing.consistent_hash import ConsistentHash
+from amqpd.routing.deduplication import Deduplication
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import UnknownExchangeType
 from amqpd.routing.exchange import ExchangeType
@@ -23,6 +24,7 @@ from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
 from amqpd.routing.modulus_hash import ModulusHash
 from amqpd.routing.random_choice import LocalRandom, Random
+from amqpd.routing.recent_history import RecentHistory
 from amqpd.routing.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -37,8 +39,10 @@ BUILT_IN: Final[dict[str, Callable[[], ExchangeType]]] = {
     "x-consistent-hash": ConsistentHash,
     "x-jms-topic": JmsTopic,
     "x-local-random": LocalRandom,
+    "x-message-deduplication": Deduplication,
     "x-modulus-hash": ModulusHash,
     "x-random": Random,
+    "x-recent-history": RecentHistory,
 }
 
 

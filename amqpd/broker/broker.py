@@ -35,6 +35,7 @@ from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.hosting import BrokerHost
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.publishing.event_exchange import add_event_exchange, start_events
+from amqpd.broker.publishing.kept import KeptOnLoop
 from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.opening import Opener
@@ -76,6 +77,8 @@ class Broker:
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
         self.pump_retries = PumpRetries(loop.call_later)
         self.windows = Windows()
+        self.kept = KeptOnLoop(self.turn, self.timers, loop.call_soon, metadata.submit)
+        self.catalogue.keeping = self.kept
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
@@ -119,6 +122,7 @@ class Broker:
             BackendContext(self.metadata, state, self.vhosts.__contains__, self.settings.amqp.loopback_users)
         )
         self.auth.listeners.append(self._user_changed)
+        self.kept.load(state.seen_caches, state.seen)
         load(self.vhosts, state)
         self.global_parameters.load(state.global_parameters)
         self.user_limits.load(state.user_limits)

@@ -37,6 +37,9 @@ class Destination(Versioned):
         self.durable = False
         # Whether it keeps every message, whatever its delivery mode.
         self.keeps_all = False
+        # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
+        # (publishing/seen.py, history.py); such a destination is offered each message after the others.
+        self.routed = True
 
     def prepare(self) -> None:
         """Called before the first use: a queue that was there before the start reads its log now.
@@ -66,6 +69,16 @@ class Destination(Versioned):
         """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
         nacked."""
         raise NotImplementedError
+
+    def goes_with(self, targets: list[Destination]) -> bool:
+        """Of one that is not `routed`: where else the message goes. Whether it is to go here, too."""
+        return True
+
+    def reserve(self) -> None:
+        """Likewise: the message waits for its transaction's commit."""
+
+    def refuse(self) -> None:
+        """Likewise: the publish has failed, what was offered here or reserved is as if it had not been."""
 
     def begin_transaction(self) -> None:
         """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.

@@ -95,9 +95,9 @@ class Channel(ChannelState):
         """A publish went to several queues, or to none: then it is returned if it must be."""
         count: i64 = len(route.destinations)
         self.owner.wants_look = True
-        if count > 1:
+        if count > 1 and route.routed:
             self.owner.offers += count
-        elif count == 0 and route.mandatory:
+        elif not route.routed and route.mandatory:
             confirms = self.confirms
             if confirms is not None:
                 # What came before needs no disk either: its ack stands before the return, as its publish did.

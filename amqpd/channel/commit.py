@@ -31,6 +31,7 @@ from mypy_extensions import i64
 from amqpd.broker.delivery import Entry
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
+from amqpd.broker.publishing.offering import refuse
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.ready_order import HOT_COUNT_MAX
@@ -151,6 +152,8 @@ class Commit:
         self._waiting: list[Part] = []
         self._logs: set[QueueLog] = set()
         self._settled_logs: set[QueueLog] = set()
+        # What exchanges keep of its messages.
+        self._kept: list[Destination] = []
         self._looked: i64 = 0
         self._syncs: i64 = 0
         self._failed = False
@@ -223,12 +226,14 @@ class Commit:
             if route is None or kept is not last:
                 last = kept
                 route = kept.still_there()
-            if not route.destinations:
+            if not route.routed:
                 channel.session.vhost.unroutable_count += 1
                 if route.mandatory and not channel.closing:
                     channel.output.send_return(channel.number, message)
                     channel.owner.wants_look = True
             for destination in route.destinations:
+                if not destination.routed:
+                    self._kept.append(destination)
                 part = self._parts.get(destination)
                 if part is None:
                     part = self._part(destination)
@@ -328,6 +333,7 @@ class Commit:
         self._stage = _OVER
         self._publishes.clear()
         self._waiting.clear()
+        refuse(self._kept)
         self._parts.clear()
         if channel.closing:
             # The channel has ended and left these to the commit.

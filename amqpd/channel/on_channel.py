@@ -46,6 +46,7 @@ def release(channel: Channel) -> None:
     committing = False
     if channel.transaction is not None:
         committing = channel.transaction.committing
+        channel.transaction.refuse()
         channel.transaction.clear()
     on_basic.requeue_all(channel, channel.deliveries.take_all(committing))
 

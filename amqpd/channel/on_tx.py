@@ -54,6 +54,7 @@ def commit(channel: Channel, _command: TxCommit) -> None:
     settled = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
     for log in concerned | settled:
         if log.failed and not log.deleted:
+            transaction.refuse()
             raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
     transaction.clear()
     for destination in whole:
@@ -78,6 +79,7 @@ def rollback(channel: Channel, _command: TxRollback) -> None:
     transaction = _transaction(channel)
     for _, entry, _ in transaction.settlements:
         entry.in_transaction = False
+    transaction.refuse()
     transaction.clear()
     channel.output.send(channel.number, TxRollbackOk())
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
+from amqpd.broker.publishing.offering import refuse
 from amqpd.broker.publishing.route import Route
 from amqpd.errors import PreconditionFailed
 
@@ -38,12 +39,22 @@ class Transaction:
         if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")
         self.publishes.append((route, message))
+        if route.kept:
+            for destination in route.destinations:
+                if not destination.routed:
+                    destination.reserve()
 
     def collect(self, settled: list[tuple[i64, Entry]], action: i64) -> None:
         """Notes how these are settled at the commit."""
         for tag, entry in settled:
             entry.in_transaction = True
             self.settlements.append((tag, entry, action))
+
+    def refuse(self) -> None:
+        """What was published in it is not committed: what exchanges keep of it goes."""
+        for route, _ in self.publishes:
+            if route.kept:
+                refuse(route.destinations)
 
     def clear(self) -> None:
         """The next one begins. Who commits has taken both lists before."""

@@ -12,7 +12,9 @@ from amqpd.broker.catalogue import exchanges
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.message import Message
+from amqpd.broker.publishing.history import History
 from amqpd.broker.publishing.publisher import Publisher
+from amqpd.broker.publishing.seen import Seen
 from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.broker.session import Session
@@ -32,6 +34,8 @@ from amqpd.management.call import (
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
 from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.routing.deduplication import Deduplication
+from amqpd.routing.recent_history import RecentHistory
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.exchange import Exchange
@@ -54,9 +58,21 @@ def exchange_item(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
         "operator_policy": followed.operator_policy or None,
         "effective_policy_definition": dict(followed.definition),
         "state": "unavailable" if exchange.unavailable else "running",
+        **_kept(exchange),
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
     }
+
+
+def _kept(exchange: Exchange) -> dict[str, Any]:
+    """What it keeps of the messages it routes, counted; the plugin's name for what an exchange has seen."""
+    matcher = exchange.matcher
+    if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
+        seen = matcher.memory
+        return {"cache_info": {"entries": seen.count(), "size": seen.size, "duplicates": seen.copy_count}}
+    if isinstance(matcher, RecentHistory) and isinstance(matcher.keeper, History):
+        return {"recent_history_count": matcher.keeper.count()}
+    return {}
 
 
 async def get_exchanges(call: Call) -> Reply:
@@ -119,7 +135,7 @@ async def publish(call: Call) -> Reply:
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
     await _offer(call, publisher, message)
-    return reply({"routed": bool(publisher.route.destinations)})
+    return reply({"routed": publisher.route.routed})
 
 
 async def _offer(call: Call, publisher: Publisher, message: Message) -> None:

@@ -44,6 +44,8 @@ from amqpd.storage.metadata.schema import (
     Put,
     QueueRow,
     Row,
+    SeenCacheRow,
+    SeenRow,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
@@ -76,6 +78,8 @@ __all__ = [
     "Put",
     "QueueRow",
     "Row",
+    "SeenCacheRow",
+    "SeenRow",
     "StoredOffsetRow",
     "TopicPermissionRow",
     "UserLimitsRow",
@@ -143,6 +147,8 @@ class MetadataState(NamedTuple):
     stored_offsets: list[StoredOffsetRow]
     """Of queues that are not being deleted: the others' go with them."""
     user_limits: list[UserLimitsRow]
+    seen_caches: list[SeenCacheRow]
+    seen: list[SeenRow]
 
 
 class _Start(Protocol):
@@ -408,6 +414,8 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
         global_parameters=of(GlobalParameterRow),
         stored_offsets=[row for row in of(StoredOffsetRow) if row.queue_id in live],
         user_limits=of(UserLimitsRow),
+        seen_caches=of(SeenCacheRow),
+        seen=of(SeenRow),
     )
 
 

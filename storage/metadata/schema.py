@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 """Rises with every change of a table. A database with a larger number is refused untouched, one with a smaller number
 is given at its start what it lacks: the tables whose `since` is larger.
 
-1: until the first streams. 2: `stored_offsets`. 3: `user_limits`.
+1: until the first streams. 2: `stored_offsets`. 3: `user_limits`. 4: `seen_caches`, `seen`.
 """
 
 NAME_LENGTH: Final = 255
@@ -164,6 +164,28 @@ class UserLimitsRow(NamedTuple):
     limits: str
 
 
+class SeenCacheRow(NamedTuple):
+    """What a durable exchange of type x-message-deduplication has seen, if that is kept on disk. `id`: random, 32 hex
+    digits. Goes with the vhost; with the exchange, in one commit.
+    """
+
+    id: str
+    vhost: str
+    exchange: str
+
+
+class SeenRow(NamedTuple):
+    """One id that it has seen. Goes with the cache's row.
+
+    number: the order in which they came. expires_ms: milliseconds since 1970; 0: never.
+    """
+
+    cache_id: str
+    id: bytes
+    number: int
+    expires_ms: int
+
+
 Row: TypeAlias = (
     VhostRow
     | UserRow
@@ -177,6 +199,8 @@ Row: TypeAlias = (
     | GlobalParameterRow
     | StoredOffsetRow
     | UserLimitsRow
+    | SeenCacheRow
+    | SeenRow
 )
 
 
@@ -459,6 +483,22 @@ TABLES: Final[tuple[Table, ...]] = (
         ("user",),
         (("user", "users"),),
         since=3,
+    ),
+    Table(
+        "seen_caches",
+        SeenCacheRow,
+        (("id", _N), ("vhost", _N), ("exchange", _N)),
+        ("id",),
+        (("vhost", "vhosts"),),
+        since=4,
+    ),
+    Table(
+        "seen",
+        SeenRow,
+        (("cache_id", _N), ("id", _X), ("number", Kind.LONG), ("expires_ms", Kind.LONG)),
+        ("cache_id", "id"),
+        (("cache_id", "seen_caches"),),
+        since=4,
     ),
 )
 

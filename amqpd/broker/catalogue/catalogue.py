@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from amqpd.broker.catalogue.declared import Declared
 from amqpd.broker.catalogue.deletion import Deletions
+from amqpd.broker.catalogue.keeping import Keeping
 from amqpd.broker.catalogue.stored_offsets import StoredOffsets
 from amqpd.broker.counters import Ended
 from amqpd.broker.events import Events
@@ -33,6 +34,8 @@ class Catalogue:
         self.declared = Declared(metadata.submit, call_soon, call_later)
         self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
         self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())
+        # The broker's own takes its place.
+        self.keeping = Keeping()
         self.queue_declared_count = 0
         self.queue_created_count = 0
         self.queue_deleted_count = 0

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from amqpd.broker.queues.argument_checks import Context, Row, erlang_type, is_text
+from amqpd.broker.catalogue.erlang import term
+from amqpd.broker.queues.argument_checks import Context, Row, erlang_type, is_integer, is_text
 from amqpd.broker.queues.arguments import NO_POLICY
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.consistent_hash import HASH_HEADER, HASH_PROPERTY, HASHED_PROPERTIES
+from amqpd.routing.deduplication import PERSISTENCE, SIZE, TTL
+from amqpd.routing.recent_history import LENGTH
 
 
 def _text(row: Row, value: object, context: Context) -> str:
@@ -41,6 +44,32 @@ def _hash_property(row: Row, value: object, context: Context) -> None:
     if name not in HASHED_PROPERTIES:
         raise PreconditionFailed(f"Unsupported property: {name}")
 
+
+def _history_length(row: Row, value: object, context: Context) -> None:
+    if not is_integer(value) or not isinstance(value, int) or value < 1:
+        raise PreconditionFailed(f"Invalid argument {term(value)}, '{row.name}' must be a positive integer")
+
+
+def _cache_number(row: Row, value: object, context: Context) -> None:
+    """A whole number from 1 on, or its digits: the plugin takes these, too."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    if not is_integer(value) or not isinstance(value, int) or not 0 < value <= _CACHE_NUMBER_MAX:
+        raise _bad_cache_number(row.name)
+
+
+def _bad_cache_number(name: str) -> PreconditionFailed:
+    begin = "Missing or invalid argument" if name == SIZE else "Invalid argument"
+    return PreconditionFailed(f"{begin}, '{name}' must be an integer greater than 0")
+
+
+def _cache_persistence(row: Row, value: object, context: Context) -> None:
+    if value not in ("disk", "memory"):
+        raise PreconditionFailed(f"Invalid argument, '{row.name}' must be either 'disk' or 'memory'")
+
+
+_DEDUPLICATION: Final = "x-message-deduplication"
+_CACHE_NUMBER_MAX: Final = 2**53
 
 ROWS: Final[dict[str, Row]] = {
     row.name: row
@@ -71,6 +100,38 @@ ROWS: Final[dict[str, Row]] = {
             "the property that is: message_id, correlation_id or timestamp",
             kinds=frozenset(("x-consistent-hash",)),
         ),
+        Row(
+            LENGTH,
+            _history_length,
+            True,
+            "recent_history",
+            "how many messages a new binding gets; default 20",
+            kinds=frozenset(("x-recent-history",)),
+        ),
+        Row(
+            SIZE,
+            _cache_number,
+            True,
+            "deduplication",
+            "how many ids are known at most; required",
+            kinds=frozenset((_DEDUPLICATION,)),
+        ),
+        Row(
+            TTL,
+            _cache_number,
+            True,
+            "deduplication",
+            "how many ms each is known; default: while there is room",
+            kinds=frozenset((_DEDUPLICATION,)),
+        ),
+        Row(
+            PERSISTENCE,
+            _cache_persistence,
+            True,
+            "deduplication",
+            "memory (default) or disk, where the exchange is durable",
+            kinds=frozenset((_DEDUPLICATION,)),
+        ),
     )
 }
 
@@ -78,6 +139,8 @@ ROWS: Final[dict[str, Row]] = {
 def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, object]) -> None:
     """kind: the exchange's type. Raises: PreconditionFailed."""
     context = Context(exchange, vhost, arguments)
+    if kind == _DEDUPLICATION and SIZE not in arguments:
+        raise _bad_cache_number(SIZE)
     for name, value in arguments.items():
         row = ROWS.get(name)
         if row is not None and _is_of(row, kind):

@@ -54,4 +54,14 @@ def offer(destinations: list[Destination], message: Message, logs: list[QueueLog
             outcome = FAILED
         elif outcome == TAKEN:
             outcome = REFUSED
+    if outcome != TAKEN:
+        refuse(destinations)
     return outcome
+
+
+def refuse(destinations: list[Destination]) -> None:
+    """A publish to these has failed: what exchanges keep of it goes."""
+    for destination in reversed(destinations):
+        if destination.routed:
+            break
+        destination.refuse()

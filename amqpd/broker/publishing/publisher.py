@@ -152,7 +152,7 @@ class Publisher:
 
     def offer(self, route: Route, message: Message) -> bool:
         """Gives the message to all queues of its route. False: one of them refused it; the others have it."""
-        if not route.destinations:
+        if not route.routed:
             self.session.vhost.unroutable_count += 1
         return offer(route.destinations, message, None) == TAKEN
 

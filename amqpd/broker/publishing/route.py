@@ -43,8 +43,11 @@ class Route:
         self.per_message = per_message
         # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
-        # Where it goes, where that is one place: most publishes have one, and ask nothing else.
-        self.only: Destination | None = destinations[0] if len(destinations) == 1 else None
+        # Where it goes, where that is one queue: most publishes have one, and ask nothing else.
+        self.only: Destination | None = destinations[0] if len(destinations) == 1 and destinations[0].routed else None
+        # Whether it goes to a queue at all; what an exchange keeps of it is none, and stands last (`kept`).
+        self.routed = len(destinations) > 0 and destinations[0].routed
+        self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].routed
         # While the vhost is traced: who is told of each publish, and under which keys it is where CC or BCC name more.
         self.tap: Tap | None = None
         self.keys: list[str] | None = None

@@ -22,11 +22,13 @@ from amqpd.routing.whole_message import WholeMessage
 
 
 def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable) -> list[Destination]:
-    """Queues for a message with these routing keys (its own, then CC and BCC), each once.
+    """Queues for a message with these routing keys (its own, then CC and BCC), each once; behind them what exchanges on
+    the way keep of it (`Destination.routed`).
 
     message: as exchanges see it that look at more than keys. Cost: the exchanges visited, each once per key.
     """
     found: dict[Destination, None] = {}
+    kept: list[Destination] = []
     seen = {exchange}
     stack = [exchange]
     while stack:
@@ -46,13 +48,17 @@ def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable
             else:
                 reached = matcher.match(key, message.headers() if matcher.looks_at & HEADERS else None)
             for destination in reached:
-                empty = False
                 if isinstance(destination, Exchange):
+                    empty = False
                     if destination not in seen:
                         seen.add(destination)
                         stack.append(destination)
                 elif isinstance(destination, Destination):
-                    found[destination] = None
+                    if destination.routed:
+                        empty = False
+                        found[destination] = None
+                    else:
+                        kept.append(destination)
             if isinstance(matcher, WholeMessage):
                 break  # it has answered for all keys
         if empty and at.alternate:
@@ -60,7 +66,10 @@ def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable
             if alternate is not None and alternate not in seen:
                 seen.add(alternate)
                 stack.append(alternate)
-    return list(found)
+    targets = list(found)
+    if kept:
+        return targets + [each for each in kept if each.goes_with(targets)]
+    return targets
 
 
 def by_name(vhost: VHost, key: str) -> Destination | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from amqpd.broker.publishing.offering import refuse
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.storage.queue_log import QueueLog
 
@@ -88,4 +89,6 @@ class Spread:
             self._soon(self._finish)
 
     def _finish(self) -> None:
+        if not self._accepted:
+            refuse(self._route.destinations)
         self._done(self._accepted)

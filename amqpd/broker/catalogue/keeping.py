@@ -1,0 +1,28 @@
+"""What exchanges keep of the messages they route, as the catalogue sees it: it is made with the exchange, told of what
+is newly bound, and ends with the exchange.
+
+The broker has the one that does it (publishing/kept.py): it knows how messages are offered, which nobody here does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amqpd.broker.catalogue.exchange import Binding, Exchange
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.storage.metadata.metadata import Change
+
+
+class Keeping:
+    """Keeps nothing."""
+
+    def begin(self, vhost: VHost, exchange: Exchange) -> None:
+        """It is among the vhost's exchanges from now on."""
+
+    def bound(self, vhost: VHost, binding: Binding) -> None:
+        """A binding has been made, by a client and not by a start."""
+
+    def end(self, vhost: VHost, exchange: Exchange) -> list[Change]:
+        """It has been deleted. Returns the rows to be removed with its own."""
+        return []

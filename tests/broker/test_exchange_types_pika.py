@@ -1,0 +1,311 @@
+"""The exchange types beyond AMQP's four, over the wire with pika: routing, refusals, restarts, kill -9."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+import pika.exceptions
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from amqpd.testing import BrokerProcess
+
+KEPT = 2
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("types") / "data") as process:
+        yield process
+
+
+@contextmanager
+def channel_of(process: BrokerProcess, confirms: bool = True) -> Iterator[BlockingChannel]:
+    with pika.BlockingConnection(pika.URLParameters(process.url)) as connection:
+        channel = connection.channel()
+        if confirms:
+            channel.confirm_delivery()
+        yield channel
+
+
+def put(
+    channel: BlockingChannel,
+    exchange: str,
+    body: str,
+    key: str = "",
+    mandatory: bool = False,
+    mode: int = KEPT,
+    **properties: Any,
+) -> bool:
+    """Whether it was routed."""
+    about = pika.BasicProperties(delivery_mode=mode, **properties)
+    try:
+        channel.basic_publish(exchange, key, body.encode(), about, mandatory)
+    except pika.exceptions.UnroutableError:
+        return False
+    return True
+
+
+def once(channel: BlockingChannel, exchange: str, ident: object, body: str = "", **more: Any) -> bool:
+    return put(channel, exchange, body or str(ident), headers={"x-deduplication-header": ident}, **more)
+
+
+def taken(channel: BlockingChannel, queue: str) -> list[str]:
+    found: list[str] = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        found.append(got[2].decode())
+    return found
+
+
+def bound(channel: BlockingChannel, exchange: str, kind: str, *queues: str, key: str = "", **arguments: Any) -> None:
+    named = {name.replace("_", "-"): value for name, value in arguments.items()}
+    channel.exchange_declare(exchange, kind, durable=True, arguments=named)
+    for queue in queues:
+        channel.queue_declare(queue, durable=True)
+        channel.queue_bind(queue, exchange, key)
+
+
+def item(process: BrokerProcess, exchange: str) -> Any:
+    request = urllib.request.Request(f"{process.http_url}/api/exchanges/%2F/{exchange}")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_consistent_hash(shared: BrokerProcess, tmp_path: Path) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "ch", "x-consistent-hash", "ch0", "ch1", "ch2", key="1")
+        assert all(put(channel, "ch", f"{n}", f"order-{n % 50}", mandatory=True) for n in range(200))
+        queues = [taken(channel, f"ch{n}") for n in range(3)]
+        assert sum(map(len, queues)) == 200 and all(queues)
+        seen = [{int(body) % 50 for body in queue} for queue in queues]
+        assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+        assert put(channel, "ch", "once", "order-1", headers={"CC": ["order-2", "order-3"], "BCC": ["order-4"]})
+        assert sum(len(taken(channel, f"ch{n}")) for n in range(3)) == 1
+        channel.queue_unbind("ch1", "ch", "1")
+        for n in range(50):
+            put(channel, "ch", f"{n}", f"order-{n}")
+        after = [set(map(int, taken(channel, f"ch{n}"))) for n in range(3)]
+        assert after[0] >= seen[0] and after[2] >= seen[2] and not after[1]
+
+
+def test_consistent_hash_by_header_and_property(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "ch-header", "x-consistent-hash", "chh0", "chh1", key="1", hash_header="customer")
+        bound(channel, "ch-id", "x-consistent-hash", "chi0", "chi1", key="1", hash_property="message_id")
+        for n in range(40):
+            put(channel, "ch-header", f"{n % 8}", f"key {n}", headers={"customer": f"c{n % 8}"})
+            put(channel, "ch-id", f"{n % 8}", f"key {n}", message_id=f"m{n % 8}")
+        for prefix in ("chh", "chi"):
+            first, second = (taken(channel, f"{prefix}{n}") for n in range(2))
+            assert first and second and len(first) + len(second) == 40 and not set(first) & set(second)
+        for n in range(10):
+            put(channel, "ch-id", "none", f"key {n}")
+        assert sorted(len(taken(channel, f"chi{n}")) for n in range(2)) == [0, 10]
+
+
+def test_modulus_and_random(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        for name, kind in (("mod", "x-modulus-hash"), ("rand", "x-random"), ("local", "x-local-random")):
+            bound(channel, name, kind, f"{name}0", f"{name}1")
+            for n in range(60):
+                assert put(channel, name, f"{n % 6}", f"key {n % 6}", mandatory=True, headers={"CC": ["more"]})
+            first, second = (taken(channel, f"{name}{n}") for n in range(2))
+            assert first and second and len(first) + len(second) == 60
+            assert bool(set(first) & set(second)) is (kind != "x-modulus-hash")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "text"),
+    [
+        ("x-consistent-hash", {"hash-header": "a", "hash-property": "message_id"}, "mutually exclusive"),
+        ("x-consistent-hash", {"hash-property": "app_id"}, "Unsupported property: app_id"),
+        ("x-consistent-hash", {"hash-header": 5}, "invalid type 'signedint' for arg 'hash-header'"),
+        ("x-recent-history", {"x-recent-history-length": 0}, "Invalid argument 0, 'x-recent-history-length' must be"),
+        ("x-recent-history", {"x-recent-history-length": "9"}, 'Invalid argument <<"9">>, \'x-recent-history-length'),
+        ("x-message-deduplication", {}, "Missing or invalid argument, 'x-cache-size' must be an integer greater"),
+        ("x-message-deduplication", {"x-cache-size": 0}, "'x-cache-size' must be an integer greater than 0"),
+        ("x-message-deduplication", {"x-cache-size": 9, "x-cache-ttl": -1}, "'x-cache-ttl' must be an integer"),
+        ("x-message-deduplication", {"x-cache-size": 9, "x-cache-persistence": "ram"}, "either 'disk' or 'memory'"),
+    ],
+)
+def test_bad_arguments(shared: BrokerProcess, kind: str, arguments: dict[str, Any], text: str) -> None:
+    with channel_of(shared) as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+        channel.exchange_declare("bad", kind, arguments=arguments)
+    assert closed.value.reply_code == 406 and text in closed.value.reply_text
+
+
+def test_two_declarations_agree(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 9})
+        channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 9})
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="inequivalent arg 'x-cache-size'"):
+            channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 10})
+
+
+def test_bad_bindings(shared: BrokerProcess) -> None:
+    for kind, queue_type, key, text in (
+        ("x-consistent-hash", "classic", "x", 'The binding key must be an integer: <<"x">>'),
+        ("x-consistent-hash", "classic", "0", "The binding key must be greater than 0"),
+        ("x-local-random", "classic", "k", "Non empty binding 'k' key not permitted"),
+        ("x-local-random", "quorum", "", "Queue type rabbit_quorum_queue not valid for this exchange type"),
+    ):
+        with channel_of(shared) as channel:
+            channel.exchange_declare(f"bb-{kind}", kind)
+            channel.queue_declare(f"bb-{queue_type}", durable=True, arguments={"x-queue-type": queue_type})
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+                channel.queue_bind(f"bb-{queue_type}", f"bb-{kind}", key)
+            assert closed.value.reply_code == 406 and text in closed.value.reply_text
+
+
+def test_recent_history(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "rh", "x-recent-history", x_recent_history_length=3)
+        assert not put(channel, "rh", "0", mandatory=True)
+        for n in range(1, 6):
+            put(channel, "rh", f"{n}")
+        put(channel, "rh", "secret", headers={"x-recent-history-no-store": True})
+        bound(channel, "rh", "x-recent-history", "rh0", x_recent_history_length=3)
+        assert taken(channel, "rh0") == ["3", "4", "5"]
+        channel.queue_bind("rh0", "rh", "")  # there already: nothing comes twice
+        assert put(channel, "rh", "6", mandatory=True)
+        assert taken(channel, "rh0") == ["6"]
+        channel.queue_bind("rh0", "rh", "again")
+        assert taken(channel, "rh0") == ["4", "5", "6"]
+        channel.exchange_declare("rh-behind", "topic")
+        channel.queue_declare("rh1")
+        channel.queue_bind("rh1", "rh-behind", "#")
+        channel.exchange_bind("rh-behind", "rh")
+        assert taken(channel, "rh1") == ["4", "5", "6"]
+    assert item(shared, "rh")["recent_history_count"] == 3
+
+
+def test_no_order_twice(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        channel.exchange_declare("twice", "fanout")
+        channel.queue_declare("twice", durable=True)
+        channel.queue_bind("twice", "twice")
+        bound(channel, "dd", "x-message-deduplication", x_cache_size=3, alternate_exchange="twice")
+        assert once(channel, "dd", 0, mandatory=True) and taken(channel, "twice") == ["0"]  # nothing is bound yet
+        bound(channel, "dd", "x-message-deduplication", "dd0", "dd1", x_cache_size=3, alternate_exchange="twice")
+        for ident in (0, "0", 0, [1], "0", [1], True):
+            once(channel, "dd", ident)
+        put(channel, "dd", "without")
+        put(channel, "dd", "without")
+        assert taken(channel, "dd0") == taken(channel, "dd1") == ["0", "0", "[1]", "True", "without", "without"]
+        assert taken(channel, "twice") == ["0", "0", "[1]"]
+        once(channel, "dd", 0, "the oldest has gone")
+        assert taken(channel, "dd0") == ["the oldest has gone"]
+    assert item(shared, "dd")["cache_info"] == {"entries": 3, "size": 3, "duplicates": 3}
+
+
+def test_a_copy_is_returned_and_confirmed(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "ddm", "x-message-deduplication", "ddm", x_cache_size=100)
+        assert once(channel, "ddm", "a", mandatory=True)
+        assert not once(channel, "ddm", "a", mandatory=True)
+        assert taken(channel, "ddm") == ["a"]
+
+
+def test_a_ttl(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "ddt", "x-message-deduplication", "ddt", x_cache_size=100, x_cache_ttl=200)
+        own = {"x-deduplication-header": "own", "x-cache-ttl": 60_000}
+        for body in ("a", "a"):
+            once(channel, "ddt", body)
+            put(channel, "ddt", "own", headers=own)
+        channel.connection.sleep(0.3)
+        once(channel, "ddt", "a")
+        put(channel, "ddt", "own", headers=own)
+        assert taken(channel, "ddt") == ["a", "own", "a"]
+
+
+def test_what_is_refused_has_not_been_seen(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        channel.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        bound(channel, "ddf", "x-message-deduplication", x_cache_size=100)
+        channel.queue_bind("full", "ddf")
+        assert once(channel, "ddf", "a")
+        for _ in range(2):
+            with pytest.raises(pika.exceptions.NackError):
+                once(channel, "ddf", "b")
+        assert taken(channel, "full") == ["a"]
+        once(channel, "ddf", "b")
+        once(channel, "ddf", "b")
+        assert taken(channel, "full") == ["b"]
+
+
+def test_a_transaction(shared: BrokerProcess) -> None:
+    with channel_of(shared, confirms=False) as channel, channel_of(shared, confirms=False) as other:
+        bound(channel, "ddx", "x-message-deduplication", "ddx", x_cache_size=100)
+        channel.tx_select()
+        once(channel, "ddx", "a", "first")
+        once(channel, "ddx", "a", "copy")
+        channel.tx_rollback()
+        once(channel, "ddx", "a", "second")
+        once(channel, "ddx", "a", "copy")
+        channel.tx_commit()
+        once(other, "ddx", "a", "copy")
+        assert taken(other, "ddx") == ["second"]
+        once(channel, "ddx", "b", "first")
+        channel.close()
+        once(other, "ddx", "b", "second")
+        assert taken(other, "ddx") == ["second"]
+
+
+def test_dead_letters_pass_once(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "ddl", "x-message-deduplication", "ddl", x_cache_size=100)
+        channel.queue_declare("dying", arguments={"x-dead-letter-exchange": "ddl", "x-message-ttl": 0})
+        for ident in "abba":
+            channel.basic_publish("", "dying", b"x", pika.BasicProperties(headers={"x-deduplication-header": ident}))
+        for _ in range(50):
+            channel.connection.sleep(0.02)
+            if channel.queue_declare("ddl", passive=True).method.message_count == 2:
+                break
+        channel.connection.sleep(0.1)
+        assert len(taken(channel, "ddl")) == 2
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_cache_on_disk_survives(tmp_path: Path, kill: bool) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        with channel_of(process) as channel:
+            for name, persistence in (("on-disk", "disk"), ("in-memory", "memory")):
+                bound(
+                    channel,
+                    name,
+                    "x-message-deduplication",
+                    name,
+                    x_cache_size=50,
+                    x_cache_ttl=600_000,
+                    x_cache_persistence=persistence,
+                )
+                for n in range(60):
+                    once(channel, name, n)
+                once(channel, name, "transient", mode=1)
+            bound(channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk")
+            once(channel, "deleted", "a")
+            channel.exchange_delete("deleted")
+            bound(channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk")
+        if kill:
+            process.kill()
+        else:
+            process.stop()
+        process.start()
+        with channel_of(process) as channel:
+            assert len(taken(channel, "on-disk")) >= 60 and len(taken(channel, "in-memory")) >= 60
+            for n in (59, 30, 12, 1):
+                once(channel, "on-disk", n)
+            once(channel, "in-memory", 59)
+            once(channel, "on-disk", "transient")
+            once(channel, "deleted", "a")
+            assert taken(channel, "on-disk") == ["1", "transient"]
+            assert taken(channel, "in-memory") == ["59"]
+            assert taken(channel, "d") == ["a", "a"]
