@@ -25,7 +25,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.flow.timers import Timers
@@ -139,6 +139,7 @@ class Copy(Destination):
         return True
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Store:
     """Where ids are written, of one exchange."""
 

@@ -117,7 +117,7 @@ class ToExchange(Address):
             key = envelope.routing_key if self._key is None else self._key
             to = Envelope(self._exchange, key)
             destinations = router.route(self._vhost, exchange, [key], PropertiesView(to, properties))
-            if destinations and self._source not in destinations:
+            if destinations and destinations[0].routed and self._source not in destinations:
                 found = Found(to, properties, destinations)
             if router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY):
                 return found  # the next one like it may go another way
@@ -201,7 +201,7 @@ class Redrive(Address):
                 return None
             self._varies = router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY) != 0
             destinations = router.route(self._vhost, exchange, keys, PropertiesView(to, changed))
-            if not destinations or self._source in destinations:
+            if not destinations or not destinations[0].routed or self._source in destinations:
                 return None
         return Found(to, changed, destinations)
 
