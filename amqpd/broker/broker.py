@@ -77,7 +77,7 @@ class Broker:
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
         self.pump_retries = PumpRetries(loop.call_later)
         self.windows = Windows()
-        self.kept = KeptOnLoop(self.turn, self.timers, loop.call_soon, metadata.submit)
+        self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed

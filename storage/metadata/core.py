@@ -16,20 +16,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from amqpd.storage.metadata.rows import BindingRow, Change, Delete, DeleteBindings, Put, Row
 from amqpd.storage.metadata.schema import (
     HEADER_TABLE,
     NAME_LENGTH,
     SCHEMA_VERSION,
     TABLE_OF,
     TABLES,
-    BindingRow,
-    Change,
-    Delete,
-    DeleteBindings,
     Kind,
     Plain,
-    Put,
-    Row,
     Table,
     parent_key,
     tables_after,

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.metadata.schema import (
-    SCHEMA_VERSION,
+from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,
     Delete,
@@ -52,6 +51,7 @@ from amqpd.storage.metadata.schema import (
     UserRow,
     VhostRow,
 )
+from amqpd.storage.metadata.schema import SCHEMA_VERSION
 from amqpd.storage.metadata.sqlite import SqliteStart
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class MetadataState(NamedTuple):
     user_limits: list[UserLimitsRow]
     seen_caches: list[SeenCacheRow]
     seen: list[SeenRow]
+    """In no order: `number` has it."""
 
 
 class _Start(Protocol):
@@ -396,6 +397,8 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
             return [row for row in found if getattr(row, "vhost", None) not in leaving]
         return found
 
+    caches = of(SeenCacheRow)
+    known = {row.id for row in caches}
     live = {row.id for row in of(QueueRow) if row.state != "deleting"}
     return MetadataState(
         instance_id=instance,
@@ -414,8 +417,8 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
         global_parameters=of(GlobalParameterRow),
         stored_offsets=[row for row in of(StoredOffsetRow) if row.queue_id in live],
         user_limits=of(UserLimitsRow),
-        seen_caches=of(SeenCacheRow),
-        seen=of(SeenRow),
+        seen_caches=caches,
+        seen=[row for row in of(SeenRow) if row.cache_id in known],
     )
 
 

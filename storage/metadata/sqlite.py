@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.metadata.rows import Row
 from amqpd.storage.metadata.schema import (
     HEADER_TABLE,
     SCHEMA_VERSION,
     TABLE_OF,
     TABLES,
     Kind,
-    Row,
     Table,
     parent_key,
     tables_after,

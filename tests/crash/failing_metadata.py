@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amqpd.__main__ import main
 from amqpd.storage.metadata.core import CoreStore
-from amqpd.storage.metadata.schema import Change
+from amqpd.storage.metadata.rows import Change
 
 _write = CoreStore.write
 _switch = Path(sys.argv.pop(1))

@@ -19,6 +19,8 @@ from amqpd.storage.metadata.metadata import (
     PolicyRow,
     QueueRow,
     Row,
+    SeenCacheRow,
+    SeenRow,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
@@ -48,6 +50,9 @@ EVERY_ROW: tuple[Row, ...] = (
     GlobalParameterRow("cluster_name", '"rabbit"'),
     StoredOffsetRow("2" * 32, ODD, (1 << 63) - 1, 1_700_000_000_000),
     UserLimitsRow("guest", '{"max-channels":0}'),
+    SeenCacheRow("3" * 32, "/", ODD),
+    SeenRow("3" * 32, bytes(range(33)), (1 << 63) - 1, 1_700_000_000_000),
+    SeenRow("3" * 32, b"", 1, 0),
 )
 
 

@@ -26,6 +26,7 @@ from amqpd.storage.metadata.metadata import (
     Put,
     QueueRow,
     Row,
+    SeenRow,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
@@ -40,9 +41,11 @@ from amqpd.storage.metadata.sqlite import SqliteStart
 OUTSIDE = [
     row
     for row in EVERY_ROW
-    if row is not VHOST and getattr(row, "vhost", "shop") == "shop" and not isinstance(row, StoredOffsetRow)
+    if row is not VHOST
+    and getattr(row, "vhost", "shop") == "shop"
+    and not isinstance(row, StoredOffsetRow | SeenRow)
 ]
-"""What does not go with the vhost `/`: all of it but that vhost, and what lies in it or in a queue of it."""
+"""What does not go with the vhost `/`: all of it but that vhost, and what lies in it or in a queue or an exchange of it."""
 
 
 @pytest.fixture(params=["own file", "url"])

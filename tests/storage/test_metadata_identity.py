@@ -17,7 +17,8 @@ from amqpd.storage.metadata.metadata import (
     Put,
     random_id,
 )
-from amqpd.storage.metadata.schema import SCHEMA_VERSION, Row, tables_after
+from amqpd.storage.metadata.rows import Row
+from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
 from amqpd.storage.metadata.sqlite import SqliteStart
 
 

@@ -66,7 +66,7 @@ def _make(
     binding = Binding(source, end, routing_key, arguments)
     if binding.key not in source.bindings:
         vhost.add_binding(binding)
-        vhost.catalogue.keeping.bound(vhost, binding)
+        vhost.catalogue.keeping.bound(vhost.name, binding)
 
 
 def unbind(

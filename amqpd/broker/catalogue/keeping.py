@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.exchange import Binding, Exchange
-    from amqpd.broker.catalogue.vhost import VHost
     from amqpd.storage.metadata.metadata import Change
 
 
 class Keeping:
-    """Keeps nothing."""
+    """Keeps nothing. vhost: the name of the one that it is in."""
 
-    def begin(self, vhost: VHost, exchange: Exchange) -> None:
-        """It is among the vhost's exchanges from now on."""
+    def begin(self, vhost: str, exchange: Exchange) -> None:
+        """It is among its vhost's exchanges from now on."""
 
-    def bound(self, vhost: VHost, binding: Binding) -> None:
+    def bound(self, vhost: str, binding: Binding) -> None:
         """A binding has been made, by a client and not by a start."""
 
-    def end(self, vhost: VHost, exchange: Exchange) -> list[Change]:
+    def end(self, vhost: str, exchange: Exchange) -> list[Change]:
         """It has been deleted. Returns the rows to be removed with its own."""
         return []

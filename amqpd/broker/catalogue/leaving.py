@@ -59,7 +59,7 @@ def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):
         changes += drop_binding(vhost, binding)
-    changes += vhost.catalogue.keeping.end(vhost, exchange)
+    changes += vhost.catalogue.keeping.end(vhost.name, exchange)
     if exchange.durable:
         changes.append(DeleteBindings(vhost.name, exchange.name, "exchange"))
         changes.append(Delete(ExchangeRow(vhost.name, exchange.name, exchange.kind)))

@@ -243,7 +243,7 @@ class VHost(Names):
     def add_exchange(self, exchange: Exchange) -> None:
         """Its row is committed, or it has none."""
         self.exchanges[exchange.name] = exchange
-        self.catalogue.keeping.begin(self, exchange)
+        self.catalogue.keeping.begin(self.name, exchange)
         if exchange.unavailable:
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)

@@ -11,7 +11,7 @@ what is over its time) goes with the next that is put, and at the next start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -51,9 +51,17 @@ PART_MAX: Final = 500
 
 
 class KeptOnLoop(Keeping):
-    """One per broker. commit: `Metadata.submit`."""
+    """One per broker. vhosts: all there are, by name. commit: `Metadata.submit`."""
 
-    def __init__(self, turn: Turn, timers: Timers, call_soon: Callable[..., object], commit: Commit) -> None:
+    def __init__(
+        self,
+        vhosts: Mapping[str, VHost],
+        turn: Turn,
+        timers: Timers,
+        call_soon: Callable[..., object],
+        commit: Commit,
+    ) -> None:
+        self._vhosts = vhosts
         self._turn = turn
         self._timers = timers
         self._call_soon = call_soon
@@ -71,7 +79,7 @@ class KeptOnLoop(Keeping):
             rows = sorted(by_cache.get(cache.id, ()), key=_number)
             self._caches[cache.vhost, cache.exchange] = (cache, rows)
 
-    def begin(self, vhost: VHost, exchange: Exchange) -> None:
+    def begin(self, vhost: str, exchange: Exchange) -> None:
         matcher = exchange.matcher
         if isinstance(matcher, RecentHistory):
             length = exchange.arguments.get(LENGTH)
@@ -79,13 +87,13 @@ class KeptOnLoop(Keeping):
         elif isinstance(matcher, Deduplication):
             matcher.memory = self._seen(vhost, exchange)
 
-    def _seen(self, vhost: VHost, exchange: Exchange) -> Seen:
+    def _seen(self, vhost: str, exchange: Exchange) -> Seen:
         size, ttl_ms = number_of(exchange.arguments.get(SIZE)), number_of(exchange.arguments.get(TTL))
         if exchange.arguments.get(PERSISTENCE) != "disk" or not exchange.durable:
             return Seen(self._turn, self._timers, size, ttl_ms)
-        known = self._caches.pop((vhost.name, exchange.name), None)
+        known = self._caches.pop((vhost, exchange.name), None)
         if known is None:
-            store = SeenRows(SeenCacheRow(random_id(), vhost.name, exchange.name), self._commit, self._timers)
+            store = SeenRows(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
             store.begin()
             return Seen(self._turn, self._timers, size, ttl_ms, store)
         cache, rows = known
@@ -101,27 +109,28 @@ class KeptOnLoop(Keeping):
         store.flush()
         return seen
 
-    def bound(self, vhost: VHost, binding: Binding) -> None:
+    def bound(self, vhost: str, binding: Binding) -> None:
         matcher = binding.source.matcher
         if isinstance(matcher, RecentHistory) and isinstance(matcher.keeper, History):
             self._give(vhost, binding, matcher.keeper.messages())
 
-    def _give(self, vhost: VHost, binding: Binding, messages: list[Message]) -> None:
+    def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
         """The oldest first; a long history in slices."""
         destination = binding.destination
         now, messages = messages[:GIVEN_COUNT], messages[GIVEN_COUNT:]
         for message in now:
-            if destination.deleted:
+            here = self._vhosts.get(vhost)
+            if here is None or destination.deleted:
                 return
             if isinstance(destination, Queue):
                 self._unasked.offer([destination], message)
             else:
                 keys = [message.envelope.routing_key]
-                self._unasked.offer(router.route(vhost, destination, keys, MessageView(message)), message)
+                self._unasked.offer(router.route(here, destination, keys, MessageView(message)), message)
         if messages:
             self._call_soon(self._give, vhost, binding, messages)
 
-    def end(self, vhost: VHost, exchange: Exchange) -> list[Change]:
+    def end(self, vhost: str, exchange: Exchange) -> list[Change]:
         matcher = exchange.matcher
         if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
             store = matcher.memory.store
