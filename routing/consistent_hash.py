@@ -49,7 +49,7 @@ def weight_of(key: str) -> int:
     """The weight that a binding key is. Raises: BadBinding with RabbitMQ's texts."""
     if _INTEGER.fullmatch(key) is None:
         shown = key.replace("\\", "\\\\").replace('"', '\\"')
-        raise BadBinding(f'The binding key must be an integer: <<"{shown}">>')
+        raise BadBinding("The binding key must be an integer: " + (f'<<"{shown}">>' if key else "<<>>"))
     weight = int(key)
     if weight < 1:
         raise BadBinding("The binding key must be greater than 0")

@@ -26,7 +26,14 @@ from .party import Address
 from .stage import Answers, Stage
 from .steps import Conversation
 
-PLUGINS = ("rabbitmq_management", "rabbitmq_event_exchange")
+PLUGINS = (
+    "rabbitmq_management",
+    "rabbitmq_event_exchange",
+    "rabbitmq_consistent_hash_exchange",
+    "rabbitmq_random_exchange",
+    "rabbitmq_recent_history_exchange",
+    "rabbitmq_sharding",
+)
 ROUNDS = 4
 """How often a conversation is held until two recordings agree; each listens longer than the one before."""
 

@@ -164,7 +164,7 @@ def test_a_property(name: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("", 'The binding key must be an integer: <<"">>'),
+        ("", "The binding key must be an integer: <<>>"),
         ("x", 'The binding key must be an integer: <<"x">>'),
         ("1.5", 'The binding key must be an integer: <<"1.5">>'),
         ("１", 'The binding key must be an integer: <<"１">>'),

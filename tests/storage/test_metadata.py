@@ -45,7 +45,7 @@ OUTSIDE = [
     and getattr(row, "vhost", "shop") == "shop"
     and not isinstance(row, StoredOffsetRow | SeenRow)
 ]
-"""What does not go with the vhost `/`: all of it but that vhost, and what lies in it or in a queue or an exchange of it."""
+"""What does not go with the vhost `/`: all but that vhost, and what lies in it, in a queue or an exchange of it."""
 
 
 @pytest.fixture(params=["own file", "url"])

@@ -47,13 +47,18 @@ def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -
     if asked.kind != exchange.kind:
         raise PreconditionFailed(
             f"inequivalent arg 'type' for {thing} in vhost '{vhost}': "
-            f"received '{asked.kind}' but current is '{exchange.kind}'"
+            f"received '{asked.kind}' but current is '{_atom(exchange.kind)}'"
         )
     _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
     _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
     _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
     compared = exchange_arguments.compared_names(exchange.kind)
     queue_arguments.compare(thing, vhost, compared, asked.arguments, exchange.arguments)
+
+
+def _atom(kind: str) -> str:
+    """rabbit: the current one is Erlang's word for it, with quotes of its own where it is not a plain one."""
+    return kind if kind.isalnum() else f"'{kind}'"
 
 
 def _check_flag(thing: str, vhost: str, name: str, given: bool, current: bool) -> None:

@@ -47,7 +47,8 @@ def _hash_property(row: Row, value: object, context: Context) -> None:
 
 def _history_length(row: Row, value: object, context: Context) -> None:
     if not is_integer(value) or not isinstance(value, int) or value < 1:
-        raise PreconditionFailed(f"Invalid argument {term(value)}, '{row.name}' must be a positive integer")
+        shown = "undefined" if value is None else term(value)
+        raise PreconditionFailed(f"Invalid argument {shown}, '{row.name}' must be a positive integer")
 
 
 def _cache_number(row: Row, value: object, context: Context) -> None:

@@ -1,0 +1,115 @@
+"""What exchanges keep of messages: ids against a naive twin (sizes, times, types), and histories."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.broker.destination import Destination
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.publishing.history import HISTORY_BYTES_MAX, History
+from amqpd.broker.publishing.seen import ID_BYTES_MAX, Note, Seen, id_of
+from amqpd.protocol.properties import Properties, encode_properties, scan
+
+TRANSIENT = make_message(Envelope("x", "k"), b"\x00\x00", b"body", False, None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+
+class Twin:
+    """The last `size` ids, each until its time is over."""
+
+    def __init__(self, size: int, ttl_ms: int) -> None:
+        self.size, self.ttl_ms = size, ttl_ms
+        self.until: dict[object, float] = {}
+
+    def publish(self, value: object, ttl: object, now_ms: int) -> bool:
+        if self.until.get(value, 0) > now_ms:
+            return False
+        own = {400: 400, "600": 600, 0: 0}.get(ttl, self.ttl_ms or float("inf"))  # type: ignore[call-overload]
+        self.until.pop(value, None)
+        first = next(iter(self.until), None)
+        if first is not None and (len(self.until) >= self.size or self.until[first] <= now_ms):
+            del self.until[first]
+        self.until[value] = now_ms + own
+        return True
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from([0, 1000]),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 400, "600", -1, "x", True, 0]), st.integers(0, 500))),
+)
+@settings(max_examples=200, deadline=None)
+def test_against_a_twin(size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
+    clock = Clock()
+    seen = Seen(None, Timers(lambda *_: None, clock), size, ttl_ms)  # type: ignore[arg-type]
+    twin = Twin(size, ttl_ms)
+    for value, ttl, later_ms in publishes:
+        clock.now_ms += later_ms
+        found = list(seen.look(value, ttl, ["q"]))
+        assert bool(found) is twin.publish(value, None if ttl is True else ttl, clock.now_ms)
+        if found:
+            note = found[-1]
+            assert found == ["q", note] and isinstance(note, Note)
+            assert note.goes_with([Destination()]) and note.offer(TRANSIENT)
+        assert seen.count() == len(twin.until) <= size
+
+
+def test_values_of_all_types_are_told_apart() -> None:
+    values = [0, "0", True, 0.0, None, b"0", [0], ["0"], {"a": 0}, {}, [], "x" * 5000, "x" * 5001, "", "é", "\udcff"]
+    assert len({id_of(value) for value in values}) == len(values)
+    assert max(len(id_of(value)) for value in values) <= ID_BYTES_MAX
+    assert id_of({"a": 1, "b": 2}) == id_of({"b": 2, "a": 1})
+
+
+def test_what_goes_nowhere_is_not_noted() -> None:
+    seen = Seen(None, Timers(lambda *_: None, Clock()), 9, 0)  # type: ignore[arg-type]
+    note = list(seen.look("a", None, ["q"]))[-1]
+    assert isinstance(note, Note) and not note.goes_with([])
+
+
+def message(body: bytes, **headers: object) -> Message:
+    encoded = encode_properties(Properties(headers=headers))
+    return make_message(Envelope("x", "k"), encoded, body, False, scan(encoded, 0, len(encoded)))
+
+
+def test_a_history_is_as_long_as_it_may_be() -> None:
+    history = History(3)
+    for number in range(5):
+        history.offer(message(b"%d" % number))
+        history.offer(message(b"secret", **{"x-recent-history-no-store": True}))
+        history.offer(message(b"said", **{"x-recent-history-no-store": "true"})) if number == 4 else None
+    assert [each.body() for each in history.messages()] == [b"3", b"4", b"said"]
+    assert history.count() == 3
+
+
+def test_a_history_is_bounded_by_its_size() -> None:
+    history = History(1000)
+    body = bytes(HISTORY_BYTES_MAX // 8)
+    for _ in range(20):
+        history.offer(message(body))
+    assert history.count() == 7 and history.size_bytes <= HISTORY_BYTES_MAX
+    history.offer(message(bytes(HISTORY_BYTES_MAX + 1)))
+    assert history.count() == 7
+    history.offer(message(b"small"))
+    assert history.count() == 8
+
+
+def test_who_gets_a_history_gets_it_as_if_it_had_just_come() -> None:
+    history = History(3)
+    kept = message(b"body")
+    kept.arrived_ms = 77
+    history.offer(kept)
+    (again,) = history.messages()
+    assert (again.arrived_ms, again.body(), again.properties()) == (0, b"body", kept.properties())
