@@ -304,7 +304,8 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "exchange types/another hash",
         r"a\.1 exchange.declare-ok",
         r"a.1 channel.close reply_code=406 reply_text=PRECONDITION_FAILED - inequivalent arg 'hash-header' "
-        r"for exchange 'x' in vhost '{v}': received none but current is the value 'h' of type 'longstr' class_id=40 method_id=10",
+        r"for exchange 'x' in vhost '{v}': received none but current is the value 'h' of type 'longstr' "
+        r"class_id=40 method_id=10",
         "as above",
         step=4,
     ),

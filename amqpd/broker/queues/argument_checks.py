@@ -189,6 +189,12 @@ def boolean(row: Named, value: object, context: Context) -> bool:
     return value
 
 
+def no_deduplication(row: Row, value: object, context: Context) -> None:
+    boolean(row, value, context)
+    if value:
+        raise invalid(row, context, '"not supported: bind the queue to an exchange of type x-message-deduplication"')
+
+
 def export_name(row: Row, value: object, context: Context) -> None:
     if EXPORT_NAME.fullmatch(text(row, value, context)) is None:
         raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')

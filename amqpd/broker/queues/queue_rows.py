@@ -161,6 +161,13 @@ ROWS: Final = (
         merge="lowest",
     ),
     Row(
+        "x-message-deduplication",
+        checks.no_deduplication,
+        True,
+        "argument_checks",
+        "refused where true: an exchange of this type does it",
+    ),
+    Row(
         "x-export",
         checks.export_name,
         True,
