@@ -17,6 +17,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Page: what the log of its examples has to be like.
 PAGES = {
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
+    "deduplication.md": r"order 4711\norder 4712\nNone\n",
+    "exchange-types.md": r"orders.c has about half of them: True\neach customer is in one queue: True\n"
+    r"is it on\?\nit is\n",
     "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
     r"night-shift 1\narchive 2\nsite-7 1\n",
     "groups.md": r"first has order 0 of anna\nsecond has order 2 of bob\nsecond has order 4 of bob\n"
