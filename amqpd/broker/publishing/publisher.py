@@ -344,7 +344,7 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, bool]:
         return Route(envelope, [], command.mandatory, exchange.routes, True), True
     destinations = router.route(vhost, exchange, [key], NO_MESSAGE)
     route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
-    if not exchange.alternate and not is_topic_limited(session, exchange):
+    if not exchange.alternate and not route.kept and not is_topic_limited(session, exchange):
         route.matcher = exchange.matcher
     return route, True
 

@@ -151,6 +151,10 @@ class Store:
         """It is not to come back after a start; before long."""
         raise NotImplementedError
 
+    def flush(self) -> None:
+        """What was dropped goes now."""
+        raise NotImplementedError
+
 
 @final
 class Seen(Memory):
@@ -239,6 +243,8 @@ class Seen(Memory):
             del self._unsafe[note.id]
         if note.state != _NEW and self._until.get(note.id) == note.until_ms:
             self._drop(note.id)
+            if self.store is not None:
+                self.store.flush()
         note.end(_GONE)
 
     def safe(self, notes: list[Note]) -> None:
@@ -247,8 +253,15 @@ class Seen(Memory):
         if store is None:
             for note in notes:
                 self._known(note)
-        elif notes:
-            store.put(notes, partial(self._stored, notes))
+            return
+        kept: list[Note] = []
+        for note in notes:
+            if note.id in self._until:
+                kept.append(note)
+            else:
+                self._known(note)  # others came, and there was no room
+        if kept:
+            store.put(kept, partial(self._stored, kept))
 
     def _stored(self, notes: list[Note], done: bool) -> None:
         for note in notes:
