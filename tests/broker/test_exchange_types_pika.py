@@ -288,6 +288,37 @@ def test_dead_letters_pass_once(shared: BrokerProcess) -> None:
         assert len(taken(channel, "ddl")) == 2
 
 
+def test_dead_letters_alike_go_by_chance(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        bound(channel, "dlr", "x-random", "dlr0", "dlr1")
+        channel.queue_declare("dying-alike", arguments={"x-dead-letter-exchange": "dlr", "x-message-ttl": 0})
+        for _ in range(100):
+            channel.basic_publish("", "dying-alike", b"x")
+        counts = (0, 0)
+        for _ in range(100):
+            counts = tuple(channel.queue_declare(f"dlr{n}", passive=True).method.message_count for n in range(2))
+            if sum(counts) == 100:
+                break
+            channel.connection.sleep(0.02)
+        assert sum(counts) == 100 and min(counts) > 10
+
+
+def test_keys_stay_where_they_are_over_a_kill(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        where: list[list[set[str]]] = []
+        for order in ((2, 0, 1), ()):
+            with channel_of(process) as channel:
+                for name, kind, key in (("ring", "x-consistent-hash", "1"), ("modulus", "x-modulus-hash", "")):
+                    for n in order:
+                        bound(channel, name, kind, f"{name}{n}", key=key)
+                    for n in range(60):
+                        put(channel, name, f"{n}", f"key {n}")
+                    where.append([set(taken(channel, f"{name}{n}")) for n in range(3)])
+            process.kill()
+            process.start()
+        assert where[:2] == where[2:] and all(map(all, where))
+
+
 def test_what_was_confirmed_before_a_kill_is_known(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:
