@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amqpd.broker.destination import Destination
-from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publishing.history import HISTORY_BYTES_MAX, History
 from amqpd.broker.publishing.seen import ID_BYTES_MAX, Note, Seen, id_of
 from amqpd.protocol.properties import Properties, encode_properties, scan
 
+if TYPE_CHECKING:
+    from conftest import Room
+
 TRANSIENT = make_message(Envelope("x", "k"), b"\x00\x00", b"body", False, None)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def monotonic(self) -> float:
-        return self.now_ms / 1000
-
-    def time_ms(self) -> int:
-        return self.now_ms
 
 
 class Twin:
@@ -50,10 +43,10 @@ class Twin:
     st.sampled_from([0, 1000]),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 400, "600", -1, "x", True, 0]), st.integers(0, 500))),
 )
-@settings(max_examples=200, deadline=None)
-def test_against_a_twin(size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
-    clock = Clock()
-    seen = Seen(None, Timers(lambda *_: None, clock), size, ttl_ms)  # type: ignore[arg-type]
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
+    clock = room.clock
+    seen = Seen(room.turn, room.timers, size, ttl_ms)
     twin = Twin(size, ttl_ms)
     for value, ttl, later_ms in publishes:
         clock.now_ms += later_ms
@@ -73,8 +66,8 @@ def test_values_of_all_types_are_told_apart() -> None:
     assert id_of({"a": 1, "b": 2}) == id_of({"b": 2, "a": 1})
 
 
-def test_what_goes_nowhere_is_not_noted() -> None:
-    seen = Seen(None, Timers(lambda *_: None, Clock()), 9, 0)  # type: ignore[arg-type]
+def test_what_goes_nowhere_is_not_noted(room: Room) -> None:
+    seen = Seen(room.turn, room.timers, 9, 0)
     note = list(seen.look("a", None, ["q"]))[-1]
     assert isinstance(note, Note) and not note.goes_with([])
 
