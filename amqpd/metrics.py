@@ -150,6 +150,9 @@ def _resources(broker: Broker) -> list[Metric]:
             "amqpd_storage_unsynced_bytes", "gauge", "Written, not yet synced", broker.storage.commits.unsynced_bytes
         ),
         Metric(
+            "amqpd_retained_bytes", "gauge", "Files of settled messages kept by x-retain", broker.storage.retained.bytes
+        ),
+        Metric(
             "amqpd_export_lost_records_total", "counter", "Given up unexported, over x-export-max-bytes",
             broker.storage.export_losses.records,
         ),

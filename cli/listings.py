@@ -96,10 +96,11 @@ QUEUES: Final = Listing(
         "disk_writes", "durable", "effective_policy_definition", "exclusive", "exclusive_consumer_pid",
         "exclusive_consumer_tag", "group_by", "groups_locked", "groups_waiting", "head_message_timestamp",
         "leader", "lost_offsets", "members", "memory", "message_bytes", "message_bytes_persistent",
-        "message_bytes_ram", "message_bytes_ready", "message_bytes_unacknowledged", "messages",
-        "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_unacknowledged",
-        "messages_unacknowledged_ram", "messages_unmatched", "name", "online", "operator_policy", "owner_pid", "pid",
-        "policy", "slave_pids", "state", "synchronised_slave_pids", "type",
+        "message_bytes_ram", "message_bytes_ready", "message_bytes_retained", "message_bytes_unacknowledged",
+        "messages", "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_retained",
+        "messages_unacknowledged", "messages_unacknowledged_ram", "messages_unmatched", "name", "online",
+        "operator_policy", "owner_pid", "pid", "policy", "retained_first_offset", "retained_first_timestamp",
+        "slave_pids", "state", "synchronised_slave_pids", "type",
     ),
 )  # fmt: skip
 EXCHANGES: Final = Listing(

@@ -35,6 +35,7 @@ from amqpd.storage.openings import Openings
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.resources import Resources
 from amqpd.storage.settle.hold import Hold, Losses, find_hold
+from amqpd.storage.settle.retained import Kept, Retention
 from amqpd.storage.survey import Survey, survey
 from amqpd.storage.worker import Worker
 
@@ -79,6 +80,7 @@ class Storage(LogKeeper):
         self.segment_size_bytes = segment_size_bytes
         self.strict = strict
         self.export_losses = Losses()
+        self.retained = Kept()
         self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
         self._closed = False
         reserve_path = f"{self.data_dir}/{RESERVE}"
@@ -188,6 +190,24 @@ class Storage(LogKeeper):
         store.log.removals.delay_ms = policy.file_delete_delay_ms if policy is not None else 0
         store.appender.codec = policy.codec if policy is not None else 0
 
+    def retain(self, store: LocalLog, max_age_ms: int, max_bytes: int) -> None:
+        """What is settled in the store's log stays from now on until it is older, or there is more: see retained.py.
+        -1: no limit; both -1: nothing stays because of this. What it lets go is removed soon.
+        """
+        removals = store.log.removals
+        retention = removals.retention
+        if max_age_ms < 0 and max_bytes < 0:
+            if retention is not None:
+                retention.end()
+            removals.retention = None
+            store.log.segment_size_bytes = self.segment_size_bytes
+        else:
+            if retention is None:
+                retention = removals.retention = Retention(self.context.clock, self.retained)
+            retention.max_age_ms, retention.max_bytes = max_age_ms, max_bytes
+            store.log.segment_size_bytes = retention.segment_size_bytes(self.segment_size_bytes)
+        self.hold_changed(store)
+
     def find_hold(self, store: QueueLog) -> Hold | None:
         """What the log keeps for exports, if anything was ever to be kept of it."""
         return store.log.removals.hold if isinstance(store, LocalLog) else None
@@ -269,6 +289,8 @@ class Storage(LogKeeper):
         self._openings.drop(store)
         self.commits.drop(store)
         store.let_go()
+        if store.log.removals.retention is not None:
+            store.log.removals.retention.end()
         store.log.abandon()
         store.safety_moved()
 

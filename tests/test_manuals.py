@@ -16,6 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Page: what its example prints.
 PAGES = {
     "policies.md": "",
+    "replay.md": "",
     "surgery.md": (
         "offset\tstate\tpayload\n0\tready\tan order\n1\tready\tan order\n2\tready\tan order\n"
         "3 messages would be sent back\n2 messages sent back\n1 messages moved\n"

@@ -63,6 +63,10 @@ class BrokerHost(QueueHost):
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
         self._storage.hold(log).declare(name, bytes_max)
 
+    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+        if isinstance(log, LocalLog):
+            self._storage.retain(log, max_age_ms, max_bytes)
+
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
         if isinstance(log, LocalLog):
             self._storage.set_policy(log, policy)

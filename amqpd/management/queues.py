@@ -34,6 +34,8 @@ from amqpd.management.rates import QUEUE
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.protocol.properties import decode_properties
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.settle.retained import retained_of
 
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Entry
@@ -82,6 +84,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         # Of those that are ready: what no consumer's x-filter matches, as far as they have looked.
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         **groups_item(queue),
+        **retained_item(queue),
         "message_bytes": bytes_ready,
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
@@ -103,6 +106,23 @@ def groups_item(queue: Queue) -> dict[str, Any]:
         "group_by": queue.rules.group_by,
         "groups_locked": order.locked_count,
         "groups_waiting": order.groups_waiting(),
+    }
+
+
+def retained_item(queue: Queue) -> dict[str, Any]:
+    """Of x-retain: what is settled and still there, the first offset there is, and when that was appended (ms). null
+    where nothing is kept."""
+    store = queue.store
+    if not queue.rules.retains or not isinstance(store, LocalLog) or not store.ready:
+        return dict.fromkeys(
+            ("messages_retained", "message_bytes_retained", "retained_first_offset", "retained_first_timestamp")
+        )
+    found = retained_of(store.log.segments, store.next_offset, store.record_count)
+    return {
+        "messages_retained": found.messages,
+        "message_bytes_retained": found.body_bytes,
+        "retained_first_offset": found.first_offset if found.first_offset >= 0 else None,
+        "retained_first_timestamp": found.first_timestamp_ms if found.first_timestamp_ms >= 0 else None,
     }
 
 

@@ -14,7 +14,8 @@ So a log holds at most its limit and one segment; the active one stays, except b
 appended (LogAppendTime).
 
 A log without a policy (a work queue) gives back whole segments as they are settled. `roll_idle` sees to the last one,
-which an append rolls by size only: an old one is rolled, and one that is drained and worth the trouble.
+which an append rolls by size only: an old one is rolled, and one that is drained and worth the trouble. Where what is
+settled is retained (settle/retained.py) `let_go` sees to that, and to what has become old.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def retain(store: LocalLog, now_ms: int) -> int:
 
 def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     """Rolls the active segment of a log without a policy, if it is time: its first message is older than `age_ms` (-1:
-    none ever is), or all of DRAINED_SIZE_MIN bytes and more is settled. True when it did.
+    none ever is), or all of DRAINED_SIZE_MIN bytes and more is settled and not retained. True when it did.
 
     Does nothing to a log that nobody has used since the start. Cost: some 0.3 ms for a roll. Raises: OSError.
     """
@@ -64,13 +65,33 @@ def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     active = log.segments[-1]
     if active.sealed or active.size == 0:
         return False
+    kept = log.removals.retention
+    if kept is not None and kept.segment_age_ms >= 0:
+        age_ms = kept.segment_age_ms if age_ms < 0 else min(age_ms, kept.segment_age_ms)
     old = age_ms >= 0 and 0 <= active.first_timestamp_ms < now_ms - age_ms
-    if not old and (active.live > 0 or active.size < DRAINED_SIZE_MIN):
+    if not old and (kept is not None or active.live > 0 or active.size < DRAINED_SIZE_MIN):
         return False
     store.flush_batches()
     if not log.failed:
         log.roll()
     return True
+
+
+def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
+    """For a work queue's log that retains what is settled (settle/retained.py): rolls the active segment if it is time,
+    and notes that what has become old goes with the next job. Whether there is something to do.
+
+    Cost: a step per segment; the first one recovers the log. Raises: OSError.
+    """
+    store.recover()
+    log = store.log
+    retention = log.removals.retention
+    if retention is None or store.failed or log.cleaning:
+        return False
+    rolled = roll_idle(store, now_ms, age_ms)
+    if retention.lets_go(log.segments):
+        log.removals.wanted = True
+    return rolled or log.removals.wanted
 
 
 def trim(store: LocalLog, offset: int) -> int:

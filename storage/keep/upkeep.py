@@ -109,6 +109,10 @@ class Upkeep:
                     retention.retain(store, now_ms)
                     store.write()
                     self._wake(store)
+                elif log.removals.retention is not None:
+                    if retention.let_go(store, now_ms, self._segment_age_ms):
+                        store.write()
+                        self._wake(store)
                 elif retention.roll_idle(store, now_ms, self._segment_age_ms):
                     store.write()
                     self._wake(store)

@@ -5,7 +5,7 @@ A sealed segment whose messages are all settled goes once its settlements are sy
 with the job after, which first syncs the directory: a power cut that brought back the log without the settlements would
 bring back the messages.
 
-A segment that is held back for an export (hold.py) stays until it is not.
+A segment that is held back for an export (hold.py), or retained (retained.py), stays until it is not.
 
 Where the log's policy says so (logs that keep: somebody may be reading them just now) the `.log` and its indexes are
 first renamed `.deleted`, and removed when the delay is over. A start of the broker removes what it finds so named.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from amqpd.storage.commit.job import JobPart
     from amqpd.storage.log.segment import Segment
     from amqpd.storage.settle.hold import Hold
+    from amqpd.storage.settle.retained import Retention
 
 DELETED = ".deleted"
 
@@ -41,14 +42,19 @@ class Removals:
         self.full = False
         self.delay_ms = 0
         self.hold: Hold | None = None
+        self.retention: Retention | None = None
         self.waiting: list[tuple[int, str]] = []  # (not before this time, path), renamed already
         self._directory = directory
 
     def collect(self, segments: list[Segment], start: int, part: JobPart) -> None:
-        """Tells `part` which files go after its syncs. start: first offset of the log that is not settled."""
+        """Tells `part` which files go after its syncs. start: first offset of the log that is not settled; the
+        log starts there, or with what is kept."""
         self.wanted = False
         head = True
-        held = self.hold.keeps(segments) if self.hold is not None else ()
+        held: set[int] = self.hold.keeps(segments) if self.hold is not None else set()
+        if self.retention is not None:
+            held |= self.retention.keeps(segments)
+        first_kept = min(held) if held else start
         for segment in segments:
             if not segment.sealed or segment.live > 0 or segment.removing or segment.base in held:
                 head = False
@@ -63,7 +69,7 @@ class Removals:
                     part.directories.append(self._directory)
                 part.unlinks += files[3:]
                 self._begin(segment, part)
-                text = checkpoint.encode_lines([(start,)])
+                text = checkpoint.encode_lines([(min(start, first_kept),)])
                 part.checkpoints.append((f"{self._directory}/{checkpoint.LOG_START}", text))
             elif not segment.gone:
                 if self.delay_ms > 0:

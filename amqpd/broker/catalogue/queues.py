@@ -86,8 +86,9 @@ def check(vhost: str, asked: QueueDeclaration) -> None:
         for flag, is_set in wrong:
             if is_set:
                 raise PreconditionFailed(f"invalid property '{flag}' for queue '{asked.name}' in vhost '{vhost}'")
-    if "x-export" in arguments and not asked.durable:
-        raise PreconditionFailed(f"invalid arg 'x-export' for queue '{asked.name}' in vhost '{vhost}': not durable")
+    for name in ("x-export", "x-retain"):
+        if name in arguments and not asked.durable:
+            raise PreconditionFailed(f"invalid arg '{name}' for queue '{asked.name}' in vhost '{vhost}': not durable")
 
 
 def _make(vhost: VHost, new: NewQueue) -> None:

@@ -149,6 +149,14 @@ def max_age(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, "invalid_max_age")
 
 
+def retain(row: Row, value: object, context: Context) -> None:
+    """A time as x-max-age has it, or a number of bytes."""
+    if is_integer(value):
+        non_negative(row, value, context)
+    elif interval_ms(text(row, value, context)) < 0:
+        raise invalid(row, context, "invalid_retain")
+
+
 def segment_size(row: Row, value: object, context: Context) -> None:
     if non_negative(row, value, context) > SEGMENT_SIZE_BYTES_MAX:
         raise PreconditionFailed(f"Exceeded max value for {row.name}")
@@ -274,6 +282,10 @@ def is_text(value: object) -> bool:
 
 def is_interval(value: object) -> bool:
     return isinstance(value, str) and interval_ms(value) > 0
+
+
+def is_retain(value: object) -> bool:
+    return is_interval(value) or is_natural(value)
 
 
 def is_one_of(*values: object) -> Callable[[object], bool]:

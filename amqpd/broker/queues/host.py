@@ -47,6 +47,10 @@ class QueueHost:
         """x-export: what is settled stays in the log until the export of this name has it. bytes_max: None: default."""
         raise NotImplementedError
 
+    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+        """x-retain: what is settled stays in the log until it is older, or more; -1: no such limit; both: it goes."""
+        raise NotImplementedError
+
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
         """What a stream's log keeps from now on."""
         raise NotImplementedError

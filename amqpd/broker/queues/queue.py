@@ -33,6 +33,7 @@ from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.limits import Limits
 from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.ready_order import ReadyOrder
+from amqpd.broker.queues.retaining import retain, take_in
 from amqpd.broker.queues.rules import Rules
 from amqpd.broker.queues.stream_order import StreamOrder
 from amqpd.storage.log.prepared import Prepared
@@ -105,6 +106,8 @@ class Queue(Source):
         if rules.consumer_timeout_ms != self.rules.consumer_timeout_ms:
             for consumer in self.consumers:
                 consumer.obey_timeout(rules.consumer_timeout_ms)
+        if self.logged and (rules.retains or self.rules.retains):
+            retain(self.host, self.backing, rules)
         self.rules = rules
         if self.expiry is None and rules.ttl_ms >= 0:
             self.expiry = Expiry(self, self.host, -1)
@@ -213,7 +216,8 @@ class Queue(Source):
             offset = self.backing.append(message)
             message.persistent = persistent  # for the others it goes to
             return offset >= 0 and self.order.add(self, message, offset)
-        accepted = self._take_in(message)
+        kept = self.rules.retains and self.logged
+        accepted = take_in(self, self.backing, self.order, message) if kept else self._take_in(message)
         if limits.displace() and self.expiry is not None:
             self.expiry.arm()
         return accepted

@@ -42,6 +42,7 @@ class Rules:
     there is none. counts_shown: deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream:
     nothing is taken, and length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes
     (x-stream-max-segment-size-bytes) say what stays.
+    retains: what is settled stays (x-retain) until it is older than retain_ms or more than retain_bytes.
     codec: of its batches (x-compression), a number of storage/log/compression.py; 0: none. cleanup: `compact`, `delete`
     or both: whether what is superseded goes, and what is too old or too much (compaction.py).
     """
@@ -65,6 +66,10 @@ class Rules:
         self.segment_size_bytes: Final[i64] = number(values, "segment_size_bytes")
         self.codec: Final[i64] = codec_of(values.get("codec", "none"))
         self.cleanup: Final[str] = cleanup_of(values.get("cleanup"))
+        # A number is bytes, a text a time; -1 where it is not that.
+        self.retain_bytes: Final[i64] = number(values, "retain")
+        self.retain_ms: Final[i64] = age_ms(values, "retain")
+        self.retains: Final[bool] = self.retain_bytes >= 0 or self.retain_ms >= 0
         has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
         # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"
@@ -82,6 +87,7 @@ class Rules:
             and not self.counts_shown
             and not self.stream
             and not looking
+            and not self.retains
         )
 
     def is_over(self, count: i64, size_bytes: i64) -> bool:

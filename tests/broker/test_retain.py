@@ -1,0 +1,195 @@
+"""x-retain: what is settled stays in a queue's log, whoever settled it and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from taker import take
+
+from amqpd.broker.catalogue import policies
+from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.policy_keys import InvalidPolicy
+from amqpd.broker.catalogue.policy_keys import check as check_policy
+from amqpd.broker.queues.arguments import rules_of, validate
+from amqpd.broker.queues.queue import Queue
+from amqpd.errors import PreconditionFailed
+from amqpd.storage.settle.retained import Retained, retained_of
+
+DAY_MS = 24 * 3_600_000
+
+
+def retained(queue: Queue) -> Retained:
+    store: Any = queue.store
+    return retained_of(store.log.segments, store.next_offset, store.record_count)
+
+
+def upkeep(room: Any) -> None:
+    for _ in range(4):
+        room.storage.maintain()
+        room.turn.want()
+        room.turns()
+
+
+class TestArguments:
+    @pytest.mark.parametrize("value", ["3D", "1h", "20s", 0, 1, 1 << 40])
+    def test_what_it_takes(self, value: object) -> None:
+        validate("q", "/", {"x-retain": value})
+        validate("q", "/", {"x-retain": value, "x-queue-type": "quorum"})
+
+    @pytest.mark.parametrize(
+        ("value", "why"),
+        [
+            ("3", "invalid_retain"),
+            ("D", "invalid_retain"),
+            ("", "invalid_retain"),
+            ("0D", "invalid_retain"),
+            (-1, r"\{value_negative,-1\}"),
+            (True, r"\{unacceptable_type,bool\}"),
+            (1.5, r"\{unacceptable_type,double\}"),
+            (None, r"\{unacceptable_type,void\}"),
+        ],
+    )
+    def test_what_it_does_not(self, value: object, why: str) -> None:
+        with pytest.raises(PreconditionFailed, match=f"invalid arg 'x-retain' for queue 'q' in vhost '/': {why}"):
+            validate("q", "/", {"x-retain": value})
+
+    def test_a_transient_queue_has_no_log(self, room) -> None:
+        with pytest.raises(PreconditionFailed, match="invalid arg 'x-retain' for queue 'q' in vhost '/': not durable"):
+            room.declare(QueueDeclaration("q", False, False, False, {"x-retain": "3D"}))
+
+    def test_what_becomes_of_it(self) -> None:
+        for value, ms, size in (("3D", 3 * DAY_MS, -1), (5000, -1, 5000)):
+            rules = rules_of({"x-retain": value})
+            assert (rules.retains, rules.retain_ms, rules.retain_bytes, rules.plain) == (True, ms, size, False)
+        assert not rules_of({}).retains
+
+    def test_of_argument_and_policy_the_lowest(self) -> None:
+        assert rules_of({"x-retain": "3D"}, {"retain": "1D"}).retain_ms == DAY_MS
+        assert rules_of({"x-retain": "1D"}, {"retain": "3D"}).retain_ms == DAY_MS
+        assert rules_of({"x-retain": 10}, {"retain": 5}).retain_bytes == 5
+        mixed = rules_of({"x-retain": 10}, {"retain": "3D"})
+        assert (mixed.retain_bytes, mixed.retain_ms) == (10, -1), "they cannot be compared: the argument holds"
+
+    def test_in_a_policy(self) -> None:
+        for value in ("3D", 0, 500):
+            check_policy("p", {"pattern": ".", "definition": {"retain": value}, "priority": 0}, False)
+        for value in ("x", -1, True, 1.5, None):
+            with pytest.raises(InvalidPolicy, match="is not a valid retention"):
+                check_policy("p", {"pattern": ".", "definition": {"retain": value}, "priority": 0}, False)
+
+
+class TestWhatStays:
+    def test_acked(self, room) -> None:
+        queue = room.queue("q", x_retain="1h")
+        for number in range(5):
+            room.publish("q", b"%d" % number)
+        assert len(room.bodies(queue)) == 5
+        assert retained(queue) == Retained(5, 5, 0, retained(queue).first_timestamp_ms)
+        assert queue.ready_count == 0
+
+    def test_purged(self, room) -> None:
+        queue = room.queue("q", x_retain="1h")
+        for _ in range(5):
+            room.publish("q", b"x")
+        assert queue.purge() == 5
+        upkeep(room)
+        assert retained(queue).messages == 5
+
+    def test_expired_and_dropped(self, room) -> None:
+        queue = room.queue("q", x_retain="1h", x_message_ttl=10, x_max_length=3)
+        for _ in range(5):
+            room.publish("q", b"x")
+        assert (queue.ready_count, retained(queue).messages) == (3, 2)
+        room.advance(20)
+        assert (queue.ready_count, retained(queue).messages) == (0, 5)
+
+    def test_dead_lettered(self, room) -> None:
+        queue = room.queue("q", x_retain="1h", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        dead = room.queue("dead")
+        room.publish("q", b"x")
+        queue.reject(queue.get(False))
+        room.turn.want()
+        room.turns()
+        assert (dead.ready_count, retained(queue).messages) == (1, 1)
+
+    def test_beside_priorities_and_groups(self, room) -> None:
+        for name, arguments in (("p", {"x_max_priority": 5}), ("g", {"x_group_by": "routing_key"})):
+            queue = room.queue(name, x_retain="1h", **arguments)
+            for number in range(4):
+                room.publish(name, b"x", priority=number)
+            assert len(room.bodies(queue)) == 4
+            assert retained(queue).messages == 4
+
+    @pytest.mark.parametrize("arguments", [{}, {"x_max_priority": 3}])
+    def test_what_goes_to_a_consumer_without_acks(self, room, arguments) -> None:
+        """Elsewhere it never touches the log."""
+        queue = room.queue("q", x_retain="1h", **arguments)
+        taker = take(room, queue, no_ack=True)
+        for number in range(5):
+            room.publish("q", b"%d" % number)
+        assert taker.got == [b"%d" % number for number in range(5)]
+        assert (retained(queue).messages, queue.ready_count, queue.published_count) == (5, 0, 5)
+
+    def test_through_a_restart(self, room) -> None:
+        queue = room.queue("q", x_retain=5 << 20)
+        for _ in range(40):
+            room.publish("q", b"." * 100_000)
+        assert len(room.bodies(queue)) == 40
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        upkeep(room)
+        assert (queue.ready_count, retained(queue).messages) == (0, 40)
+        for _ in range(60):
+            room.publish("q", b"." * 100_000)
+        assert len(room.bodies(queue)) == 60
+        upkeep(room)
+        kept = retained(queue)
+        assert 50 <= kept.messages < 100 and kept.first_offset == 100 - kept.messages
+
+    def test_it_goes_when_it_is_old(self, room) -> None:
+        queue = room.queue("q", x_retain="1h")
+        for _ in range(40):
+            room.publish("q", b"." * 100_000)
+        assert len(room.bodies(queue)) == 40
+        upkeep(room)
+        assert room.storage.retained.bytes > 3_000_000
+        room.clock.now_ms += 3_600_001
+        upkeep(room)
+        assert retained(queue).messages == 0
+        assert room.storage.retained.bytes == 0
+
+
+class TestPolicies:
+    def set(self, room) -> None:
+        done: list[object] = []
+        value = {"pattern": "^q", "definition": {"retain": "1h"}, "priority": 0}
+        policies.declare(room.vhost, "keep", value, False, done.append)
+        room.turns()
+        assert done == [None]
+
+    def test_set_and_cleared_while_the_queue_runs(self, room) -> None:
+        queue = room.queue("q")
+        assert queue.rules.plain
+        self.set(room)
+        for _ in range(40):
+            room.publish("q", b"." * 100_000)
+        assert len(room.bodies(queue)) == 40
+        upkeep(room)
+        assert retained(queue).messages == 40
+        done: list[object] = []
+        policies.clear(room.vhost, room.vhost.policies.get("keep", False), done.append)
+        room.turns()
+        upkeep(room)
+        assert done == [None]
+        assert queue.rules.plain and queue.limits is None
+        assert retained(queue).messages < 12, "only what the last file has"
+        assert room.storage.retained.bytes == 0
+
+    def test_no_effect_on_a_transient_queue(self, room) -> None:
+        queue = room.queue("q", durable=False)
+        self.set(room)
+        room.publish("q", b"x")
+        assert room.bodies(queue) == [b"x"]
+        assert room.storage.retained.bytes == 0
