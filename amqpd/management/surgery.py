@@ -18,6 +18,7 @@ from amqpd.management.call import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, 
 from amqpd.management.queues import message_item
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
+from amqpd.protocol.codec import SHORT_STRING_SIZE_BYTES_MAX
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import EVERYTHING, Selector, parse
 
@@ -102,6 +103,8 @@ async def _request(call: Call, verb: str) -> Request:
             raise BadRequest(f"{verb} needs to_queue or to_exchange, one of them")
         if to_queue is not None and "routing_key" in fields:
             raise BadRequest("routing_key goes with to_exchange")
+        if len((_optional(call, "routing_key") or "").encode()) > SHORT_STRING_SIZE_BYTES_MAX:
+            raise BadRequest("routing_key has at most 255 bytes")
     limit = number("limit", fields.get("limit", 0), 0, OFFSET_MAX)
     begin = number("offset", fields.get("offset", 0), 0, OFFSET_MAX)
     begin_ms = time_ms(fields.get("time"))

@@ -47,8 +47,9 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 
-# Found, and not published yet; published, and not safe yet.
-LINE_COUNT: Final = 1024
+# Found, and not published yet: no more than the republisher does in a slice or two, so that what remains in its line
+# does not count as dead letters that wait, for which publishers are paced. Published, and not safe yet.
+LINE_COUNT: Final = 512
 LINE_BYTES: Final = 1024 * 1024
 WINDOW_COUNT: Final = 32768
 # When it looks again whether what it waits for is there; whether the disk has answered, should nobody tell.
