@@ -173,6 +173,22 @@ class TestMove:
             target = room.vhost.queues["target"]
             assert got(room, target) == list(range(3000))
 
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_a_queue_with_priorities_goes_on_in_its_order(self, room: Any, jobs: Jobs, durable: bool) -> None:
+        source, target = room.queue("source", durable=durable, x_max_priority=9), room.queue("target")
+        source.order.count_max = 10
+        fill(room, "source", 900)
+        held = [source.get(False) for _ in range(150)]
+        for entry in held:
+            source.requeue(entry, counts=False)
+        moved = run(room, jobs, "move", source, "n % 2 = 0", to_queue="target")
+        assert (moved.done_count, source.ready_count) == (450, 450)
+        fill(room, "source", 3)
+        assert sorted(got(room, target)) == list(range(0, 900, 2))
+        expected = [n for level in (2, 1, 0) for n in [*range(1, 900, 2), 0, 1, 2] if n % 3 == level]
+        assert got(room, source) == expected
+        assert (source.ready_count, source.ready_bytes, source.unacked_count) == (0, 0, 0)
+
     def test_what_a_producer_has_numbered_goes(self, room: Any, jobs: Jobs) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.publish("source", b"1", headers={"x-producer-id": 1, "x-producer-epoch": 0, "x-sequence": 9, "a": 1})

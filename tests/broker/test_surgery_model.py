@@ -75,7 +75,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             self.touched.add(number)
         self.room.turn.want()
 
-    @rule(count=st.integers(1, 5))
+    @rule(count=st.sampled_from([1, 2, 5, 90]))
     def take(self, count: int) -> None:
         for _ in range(count):
             entry = self.source.get(False)
@@ -87,13 +87,17 @@ class SurgeryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(index=st.integers(0, 100), ack=st.booleans())
     def settle(self, index: int, ack: bool) -> None:
-        entry = self.held.pop(index % len(self.held))
-        if ack:
-            self.source.settle(entry)
-            self.settled.add(self.number(entry))
-        else:
-            self.source.requeue(entry, counts=False)
-            self.source.pump_later()
+        entries = [self.held.pop(index % len(self.held))]
+        if index > 80:
+            entries += self.held
+            self.held = []
+        for entry in entries:
+            if ack:
+                self.source.settle(entry)
+                self.settled.add(self.number(entry))
+            else:
+                self.source.requeue(entry, counts=False)
+                self.source.pump_later()
         self.room.turn.want()
 
     @precondition(lambda self: self.job is None)
