@@ -343,6 +343,36 @@ class TestHindrances:
         room.advance(2 * WAIT_MS)
         assert (job.state, got(room, target)) == ("done", [8, 9])
 
+    def test_a_target_with_a_length_in_bytes(self, room: Any, jobs: Jobs) -> None:
+        source, target = room.queue("source"), room.queue("target", x_max_length_bytes=10)
+        for number in range(6):
+            room.publish("source", b"%04d" % number)
+        job = run(room, jobs, "move", source, to_queue="target")
+        for step in range(3):
+            room.advance(3 * WAIT_MS)
+            assert (target.ready_count, target.ready_bytes, source.unacked_count) == (2, 8, 0)
+            assert (job.state, job.reason) == ("waiting", "the target is full") or step == 2
+            assert got(room, target) == [2 * step, 2 * step + 1]
+        room.advance(WAIT_MS)
+        assert job.state == "done"
+
+    def test_who_waits_touches_nothing(self, room: Any, jobs: Jobs) -> None:
+        """Else each look would note in the log that something was given back."""
+        source = room.queue("source")
+        room.exchange("x", "fanout")
+        room.bind("x", room.queue("target", x_max_length=1))
+        fill(room, "source", 600)
+        job = run(room, jobs, "move", source, to_exchange="x")
+        assert job.done_count == 1
+        calls: list[int] = []
+        job._search.collect = lambda *_: calls.append(1)
+        room.advance(20 * WAIT_MS)
+        assert calls == [] and job.state == "waiting"
+        del job._search.collect
+        assert got(room, room.vhost.queues["target"]) == [0]
+        room.advance(2 * WAIT_MS)
+        assert got(room, room.vhost.queues["target"]) == [1]
+
     def test_a_target_that_refuses(self, room: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         source, target = room.queue("source"), room.queue("target", x_max_length=5, x_overflow="reject-publish")
         fill(room, "source", 3)

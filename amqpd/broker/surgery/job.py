@@ -24,7 +24,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Entry
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.timers import Timer
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.message_view import MessageView
@@ -214,8 +214,6 @@ class Job(Origin):
         self.ended_ms: i64 = 0
         # For who starts jobs: what else is to be shown of it.
         self.shown: dict[str, object] = {}
-        self._address: Address | None = conditions.address
-        self._timers: Timers = republisher.timers
         self._republisher = republisher
         self._turn = turn
         self._runner = runner
@@ -228,9 +226,13 @@ class Job(Origin):
         # Found and not safe yet, by offset; how many of them are not published yet.
         self._under_way: dict[int, Entry] = {}
         self._line_count: i64 = 0
-        # As much is under way as may be; a target was full; before this time it need not look again.
+        # As much is under way as may be. A target was full, which one it was (one that refuses has not said why), and
+        # how many are tried since: what is taken and given back is noted in the log. Before this time it looks at
+        # nothing.
         self._blocked = False
         self._full = False
+        self._full_target: Queue | None = None
+        self._tried_max: i64 = LINE_COUNT
         self._until_ms: i64 = 0
         self._marks = Marks(source.name)
 
@@ -254,7 +256,7 @@ class Job(Origin):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
-        return self._timers.wall_ms()
+        return self._republisher.timers.wall_ms()
 
     @property
     def under_way_count(self) -> int:
@@ -270,8 +272,8 @@ class Job(Origin):
     def _wait(self, reason: str, ms: i64) -> bool:
         self.state = WAITING
         self.reason = reason
-        self._until_ms = self._timers.now_ms() + ms
-        self._timers.arm(self._later, self._until_ms)
+        self._until_ms = self._republisher.timers.now_ms() + ms
+        self._republisher.timers.arm(self._later, self._until_ms)
         return False
 
     def end(self) -> bool:
@@ -287,8 +289,8 @@ class Job(Origin):
         elif self.state != FAILED:
             self.state = DONE
             self.reason = ""
-        self._timers.cancel(self._later)
-        self.ended_ms = self._timers.wall_ms()
+        self._republisher.timers.cancel(self._later)
+        self.ended_ms = self._republisher.timers.wall_ms()
         self._ended(self)
         return False
 
@@ -308,7 +310,7 @@ class Job(Origin):
             return self.end()
         if search.ended or (self.limit > 0 and self.found_count >= self.limit):
             return self.end()
-        if self.state == WAITING and self._timers.now_ms() < self._until_ms:
+        if self.state == WAITING and self._republisher.timers.now_ms() < self._until_ms:
             return False
         why = self._hindrance()
         if why:
@@ -316,6 +318,7 @@ class Job(Origin):
         count = self._share()
         if self._full:
             self._full = False
+            self._tried_max = 1
             return self._wait("the target is full", WAIT_MS)
         if count <= 0:
             self._blocked = True  # it is woken when something is published or safe
@@ -323,17 +326,17 @@ class Job(Origin):
         self.state = RUNNING
         self.reason = ""
         entries: list[Entry] = []
-        if self._address is not None:
-            self._address.forget()
+        if self.conditions.address is not None:
+            self.conditions.address.forget()
         try:
-            search.collect(entries, count, LINE_BYTES)
+            search.collect(entries, count, self._share_bytes())
         except OSError as error:
             log.error("a %s source cannot be read: %s", self.kind, error, extra=self.about())
             self._hand_on(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
         self._hand_on(search, entries)
         if search.waits:
-            self._timers.arm(self._later, self._timers.now_ms() + DISK_MS)
+            self._republisher.timers.arm(self._later, self._republisher.timers.now_ms() + DISK_MS)
             return False
         return True
 
@@ -344,7 +347,7 @@ class Job(Origin):
         self._turn.want()
         if self.counts_only:
             self.done_count += len(entries)
-        elif self._address is None:
+        elif self.conditions.address is None:
             for entry in entries:
                 search.settle(entry)
             self.done_count += len(entries)
@@ -363,29 +366,57 @@ class Job(Origin):
     def _share(self) -> i64:
         """How many messages may be looked for now."""
         count: i64 = LINE_COUNT
-        if self._address is not None and not self.counts_only:
-            count = LINE_COUNT - self._line_count
-            left: i64 = WINDOW_COUNT - len(self._under_way)
-            if left < count:
-                count = left
-            target = self._address.queue
-            if target is not None and count > 0:
-                count = room(target, count + self._line_count) - self._line_count
-                if count <= 0 and self._line_count == 0:
-                    self._full = True
+        if self.conditions.address is not None and not self.counts_only:
+            count = self._room(self.conditions.address.queue)
+            if count > self._tried_max:
+                count = self._tried_max
+            elif self._tried_max < LINE_COUNT:
+                self._tried_max *= 2
         if self.limit > 0 and self.limit - self.found_count < count:
             count = self.limit - self.found_count
         return count
+
+    def _room(self, target: Queue | None) -> i64:
+        """How many more may be under way. target: where all of them go, if that is one queue."""
+        full = self._full_target
+        if full is not None and not self._full:
+            self._full = not full.deleted and is_full(full, 1)
+            if not self._full:
+                self._full_target = None
+        if self._full:
+            return 0
+        count: i64 = LINE_COUNT - self._line_count
+        left: i64 = WINDOW_COUNT - len(self._under_way)
+        if left < count:
+            count = left
+        if target is None or count <= 0:
+            return count
+        if self._line_count > 0 and target.rules.length_bytes_max >= 0:
+            return 0  # how many bytes they are is not known before they are there
+        count = room(target, count + self._line_count) - self._line_count
+        if self._line_count == 0 and (count <= 0 or self._share_bytes() <= 0):
+            self._full = True
+            return 0
+        return count
+
+    def _share_bytes(self) -> i64:
+        """How many bytes of bodies may be looked for now."""
+        address = self.conditions.address
+        target = None if address is None or self.counts_only else address.queue
+        if target is None or target.rules.stream or target.rules.length_bytes_max < 0:
+            return LINE_BYTES
+        left: i64 = target.rules.length_bytes_max - target.ready_bytes
+        return left if left < LINE_BYTES else LINE_BYTES
 
     def _trouble(self) -> str:
         """Why it cannot go on, for good."""
         if self.source.deleted:
             return f"queue '{self.source.name}' was deleted"
-        return "" if self._address is None else self._address.trouble()
+        return "" if self.conditions.address is None else self.conditions.address.trouble()
 
     def _hindrance(self) -> str:
         """Why it cannot go on just now."""
-        address = self._address
+        address = self.conditions.address
         if address is None or self.counts_only:
             return ""
         if self._turn.alarmed:
@@ -414,7 +445,7 @@ class Job(Origin):
         if self._blocked and self._line_count < LINE_COUNT // 2:
             self._blocked = False
             self.wake()
-        address = self._address
+        address = self.conditions.address
         entry = self._under_way.get(self.offset)
         if address is None or entry is None or self.source.deleted or self.state in (STOPPING, FAILED):
             return STAYS
@@ -427,6 +458,7 @@ class Job(Origin):
         for destination in found.destinations:
             if isinstance(destination, Queue) and is_full(destination, entry.body_size):
                 self._full = True
+                self._full_target = destination
                 return STAYS
         changed = self._marks.marked(found.properties, entry.offset, entry.redelivered)
         return Dressed(found.envelope, changed, scan(changed, 0, len(changed)), found.destinations)
