@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from taker import take
 
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filtered_order import FilteredOrder
+from amqpd.broker.queues.filters import FILTERS_MAX
 from amqpd.broker.surgery import addresses
 from amqpd.broker.surgery import job as job_module
 from amqpd.broker.surgery.job import WAIT_MS, Job
@@ -220,6 +222,58 @@ class TestMove:
         room.clock.now_ms += 2000
         run(room, jobs, "move", source, to_queue="target")
         assert (source.ready_count, target.ready_count) == (0, 0)
+
+
+class TestBesideFilters:
+    """Consumers with x-filter use the same order: their filters and the job's are apart."""
+
+    def test_consumers_go_on_getting_what_they_want(self, room: Any, jobs: Jobs) -> None:
+        source, target = room.queue("source"), room.queue("target")
+        taker = take(room, source, "n < 10", credit=3)
+        fill(room, "source", 600)
+        assert taker.got == [b"0", b"1", b"2"]
+        job = jobs.begin(Request("move", room.vhost, source, to_queue="target", selector=parse("n >= 5")))
+        for _ in range(3):
+            soon, room._soon[:] = room._soon[:], []
+            for call in soon:
+                call()
+        other = take(room, source, "n = 4")
+        room.turns()
+        assert job.done_count == 595
+        assert other.got == [b"4"]
+        taker.ack_all()
+        room.turns()
+        assert taker.got == [b"0", b"1", b"2", b"3"]
+        assert got(room, target) == list(range(5, 600))
+        assert source.unacked_count == 2 and source.ready_count == 0
+
+    def test_what_nobody_wants_is_counted_without_the_job(self, room: Any, jobs: Jobs) -> None:
+        source = room.queue("source")
+        room.queue("target", x_max_length=0)
+        take(room, source, "n < 0")
+        fill(room, "source", 10)
+        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        room.turns()
+        assert (job.state, source.filters.unmatched_count()) == ("waiting", 10)
+        for number in range(FILTERS_MAX - 1):
+            take(room, source, f"n < -{number + 1}")
+        assert source.filters.full(parse("n = 77")), "the job has a filter of its own, beside theirs"
+        job.stop()
+        room.turns()
+        assert (job.state, source.filters.unmatched_count()) == ("stopped", 10)
+
+    def test_a_consumer_with_the_jobs_selector(self, room: Any, jobs: Jobs) -> None:
+        source = room.queue("source")
+        room.queue("target", x_max_length=0)
+        fill(room, "source", 3)
+        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        room.turns()
+        taker = take(room, source, "")
+        room.turns()
+        assert taker.got == [b"0", b"1", b"2"]
+        job.stop()
+        room.turns()
+        assert job.state == "stopped"
 
 
 class TestRefused:

@@ -68,7 +68,7 @@ class Search:
 @final
 class Reading(Search):
     """Takes nothing. ready_only: of a queue that is no stream, only what is ready. begin: the first offset it looks at.
-    begin_ms: what the log took before (ms since 1970) is left out.
+    begin_ms: what the log took before (ms since 1970) is left out; when other messages came nobody knows.
 
     What it gives out are entries of its own, in no order's books. What is unacked is in the log and read there; where
     there is none it is with its consumer alone.
@@ -85,6 +85,11 @@ class Reading(Search):
     ) -> None:
         super().__init__(queue, judge, wake)
         self._begin_ms = begin_ms
+        store = queue.backing.store
+        if begin_ms > 0 and store is not None:
+            earliest = store.offset_before(begin_ms)
+            if earliest > begin:
+                begin = earliest
         self._begin = begin
         self._ready_only = ready_only
         self._from_log = FromLog()

@@ -14,6 +14,7 @@ from amqpd.broker.delivery import Entry
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Reading, Ready
 from amqpd.broker.surgery.job import Conditions
+from amqpd.errors import PreconditionFailed
 from amqpd.routing.selector import Selector
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -41,8 +42,10 @@ async def browse(
 ) -> Page:
     """The first `count` messages from the offset `begin` and the time `begin_ms` (ms since 1970) on.
 
-    The queue's log is open. Cost: some 2 us a message it looks at, in slices of 2 ms. Raises: OSError.
+    The queue's log is open. Cost: some 2 us a message it looks at, in slices of 2 ms. Raises: OSError,
+    PreconditionFailed.
     """
+    check_times(queue, begin_ms)
     arrived = asyncio.Event()
     reading = Reading(queue, Conditions(selector, None), arrived.set, False, begin, begin_ms)
     messages: list[tuple[Entry, str]] = []
@@ -69,6 +72,15 @@ async def browse(
         return Page(messages, reading.next_offset, reading.ended)
     finally:
         reading.close()
+
+
+def check_times(queue: Queue, begin_ms: int) -> None:
+    """Whether one can begin at a time. Raises: PreconditionFailed where not every message is in a log."""
+    if begin_ms > 0 and queue.log() is None:
+        raise PreconditionFailed(
+            f"queue '{queue.name}' in vhost '{queue.vhost_name}' is not durable: "
+            "it does not know when its messages came"
+        )
 
 
 def _states(queue: Queue, entries: list[Entry]) -> list[str]:

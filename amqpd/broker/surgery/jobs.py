@@ -22,6 +22,7 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Reading, Search
 from amqpd.broker.queues.searching import FifoSearch, LevelSearch
 from amqpd.broker.surgery.addresses import Address, Redrive, ToExchange, ToQueue
+from amqpd.broker.surgery.browsing import check_times
 from amqpd.broker.surgery.job import Conditions, Job, Runner
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import Selector
@@ -98,6 +99,7 @@ class Jobs:
                 f"queue '{source.name}' in vhost '{source.vhost_name}' is a stream: its messages can be browsed and "
                 "copied, but not moved or deleted"
             )
+        check_times(source, request.begin_ms)
         address = _address_of(request)
         job = self.make(request.verb, source, Conditions(request.selector, address), request, ended)
         job.begin(_search_of(request, job))
