@@ -94,7 +94,6 @@ class KeptOnLoop(Keeping):
         known = self._caches.pop((vhost, exchange.name), None)
         if known is None:
             store = SeenRows(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
-            store.begin()
             return Seen(self._turn, self._timers, size, ttl_ms, store)
         cache, rows = known
         store = SeenRows(cache, self._commit, self._timers)
@@ -140,35 +139,41 @@ class KeptOnLoop(Keeping):
 
 
 class SeenRows(Store):
-    """The rows of one cache."""
+    """The rows of one cache, whose own is put with the first of them."""
 
     def __init__(self, cache: SeenCacheRow, commit: Commit, timers: Timers) -> None:
         self._cache = cache
         self._commit = commit
         self._timers = timers
         self._ended = False
+        self._there = False  # the cache's own
         self._number = 0
         # By id: the number of its row, once it is put; and what has to go.
         self._rows: dict[bytes, int] = {}
         self._dropped: list[Change] = []
 
-    def begin(self) -> None:
-        """The cache is new."""
-        self._submit([Put(self._cache)], _ignored)
-
     def load(self, row: SeenRow) -> None:
+        """Of an earlier life."""
+        self._there = True
         self._rows[row.id] = row.number
         self._number = max(self._number, row.number)
 
     def put(self, notes: list[Note], done: Callable[[bool], None]) -> None:
         changes, self._dropped = self._dropped, []
+        if not self._there:
+            changes.append(Put(self._cache))
         offset_ms = self._timers.wall_ms() - self._timers.now_ms()
         for note in notes:
             self._number += 1
             self._rows[note.id] = self._number
             expires_ms = note.until_ms + offset_ms if note.until_ms else 0
             changes.append(Put(SeenRow(self._cache.id, note.id, self._number, expires_ms)))
-        self._submit(changes, done)
+        self._submit(changes, partial(self._have_put, done))
+
+    def _have_put(self, done: Callable[[bool], None], written: bool) -> None:
+        if written:
+            self._there = True
+        done(written)
 
     def drop(self, ident: bytes) -> None:
         number = self._rows.pop(ident, None)
@@ -204,8 +209,10 @@ class SeenRows(Store):
 
 
 def number_of(value: object) -> int:
-    """Of an argument that was checked: a number, or its digits; 0: it is not given."""
-    return int(value) if isinstance(value, int | str) else 0
+    """Of an argument: a number, or its digits; 0: it is not given, or is none (another version kept it)."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value)
+    return value if isinstance(value, int) else 0
 
 
 def _number(row: SeenRow) -> int:

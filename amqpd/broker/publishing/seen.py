@@ -38,6 +38,8 @@ from amqpd.storage.queue_log import QueueLog
 log = logging.getLogger(__name__)
 
 ID_BYTES_MAX: Final = 33
+PUT_MAX: Final = 500
+"""Ids that are written together: some 3 ms of the metadata's thread."""
 TTL_MS_MAX: Final = 315_360_000_000
 _NOTHING: Final[list[object]] = []
 # What becomes of a note.
@@ -260,8 +262,9 @@ class Seen(Memory):
                 kept.append(note)
             else:
                 self._known(note)  # others came, and there was no room
-        if kept:
-            store.put(kept, partial(self._stored, kept))
+        for first in range(0, len(kept), PUT_MAX):
+            part = kept[first : first + PUT_MAX]
+            store.put(part, partial(self._stored, part))
 
     def _stored(self, notes: list[Note], done: bool) -> None:
         for note in notes:
