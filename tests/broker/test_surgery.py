@@ -478,6 +478,22 @@ class TestHindrances:
         assert job.done_count + source.ready_count == 5000 and job.done_count <= gone
         assert sorted(got(room, source)) == list(range(job.done_count, 5000))
 
+    def test_a_temporary_log_that_goes_takes_none_with_it(self, room: Any, jobs: Jobs) -> None:
+        source, target = room.queue("source", durable=False), room.queue("target", x_max_length=200)
+        source.order.count_max = 50
+        fill(room, "source", 300)
+        assert source.backing.spilled
+        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        for _ in range(2):
+            soon, room._soon[:] = room._soon[:], []
+            for call in soon:
+                call()
+        job.stop()
+        room.publish("source", b"300", turn=False)
+        room.turns()
+        assert job.state == "stopped" and source.unacked_count == 0
+        assert sorted(got(room, source) + got(room, target)) == list(range(301))
+
     def test_the_source_is_deleted_half_way(self, room: Any, jobs: Jobs) -> None:
         source = room.queue("source")
         room.queue("target")

@@ -352,14 +352,15 @@ class Job(Origin):
                 search.settle(entry)
             self.done_count += len(entries)
         else:
-            backing = self.source.backing
+            # A temporary log goes when nothing is ready any more.
+            kept_in_log = self.source.log() is not None
             republisher = self._republisher
             for entry in entries:
                 message = entry.message
                 assert message is not None  # a search gives out messages
                 self._under_way[entry.offset] = entry
-                if backing.has(entry.offset):
-                    entry.message = None  # which its log has
+                if kept_in_log:
+                    entry.message = None
                 republisher.add(self, message, entry.offset)
             self._line_count += len(entries)
 
