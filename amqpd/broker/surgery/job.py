@@ -290,6 +290,8 @@ class Job(Origin):
             self.state = DONE
             self.reason = ""
         self._republisher.timers.cancel(self._later)
+        self._search = None  # who remembers the job need not remember that
+        self._full_target = None
         self.ended_ms = self._republisher.timers.wall_ms()
         self._ended(self)
         return False
