@@ -56,15 +56,19 @@ class GroupMachine(RuleBasedStateMachine):
         durable=st.booleans(),
         active=st.sampled_from([False] * 3 + [True]),
         window=st.sampled_from([2, 5, 1000]),
+        narrow=st.sampled_from([False, False, True]),
         slow=st.booleans(),
         backlog=st.sampled_from([0, 0, 150]),
         length=st.sampled_from([0, 0, 0, 3, 20]),
     )
-    def begin(self, durable: bool, active: bool, window: int, slow: bool, backlog: int, length: int) -> None:
+    def begin(
+        self, durable: bool, active: bool, window: int, narrow: bool, slow: bool, backlog: int, length: int
+    ) -> None:
         self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("groups"))
         self.durable = durable
         self.active = active
         self.window = window
+        self.narrow = narrow  # few bytes fit
         self.length = length
         arguments: dict[str, object] = {"x_single_active_consumer": True} if active else {}
         if length:
@@ -86,6 +90,8 @@ class GroupMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.queue.prepare()
         self.queue.order.count_max = self.window
+        if self.narrow:
+            self.queue.order.bytes_max = 700
 
     def teardown(self) -> None:
         if hasattr(self, "room"):

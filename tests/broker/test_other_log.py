@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from taker import take
 
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.queues.arguments import rules_of
@@ -241,6 +243,45 @@ def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
     room.turns()
     assert called == [True]
     assert queue.get(True) is not None
+
+
+def test_groups_over_a_disk_that_takes_its_time(room: Any, log: MemoryLog) -> None:
+    """Whatever is read, by whoever of the order's readers, is waited for; nobody is left waiting, groups in order."""
+    queue = over(room, log, x_group_by="header:group")
+    queue.order.count_max = 6
+    names = [f"g{number}" for number in range(7)]
+    chance = random.Random(5)
+    sent: dict[str, list[bytes]] = {name: [] for name in names}
+    for number in range(600):
+        name = chance.choice([*names, "g0", "g0", "g0"])
+        body = b"%s/%d" % (name.encode(), number)
+        sent[name].append(body)
+        room.publish("elsewhere", body, turn=False, headers={"group": name})
+    room.turn.want()
+    takers = [take(room, queue, credit=credit) for credit in (1, 1, 2, 5)]
+    waited = 0
+    done: dict[str, list[bytes]] = {name: [] for name in names}
+    while queue.ready_count or queue.unacked_count:
+        log.slow = chance.random() < 0.7
+        busy = [taker for taker in takers if taker.entries]
+        if busy:
+            taker = chance.choice(busy)
+            if chance.random() < 0.2:
+                taker.got.pop()
+                taker.requeue(len(taker.entries) - 1)
+            else:
+                body = taker.got[-len(taker.entries)]
+                done[body.split(b"/")[0].decode()].append(body)
+                taker.ack()
+        room.turns()
+        for cursor in log.places:
+            if cursor.waiting is not None:
+                waited += 1
+                cursor.answer()
+                room.turns()
+        assert any(taker.entries for taker in takers) or not queue.ready_count, "left waiting"
+    assert done == sent
+    assert waited > 50
 
 
 def test_what_was_given_back_comes_again_with_its_count(room: Any, log: MemoryLog) -> None:
