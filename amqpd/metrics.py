@@ -60,8 +60,8 @@ def prometheus(
     queues: Mapping[str, int],
     channels: Mapping[str, int],
 ) -> str:
-    """The text. objects: connections, channels ... and messages_ready, messages_unacked, messages_delayed_retry;
-    queues, channels: their counters, summed since the start.
+    """The text. objects: connections, channels ... and messages_ready, messages_unacked; queues, channels: their
+    counters, summed since the start.
     """
     lines: list[str] = []
     for metric in (*_there(objects), *_counted(broker, connections, queues, channels), *_resources(broker)):
@@ -83,17 +83,12 @@ def _there(objects: Mapping[str, int]) -> list[Metric]:
         Metric(
             "rabbitmq_queue_messages_unacked", "gauge", "Messages delivered, not acked", objects["messages_unacked"]
         ),
-        Metric(
-            "rabbitmq_queue_messages_delayed_retry",
-            "gauge",
-            "Messages that wait for their next try",
-            objects["messages_delayed_retry"],
-        ),
+        Metric("amqpd_delayed_messages", "gauge", "Messages that wait until they are due", objects["messages_delayed"]),
         Metric(
             "rabbitmq_queue_messages",
             "gauge",
-            "Messages ready, unacked and waiting for their next try",
-            objects["messages_ready"] + objects["messages_unacked"] + objects["messages_delayed_retry"],
+            "Messages ready and unacked",
+            objects["messages_ready"] + objects["messages_unacked"],
         ),
     ]
 
@@ -134,7 +129,21 @@ def _counted(
         Metric(
             "rabbitmq_global_messages_unroutable_total", "counter", "Messages that no queue took", unroutable
         ),
+        *_delays(broker),
     ]
+
+
+def _delays(broker: Broker) -> list[Metric]:
+    """What has happened to delayed messages; how many there are is among `_there`."""
+    tally = broker.delays.tally
+    counts: tuple[tuple[str, str, int], ...] = (
+        ("delayed", "Messages that were delayed", tally.delayed),
+        ("released", "Delayed messages that came due", tally.released),
+        ("unroutable", "Of those, such that no queue took", tally.unroutable),
+        ("dropped", "Delayed messages whose exchange went", tally.dropped),
+        ("cancelled", "Delayed messages that were cancelled", tally.cancelled),
+    )
+    return [Metric(f"amqpd_delayed_messages_{name}_total", "counter", text, count) for name, text, count in counts]
 
 
 def _resources(broker: Broker) -> list[Metric]:

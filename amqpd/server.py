@@ -181,6 +181,7 @@ class Server:
         self.broker.timers.stop()
         await asyncio.sleep(0)
         self.broker.jobs.stop()
+        self.broker.delays.stop()
         self.broker.republisher.stop()
         self.broker.auth.close()
         self.broker.catalogue.stored_offsets.flush()

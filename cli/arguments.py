@@ -53,6 +53,7 @@ SPECIFIC: Final = (
     Option("global", "", "", "of every virtual host, or every user"),
     Option("user", "", "<username>", "whose limits (default guest)"),
     Option("limit", "", "<number>", "at most so many: connections, messages (0: all)"),
+    Option("exchange", "", "<exchange>", "only what waits for this exchange"),
     Option("per-connection-delay", "", "<milliseconds>", "pause after each connection"),
     Option("idempotent", "", "", "succeed if the broker is not running"),
     Option("unit", "", "<bytes|mb|gb>", "unit of memory and disk sizes (default gb)"),

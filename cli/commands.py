@@ -7,6 +7,7 @@ from typing import Final
 
 from amqpd.cli import (
     alarms,
+    delayed,
     evaluate,
     export,
     limits,
@@ -68,6 +69,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *parameters.COMMANDS,
         *streams.COMMANDS,
         *surgery.COMMANDS,
+        *delayed.COMMANDS,
         *watching.COMMANDS,
         *export.COMMANDS,
     )

@@ -97,8 +97,7 @@ QUEUES: Final = Listing(
         "exclusive_consumer_tag", "group_by", "groups_locked", "groups_waiting", "head_message_timestamp",
         "leader", "lost_offsets", "members", "memory", "message_bytes", "message_bytes_persistent",
         "message_bytes_ram", "message_bytes_ready", "message_bytes_retained", "message_bytes_unacknowledged",
-        "messages", "messages_delayed_retry", "messages_persistent", "messages_ram", "messages_ready",
-        "messages_ready_ram", "messages_retained",
+        "messages", "messages_persistent", "messages_ram", "messages_ready", "messages_ready_ram", "messages_retained",
         "messages_unacknowledged", "messages_unacknowledged_ram", "messages_unmatched", "name", "online",
         "operator_policy", "owner_pid", "pid", "policy", "retained_first_offset", "retained_first_timestamp",
         "slave_pids", "state", "synchronised_slave_pids", "type",
@@ -108,8 +107,8 @@ EXCHANGES: Final = Listing(
     "/api/exchanges/{vhost}",
     ("name", "type"),
     plain(
-        "arguments", "auto_delete", "durable", "effective_policy_definition", "internal", "name", "operator_policy",
-        "policy", "state", "type",
+        "arguments", "auto_delete", "durable", "effective_policy_definition", "internal", "messages_delayed",
+        "name", "operator_policy", "policy", "state", "type",
     ),
 )
 BINDINGS: Final = Listing(

@@ -5,6 +5,7 @@
 <data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop removes it
 <data_dir>/reserve                               room that is given up so that a full disk can be drained
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
+<data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delays)
 <data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
                                                  the start
 <data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see departures.py
@@ -45,6 +46,7 @@ class DataDirectory:
         self.path = path
         self._filesystem = filesystem
         self._chains: dict[str, list[str]] = {}
+        self._format = 0  # as far as this process has written it
         new = not checkpoint.check_format(filesystem, f"{path}/{checkpoint.FORMAT}")
         made = filesystem.mkdir(path)
         if made or not filesystem.exists(f"{path}/{BOOT_ID}"):
@@ -87,6 +89,16 @@ class DataDirectory:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             logger.warning("%s: %s", path, error)
+
+    def note_format(self, version: int) -> None:
+        """It is of this format from now on, if it was of a lower one. Once, and on the medium when this returns.
+        Raises: OSError.
+        """
+        if self._format < version:
+            path = f"{self.path}/{checkpoint.FORMAT}"
+            self._filesystem.replace_file(path, checkpoint.encode_format(version), sync=True)
+            self._filesystem.fsync_dir(self.path)
+            self._format = version
 
     # -- the boot id
 

@@ -28,6 +28,7 @@ from amqpd.storage.keep.departures import Departures
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.keep.upkeep import Upkeep
 from amqpd.storage.local_log import LocalLog, LogKeeper
+from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
 from amqpd.storage.log.closing import mark_clean
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.readahead import ReadAhead
@@ -182,6 +183,64 @@ class Storage(LogKeeper):
         self._stores[store] = None
         return store
 
+    # -- logs that are no queue's
+
+    def create_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
+        """An empty store that lives at the end of `chain`, directories from the data directory on; it is somebody's who
+        is no queue, `name` in its queue.json. Nothing is on the disk before the first append.
+        """
+        return self._log_at(chain, name, vhost_name, vhost_id, True)
+
+    def open_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
+        """The store of one that is there already; as `open_queue` it reads nothing."""
+        store = self._log_at(chain, name, vhost_name, vhost_id, False)
+        self._openings.expect(store)
+        return store
+
+    def _log_at(self, chain: list[str], name: str, vhost_name: str, vhost_id: str, ready: bool) -> LocalLog:
+        log_id = os.path.basename(chain[-1])
+        log = Log(
+            self.filesystem,
+            chain,
+            partial(describe, name, vhost_name, False, b"", log_id),
+            self.segment_size_bytes,
+            self._place.boot,
+            self._resources.reserve,
+            True,
+        )
+        store = LocalLog(self.context, log, vhost_id, log_id, name, self, ready)
+        self._stores[store] = None
+        return store
+
+    def retire_directory(self, chain: list[str], stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
+        """A directory leaves with these logs in it, renamed as a whole, and what was in it goes after that; nothing in
+        the metadata knows of it. `done()` on the loop when it does not come back.
+        """
+
+        def renamed() -> None:
+            done()
+            self.departures.remove(chain[-1])
+
+        self._retire_chain(chain, [store for store in stores if isinstance(store, LocalLog)], renamed)
+
+    def delay_chain(self, vhost_id: str, *names: str) -> list[str]:
+        """The directories down to one of a vhost's delayed messages: none, its exchange's, a bucket's."""
+        chain = self._place.queue_chain(vhost_id, "")[:3]
+        for name in ("delays", *names):
+            chain.append(f"{chain[-1]}/{name}")
+        return chain
+
+    def note_delays(self) -> None:
+        """The first message is about to be delayed: from now on an amqpd that would not see such messages does not
+        start here. Raises: OSError.
+        """
+        self._place.note_format(FORMAT_WITH_DELAYS)
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether the process before this one was killed, or ended with the machine."""
+        return self._place.ended_badly
+
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """What the store's log keeps from now on; the next `maintain` acts on it. None: what is settled goes."""
         size = policy.segment_size_bytes if policy is not None else -1
@@ -265,14 +324,16 @@ class Storage(LogKeeper):
         for store in stores:
             if not isinstance(store, LocalLog):
                 store.retire(one_done)
-        for store in local:
+        self._retire_chain(self.vhost_chain(vhost_id), local, one_done)
+
+    def _retire_chain(self, chain: list[str], stores: Sequence[LocalLog], done: Callable[[], None]) -> None:
+        for store in stores:
             self._abandon(store)
-        chain = self.vhost_chain(vhost_id)
-        for store in local:
+        for store in stores:
             if self._upkeep.is_at(store):
-                self._upkeep.when_free(store, lambda: self.departures.rename(chain, one_done))
+                self._upkeep.when_free(store, lambda: self.departures.rename(chain, done))
                 return
-        self.departures.rename(chain, one_done)
+        self.departures.rename(chain, done)
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
         """The directories down to a queue's, the data directory first, it being the last."""

@@ -46,6 +46,7 @@ LAYERS = (
     ("amqpd.broker.broker",),
     ("amqpd.broker.hosting",),
     ("amqpd.broker.surgery",),
+    ("amqpd.broker.delays",),
     ("amqpd.broker.publishing",),
     ("amqpd.broker.catalogue",),
     ("amqpd.broker.queues",),

@@ -26,7 +26,7 @@ from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import ChannelTotals
-from amqpd.broker.destination import Destination
+from amqpd.broker.delays.delays import Delays
 from amqpd.broker.events import ACTOR, EXCHANGE, INTERNAL
 from amqpd.broker.flow.alarms import Alarms
 from amqpd.broker.flow.timers import Timers
@@ -69,12 +69,12 @@ class Broker:
         self.timers = Timers(loop.call_later, Clock())
         self.turn = Turn(storage, loop.call_soon, self.timers)
         self.catalogue = Catalogue(storage, metadata, loop.call_soon, loop.call_later)
-        self.reply_consumers: dict[str, Destination] = {}
-        self.vhosts = VHosts(self.catalogue, self._host_queues, self.reply_consumers, self._vhost_ended)
+        self.vhosts = VHosts(self.catalogue, self._host_queues, {}, self._vhost_ended)
         self.start_report = Report()
         self.opener = Opener(loop.call_soon)
         self.republisher = Republisher(self.turn, self.timers, loop.call_soon)
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
+        self.delays = Delays(storage, self.turn, self.timers, self.republisher, self.vhosts, loop.call_soon)
         self.pump_retries = PumpRetries(loop.call_later)
         self.windows = Windows()
         self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
@@ -124,6 +124,7 @@ class Broker:
         self.auth.listeners.append(self._user_changed)
         self.kept.load(state.seen_caches, state.seen)
         load(self.vhosts, state)
+        self.delays.begin()
         self.global_parameters.load(state.global_parameters)
         self.user_limits.load(state.user_limits)
         events = self.catalogue.events
@@ -179,6 +180,7 @@ class Broker:
             self.dead_letters,
             self.catalogue.stored_offsets,
             self._expire_queue,
+            self.delays,
         )
 
     def _expire_queue(self, queue: Queue) -> None:

@@ -8,6 +8,8 @@ from typing import final
 from mypy_extensions import i64
 
 from amqpd.broker.catalogue.stored_offsets import StoredOffsets
+from amqpd.broker.delaying import Delaying
+from amqpd.broker.delays.delays import Delays
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
@@ -42,6 +44,7 @@ class BrokerHost(QueueHost):
         dead_letters: DeadLetters,
         stored_offsets: StoredOffsets,
         expire: Callable[[Queue], object],
+        delays: Delays,
     ) -> None:
         super().__init__(vhost_name, vhost_id, turn, timers, windows)
         self._storage = storage
@@ -50,6 +53,7 @@ class BrokerHost(QueueHost):
         self._dead_letters = dead_letters
         self._stored_offsets = stored_offsets
         self._expire = expire
+        self._delays = delays
 
     def open_soon(self, opening: Opening) -> bool:
         return self._opener.open(opening)
@@ -83,6 +87,12 @@ class BrokerHost(QueueHost):
 
     def settle_offset(self, queue_id: str, name: str) -> None:
         self._stored_offsets.settle(queue_id, name)
+
+    def delaying(self, exchange: str) -> Delaying:
+        return self._delays.wheel(self.vhost_name, self.vhost_id, exchange)
+
+    def end_delays(self) -> list[QueueLog]:
+        return self._delays.end_vhost(self.vhost_name)
 
     def expire(self, queue: Source) -> None:
         assert isinstance(queue, Queue)  # no other source has a lease

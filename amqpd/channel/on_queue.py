@@ -83,7 +83,7 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
     """rabbit: the plain name is always there, a full key while its consumer is."""
     session = channel.session
-    if name != REPLY_TO and name not in session.broker.reply_consumers:
+    if name != REPLY_TO and name not in session.vhost.reply_consumers:
         raise NotFound(f"no queue '{name}' in vhost '{session.vhost.name}'")
     if not no_wait:
         channel.output.write(commands.frame(channel.number, QueueDeclareOk(name, 0, 1)))

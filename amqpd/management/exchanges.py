@@ -57,6 +57,7 @@ def exchange_item(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
         "policy": followed.policy or None,
         "operator_policy": followed.operator_policy or None,
         "effective_policy_definition": dict(followed.definition),
+        "messages_delayed": 0 if exchange.wheel is None else int(exchange.wheel.count()),
         "state": "unavailable" if exchange.unavailable else "running",
         **_kept(exchange),
         # rabbit: the broker's own exchanges belong to its internal user

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.exchange_arguments import DELAYED_MESSAGE
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
@@ -60,11 +61,8 @@ class Totals:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(
-            (
-                *("connections", "channels", "queues", "exchanges", "consumers"),
-                *("messages_ready", "messages_unacked", "messages_delayed_retry"),
-            ),
-            0,
+            ("connections", "channels", "queues", "exchanges", "consumers", "messages_ready", "messages_unacked",
+             "messages_delayed"), 0
         )
 
     async def count(self, call: Call, vhosts: list[VHost]) -> dict[str, int]:
@@ -72,13 +70,13 @@ class Totals:
         slices, counts = Slices(), self.counts
         for vhost in vhosts:
             counts["exchanges"] += len(vhost.exchanges)
+            counts["messages_delayed"] += call.broker.delays.count_of(vhost.name)
             for queue in list(vhost.queues.values()):
                 await opened(queue)
                 counts["queues"] += 1
                 counts["consumers"] += len(queue.consumers)
                 counts["messages_ready"] += queue.ready_count
                 counts["messages_unacked"] += unacked_apart(queue)
-                counts["messages_delayed_retry"] += queue.delayed_count
                 if slices.due:
                     await slices.rest()
         names = {vhost.name for vhost in vhosts}
@@ -101,15 +99,15 @@ async def overview(call: Call) -> Reply:
         "rates_mode": "basic",
         "cluster_name": broker.cluster_name,
         "node": call.node,
-        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in exchange_type_names()],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in _types()],
         "object_totals": {
             name: counts[name] for name in ("channels", "connections", "consumers", "exchanges", "queues")
         },
         "queue_totals": {
-            "messages": counts["messages_ready"] + counts["messages_unacked"] + counts["messages_delayed_retry"],
+            "messages": counts["messages_ready"] + counts["messages_unacked"],
             "messages_ready": counts["messages_ready"],
             "messages_unacknowledged": counts["messages_unacked"],
-            "messages_delayed_retry": counts["messages_delayed_retry"],
+            "messages_delayed": counts["messages_delayed"],
         },
         "enable_queue_totals": True,
         "disable_stats": False,
@@ -184,7 +182,7 @@ def node_item(call: Call) -> dict[str, Any]:
         "auth_mechanisms": [
             {"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")
         ],
-        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in exchange_type_names()],
+        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in _types()],
         "partitions": [],
         "platform": f"Python {platform.python_version()}",
     }
@@ -227,6 +225,10 @@ async def metrics(call: Call) -> Reply:
 
 async def page(call: Call) -> Reply:
     return Reply(200, PAGE.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": PAGE_POLICY})
+
+
+def _types() -> list[str]:
+    return sorted([*exchange_type_names(), DELAYED_MESSAGE])
 
 
 ROUTES: Final = (

@@ -95,6 +95,10 @@ class Departures:
         """Removes what is in `path`.deleted, not itself; `done()` when it is gone. An error is logged."""
         self._committer.submit(Removal(path + DELETED, done, keep=True))
 
+    def remove(self, path: str) -> None:
+        """Removes `path`.deleted, of which no metadata knows. An error is logged."""
+        self._committer.submit(Removal(path + DELETED, _nothing))
+
     def forget(self, paths: Sequence[str]) -> None:
         """Removes the empty `path`.deleted of each: the metadata has forgotten them for good."""
         if paths:
@@ -106,3 +110,7 @@ class Departures:
                 self._filesystem.remove_tree(path + DELETED)
             except OSError as error:
                 logger.warning("%s%s stays until the next start: %s", path, DELETED, error)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

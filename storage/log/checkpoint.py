@@ -34,6 +34,8 @@ FORMAT = "format"
 FORMAT_VERSION = 2
 """Of a data directory as a whole; raised when an older amqpd must not touch it any more. 1: until the first streams.
 2: batches may be compressed or have a time for each record, which format 1 takes for damage."""
+FORMAT_WITH_DELAYS = 3
+"""Of one in which a message was delayed at some time: format 2 would neither see nor release it. It stays so."""
 VERSION = 0
 
 
@@ -41,15 +43,16 @@ class UnknownFormat(LogUnusable):
     """A file was written by a newer version; nothing was touched."""
 
 
-def encode_format() -> bytes:
+def encode_format(version: int = FORMAT_VERSION) -> bytes:
     """The text of a data directory's `format` file: what it is, the version of its layout, and a checksum."""
-    text = f"amqpd data directory, format {FORMAT_VERSION}"
+    text = f"amqpd data directory, format {version}"
     return f"{text} {value(text.encode())}\n".encode()
 
 
 def check_format(filesystem: FileSystem, path: str) -> bool:
-    """Whether there is a good `format` file of today's format. A damaged one is as good as none: metadata and
-    `.settled` tell theirs. So is one of an older format: all of it is read, and from now on it is of today's.
+    """Whether there is a good `format` file of today's format, or of the one with delays. A damaged one is as good as
+    none: metadata and `.settled` tell theirs. So is one of an older format: all of it is read, and from now on it is of
+    today's.
 
     Cost: one small read. Raises: UnknownFormat when a newer version wrote it; OSError.
     """
@@ -60,9 +63,10 @@ def check_format(filesystem: FileSystem, path: str) -> bool:
         version = int(text.rpartition(" ")[2])
     except (FileNotFoundError, ValueError):
         return False
-    if version > FORMAT_VERSION:
-        raise UnknownFormat(f"{path}: format {version} of a newer version of amqpd; this one knows {FORMAT_VERSION}")
-    return version == FORMAT_VERSION
+    if version > FORMAT_WITH_DELAYS:
+        known = FORMAT_WITH_DELAYS
+        raise UnknownFormat(f"{path}: format {version} of a newer version of amqpd; this one knows {known}")
+    return version >= FORMAT_VERSION
 
 
 def encode_lines(entries: list[tuple[int, ...]]) -> bytes:

@@ -117,10 +117,17 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
 
 
 def queue_directories(filesystem: FileSystem, data_dir: str) -> list[str]:
-    """The directories of all queues in a data directory, sorted; empty where it is none."""
+    """The directories of all logs in a data directory, sorted: of queues, then of delayed messages, vhost by vhost;
+    empty where it is none.
+    """
     root = f"{data_dir}/vhosts"
-    return [
-        f"{root}/{vhost}/queues/{queue}"
-        for vhost in sorted(filesystem.listdir(root))
-        for queue in sorted(filesystem.listdir(f"{root}/{vhost}/queues"))
-    ]
+    found: list[str] = []
+    for vhost in sorted(filesystem.listdir(root)):
+        found += _below(filesystem, f"{root}/{vhost}/queues")
+        for exchange in _below(filesystem, f"{root}/{vhost}/delays"):
+            found += _below(filesystem, exchange)
+    return found
+
+
+def _below(filesystem: FileSystem, directory: str) -> list[str]:
+    return [f"{directory}/{name}" for name in sorted(filesystem.listdir(directory))]

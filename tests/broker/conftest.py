@@ -16,6 +16,7 @@ from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.delays.delays import Delays
 from amqpd.broker.destination import Destination
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
@@ -102,6 +103,9 @@ class Room:
         self.windows = Windows()
         self.republisher = Republisher(self.turn, self.timers, self._soon.append)
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
+        self.delays = Delays(
+            self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append
+        )
         self.pump_retries = PumpRetries(self._call_later)
         host = BrokerHost(
             "/",
@@ -115,6 +119,7 @@ class Room:
             self.dead_letters,
             self.catalogue.stored_offsets,
             self._expire,
+            self.delays,
         )
         self.vhost = self.vhosts["/"] = VHost(self.catalogue, VhostRow("/", "v1"), host, self.reply_consumers)
 

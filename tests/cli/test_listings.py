@@ -187,6 +187,7 @@ def test_every_column_can_be_shown(broker: FakeBroker, ctl: Ctl, command: str) -
         "list_channels": "channels",
         "list_vhosts": "vhosts",
         "list_stream_offsets": "queues/%2F/q/offsets",
+        "list_delayed_messages": "delayed/%2F",
     }.get(command, command.removeprefix("list_") + "/%2F")
     broker.answers["GET", "/api/connections"] = broker.answers["GET", "/api/consumers/%2F"] = (200, [])
     broker.answers["GET", f"/api/{path}"] = (200, [{"name": "x"}])

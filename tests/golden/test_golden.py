@@ -17,8 +17,13 @@ import pytest
 
 from amqpd.cli.main import run
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.log import checkpoint
-from amqpd.storage.log.checkpoint import FORMAT_VERSION, UnknownFormat, check_format, encode_format
+from amqpd.storage.log.checkpoint import (
+    FORMAT_VERSION,
+    FORMAT_WITH_DELAYS,
+    UnknownFormat,
+    check_format,
+    encode_format,
+)
 from amqpd.storage.settle.settled import HEADER, encode_entry
 from amqpd.storage.storage import Storage
 
@@ -79,14 +84,12 @@ def test_looked_into(golden: Path) -> None:
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
 def test_a_newer_format_is_refused_and_left_untouched(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(golden / "data", tmp_path / "data"))
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", FORMAT_VERSION + 1)
-    (path / "format").write_bytes(encode_format())
-    monkeypatch.undo()
+    (path / "format").write_bytes(encode_format(FORMAT_WITH_DELAYS + 1))
     before = tree(path)
-    with pytest.raises(UnknownFormat, match=f"format {FORMAT_VERSION + 1} of a newer version"):
+    with pytest.raises(UnknownFormat, match=f"format {FORMAT_WITH_DELAYS + 1} of a newer version"):
         Storage(path, post=lambda *arguments: None)
     assert tree(path) == before
     done = subprocess.run(

@@ -20,6 +20,7 @@ from amqpd.broker.catalogue.declared import Done, unheard
 from amqpd.broker.catalogue.restore import Findings, in_parts
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.metadata.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
+from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,18 @@ class Deletions:
                     store.remove()
                 gone(None)
 
-    def drop_vhost(self, vhost: VhostRow, queues: Sequence[Queue], done: Callable[[], None]) -> None:
-        """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's."""
+    def drop_vhost(
+        self,
+        vhost: VhostRow,
+        queues: Sequence[Queue],
+        done: Callable[[], None],
+        others: Sequence[QueueLog] = (),
+    ) -> None:
+        """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's. others:
+        logs of its that are no queue's.
+        """
         stores = [queue.backing.store for queue in queues if queue.backing.store is not None and queue.id]
+        stores += others
         for queue in queues:
             if queue.backing.store is not None and not queue.id:
                 queue.backing.store.remove()

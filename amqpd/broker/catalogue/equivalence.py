@@ -52,7 +52,7 @@ def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -
     _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
     _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
     _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
-    compared = exchange_arguments.compared_names(exchange.kind)
+    compared = exchange_arguments.compared_names(exchange.kind, exchange.arguments)
     queue_arguments.compare(thing, vhost, compared, asked.arguments, exchange.arguments)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.broker.catalogue.exchange_arguments import alternate_of
+from amqpd.broker.catalogue.exchange_arguments import alternate_of, delays_of
 from amqpd.broker.catalogue.unavailable import Unavailable
+from amqpd.broker.delaying import Delaying
 from amqpd.broker.destination import Versioned
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
@@ -95,6 +96,9 @@ class Exchange:
         # Exchanges that lead here; a dict for its order and for counting.
         self.upstream: dict[Exchange, int] = {}
         self.deleted = False
+        # Whether it delays messages now, and those that wait, which may be of a time when it did.
+        self.delays = delays_of(kind, arguments)
+        self.wheel: Delaying | None = None
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
         # The answer of `router.looks_at`, and the version that it holds for.

@@ -72,6 +72,26 @@ def _cache_persistence(row: Row, value: object, context: Context) -> None:
 _DEDUPLICATION: Final = "x-message-deduplication"
 _CACHE_NUMBER_MAX: Final = 2**53
 
+
+def _anything(_row: Row, _value: object, _context: Context) -> None:
+    """The type judges it: see `routing_type`."""
+
+
+def _boolean(row: Row, value: object, context: Context) -> None:
+    if not isinstance(value, bool):
+        raise PreconditionFailed(
+            f"invalid arg '{row.name}' for exchange '{context.name}' in vhost '{context.vhost}': "
+            f"{{unacceptable_type,{erlang_type(value)}}}"
+        )
+
+
+def is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+DELAYED_MESSAGE: Final = "x-delayed-message"
+"""The exchange type of this name is a way to wait in front of another one, which finds the destinations."""
+
 ROWS: Final[dict[str, Row]] = {
     row.name: row
     for row in (
@@ -133,6 +153,23 @@ ROWS: Final[dict[str, Row]] = {
             "memory (default) or disk, where the exchange is durable",
             kinds=frozenset((_DEDUPLICATION,)),
         ),
+        Row(
+            "x-delayed-type",
+            _anything,
+            True,
+            "exchange_arguments",
+            "of an x-delayed-message exchange: the type by which it routes; any but itself",
+        ),
+        Row(
+            "x-delayed",
+            _boolean,
+            True,
+            "exchange",
+            "whether messages with a header x-deliver-at or x-delay wait here until they are due",
+            policy="delayed-message",
+            accepts=is_flag,
+            called="delayed-message value",
+        ),
     )
 }
 
@@ -140,24 +177,27 @@ ROWS: Final[dict[str, Row]] = {
 def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, object]) -> None:
     """kind: the exchange's type. Raises: PreconditionFailed."""
     context = Context(exchange, vhost, arguments)
-    if kind == _DEDUPLICATION and SIZE not in arguments:
+    if routing_type(kind, arguments) == _DEDUPLICATION and SIZE not in arguments:
         raise _bad_cache_number(SIZE)
     for name, value in arguments.items():
         row = ROWS.get(name)
-        if row is not None and _is_of(row, kind):
+        if row is not None and _is_of(row, kind, arguments):
             row.check(row, value, context)
 
 
-def _is_of(row: Row, kind: str) -> bool:
-    return row.kinds is None or kind in row.kinds
+def _is_of(row: Row, kind: str, arguments: Mapping[str, object]) -> bool:
+    """One that delays first takes the arguments of the type it routes by, too."""
+    if row.kinds is None or kind in row.kinds:
+        return True
+    return kind == DELAYED_MESSAGE and arguments.get("x-delayed-type") in row.kinds
 
 
-def compared_names(kind: str) -> list[str]:
-    """Those that two declarations of an exchange of this type must agree on.
+def compared_names(kind: str, arguments: Mapping[str, object]) -> list[str]:
+    """Those that two declarations of an exchange of this type and with these arguments must agree on.
 
     RabbitMQ compares alternate-exchange only, and has what else is asked for ignored.
     """
-    return [row.name for row in ROWS.values() if row.compared and _is_of(row, kind)]
+    return [row.name for row in ROWS.values() if row.compared and _is_of(row, kind, arguments)]
 
 
 def alternate_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> str:
@@ -167,3 +207,23 @@ def alternate_of(arguments: Mapping[str, object], effective: Mapping[str, object
     """
     value = arguments.get("alternate-exchange", effective.get("alternate-exchange"))
     return value if isinstance(value, str) else ""
+
+
+def delays_of(kind: str, arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> bool:
+    """Whether an exchange of this type delays messages. effective: as of `alternate_of`; the argument comes first."""
+    return kind == DELAYED_MESSAGE or arguments.get("x-delayed", effective.get("delayed-message")) is True
+
+
+def routing_type(kind: str, arguments: Mapping[str, object]) -> str:
+    """The exchange type that finds the destinations of an exchange of this one. Raises: PreconditionFailed.
+
+    rabbit: the texts are the plugin's.
+    """
+    if kind != DELAYED_MESSAGE:
+        return kind
+    routes_as = arguments.get("x-delayed-type")
+    if routes_as == DELAYED_MESSAGE:
+        raise PreconditionFailed("Invalid argument, 'x-delayed-type' can't be used for 'x-delayed-message'")
+    if not isinstance(routes_as, str):
+        raise PreconditionFailed("Invalid argument, 'x-delayed-type' must be an existing exchange type")
+    return routes_as

@@ -15,6 +15,7 @@ from amqpd.broker.catalogue.declaration import ExchangeDeclaration
 from amqpd.broker.catalogue.declared import Coming, Done, Name, unheard
 from amqpd.broker.catalogue.equivalence import check_exchange
 from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.catalogue.exchange_arguments import DELAYED_MESSAGE
 from amqpd.broker.catalogue.leaving import drop_exchange
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
@@ -36,12 +37,12 @@ def declare(names: Names, asked: ExchangeDeclaration, done: Done = unheard) -> b
     vhost.check_not_default(asked.name)
     exchange = names.find_exchange(asked.name)
     if exchange is not None:
-        if exchange.kind != asked.kind:  # else its package may be gone
-            _type(asked.kind)
+        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # else its package may be gone
+            _type(asked)
         check_exchange(vhost.name, exchange, asked)
         done(None)
         return False
-    make = _type(asked.kind)
+    make = _type(asked)
     if asked.name.startswith("amq."):
         raise AccessRefused(f"exchange name '{asked.name}' contains reserved prefix 'amq.*'")
     check(vhost.name, asked)
@@ -57,13 +58,14 @@ def declare(names: Names, asked: ExchangeDeclaration, done: Done = unheard) -> b
 
 def check(vhost: str, asked: ExchangeDeclaration) -> None:
     """Raises: CommandInvalid, PreconditionFailed when there can be no such exchange."""
-    _type(asked.kind)
+    _type(asked)
     if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
     exchange_arguments.validate(asked.name, vhost, asked.kind, asked.arguments)
 
 
-def _type(kind: str) -> Callable[[], ExchangeType]:
+def _type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
+    kind = exchange_arguments.routing_type(asked.kind, asked.arguments)
     try:
         return exchange_type(kind)
     except UnknownExchangeType:

@@ -28,7 +28,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     """
     if queue.deleted:
         return 0, []
-    count = queue.ready_count + queue.delayed_count
+    count = queue.ready_count
     queue.deleted = True
     vhost.catalogue.ended_queues.add(queue_counts(queue))
     about = {"vhost": vhost.name, "queue": queue.name}
@@ -55,6 +55,8 @@ def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
     if exchange.deleted:
         return []
     exchange.deleted = True
+    if exchange.wheel is not None:
+        exchange.wheel.drop()
     vhost.catalogue.events.tell("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):

@@ -20,7 +20,7 @@ from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.declaration import NewQueue
 from amqpd.broker.catalogue.declared import Coming, Done
 from amqpd.broker.catalogue.exchange import Binding, BindingKey, Exchange
-from amqpd.broker.catalogue.exchange_arguments import alternate_of
+from amqpd.broker.catalogue.exchange_arguments import alternate_of, delays_of
 from amqpd.broker.catalogue.limit_set import NO_LIMITS, Limits
 from amqpd.broker.catalogue.policy_table import EXCHANGE, NONE, PolicyTable
 from amqpd.broker.catalogue.walk import Walk
@@ -244,6 +244,7 @@ class VHost(Names):
         """Its row is committed, or it has none."""
         self.exchanges[exchange.name] = exchange
         self.catalogue.keeping.begin(self.name, exchange)
+        self._give_wheel(exchange)
         if exchange.unavailable:
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)
@@ -323,6 +324,15 @@ class VHost(Names):
             thing.obey(new.rules(kind, thing.arguments))
         elif thing is not self.default_exchange:  # rabbit: it names a policy, and has no use for an alternate
             self._set_alternate(thing, alternate_of(thing.arguments, new.definition))
+            delays = delays_of(thing.kind, thing.arguments, new.definition)
+            if delays != thing.delays:
+                thing.delays = delays
+                self._give_wheel(thing)
+                thing.touch()
+
+    def _give_wheel(self, exchange: Exchange) -> None:
+        if exchange.delays and exchange.wheel is None:
+            exchange.wheel = self.queue_host.delaying(exchange.name)
 
     def _set_alternate(self, exchange: Exchange, name: str) -> None:
         if name != exchange.alternate:

@@ -181,7 +181,7 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
         deletions.forget([Delete(row)])  # which holds it again
         done(None)
 
-    deletions.drop_vhost(row, queues, renamed)
+    deletions.drop_vhost(row, queues, renamed, vhost.queue_host.end_delays())
 
 
 def tell(vhost: VHost, key: str) -> None:

@@ -238,7 +238,7 @@ class Publisher:
         check_topic_keys(self.session, exchange, keys)
         if vhost.unavailable:
             router.check_available(vhost, exchange, keys, not route.per_message)
-        destinations = router.route(vhost, exchange, keys, view)
+        destinations = router.route(vhost, exchange, keys, view, None, True)
         if selected and "BCC" in view.headers():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         self.route = route.to(destinations)

@@ -21,11 +21,19 @@ from amqpd.routing.selector_nodes import Selectable
 from amqpd.routing.whole_message import WholeMessage
 
 
-def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable) -> list[Destination]:
+def route(
+    vhost: VHost,
+    exchange: Exchange,
+    keys: list[str],
+    message: Selectable,
+    passed: Exchange | None = None,
+    strict: bool = False,
+) -> list[Destination]:
     """Queues for a message with these routing keys (its own, then CC and BCC), each once; behind them what exchanges on
     the way keep of it (`Destination.routed`).
 
-    message: as exchanges see it that look at more than keys. Cost: the exchanges visited, each once per key.
+    message: as exchanges see it that look at more than keys. passed: the exchange that has delayed it already. strict:
+    headers that tell no good delay are refused (PreconditionFailed). Cost: the exchanges visited, each once per key.
     """
     found: dict[Destination, None] = {}
     kept: list[Destination] = []
@@ -33,6 +41,9 @@ def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable
     stack = [exchange]
     while stack:
         at = stack.pop()
+        if at.delays and at is not passed and (waits := _waits(at, keys, message, strict)) is not None:
+            found[waits] = None
+            continue
         empty = True
         matcher = at.matcher
         for key in keys:
@@ -67,9 +78,12 @@ def route(vhost: VHost, exchange: Exchange, keys: list[str], message: Selectable
                 seen.add(alternate)
                 stack.append(alternate)
     targets = list(found)
-    if kept:
-        return targets + [each for each in kept if each.goes_with(targets)]
-    return targets
+    return targets + [each for each in kept if each.goes_with(targets)] if kept else targets
+
+
+def _waits(at: Exchange, keys: list[str], message: Selectable, strict: bool) -> Destination | None:
+    """Where a message waits that has come to an exchange that delays; None: it goes on. Raises: PreconditionFailed."""
+    return None if at.wheel is None else at.wheel.destination(keys, message.headers(), strict)
 
 
 def by_name(vhost: VHost, key: str) -> Destination | None:
@@ -122,6 +136,8 @@ def _looks_at(vhost: VHost, exchange: Exchange) -> int:
     looks = ROUTING_KEY
     while stack:
         at = stack.pop()
+        if at.delays:
+            looks |= HEADERS
         if at.matcher is not None:
             looks |= at.matcher.looks_at
         reached: list[object] = [binding.destination for binding in at.bindings.values()]

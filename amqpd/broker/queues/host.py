@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mypy_extensions import i64, mypyc_attr
 
+from amqpd.broker.delaying import Delaying
 from amqpd.broker.delivery import Entry, Source
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
@@ -69,6 +70,14 @@ class QueueHost:
 
     def settle_offset(self, queue_id: str, name: str) -> None:
         """A consumer of that name ends: what is stored is written in this turn."""
+        raise NotImplementedError
+
+    def delaying(self, exchange: str) -> Delaying:
+        """The messages that the exchange of this name delays."""
+        raise NotImplementedError
+
+    def end_delays(self) -> list[QueueLog]:
+        """The vhost is deleted: so is what its exchanges have delayed. Returns the logs, which are to go."""
         raise NotImplementedError
 
     def expire(self, queue: Source) -> None:

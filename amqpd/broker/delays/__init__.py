@@ -1,0 +1,1 @@
+"""Messages that wait until they are due: see README.md."""

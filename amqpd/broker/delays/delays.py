@@ -1,0 +1,247 @@
+"""The delayed messages of all exchanges: their wheels, whose turn it is, the clock, and what an earlier life left.
+
+A wheel that has something to do stands in a line; a slice of SLICE_MS of a loop turn goes over it, a piece for each in
+turn, so that a hundred thousand messages that are due at once, or a bucket of a million that goes down, hold the loop
+no longer than that. When nothing is to be done each wheel has one timer.
+
+Timers keep the monotonic clock and messages the wall's: WATCH_MS after it was set at the latest all wheels look again.
+
+On the disk: <vhost>/delays/<random id>/<bucket>/, an ordinary log each, a directory above them for each exchange, whose
+name stands in every queue.json. At the start copies whose parent is still there are thrown away (cascade.py), and
+messages of an exchange that is not there any more, which was deleted or not durable, are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.delays.bucket import Named, parse_name
+from amqpd.broker.delays.wheel import Wheel
+from amqpd.broker.delays.works import Turning, Works
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.publishing.republisher import Republisher
+from amqpd.storage.description import DESCRIPTION, read_description
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.settle.removal import DELETED
+from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.broker.catalogue.vhost import VHost
+
+log = logging.getLogger(__name__)
+
+SLICE_MS: Final = 3
+WATCH_MS: Final = 500
+# By how much the clocks may drift apart between two looks.
+DRIFT_MS: Final = 2
+
+
+@final
+class Watch(Timer):
+    """Looks whether the wall clock was set."""
+
+    def __init__(self, delays: Delays) -> None:
+        super().__init__()
+        self.delays = delays
+
+    def fire(self) -> None:
+        self.delays.look_at_clock()
+
+
+@final
+class Delays(Works):
+    """One per broker. call_soon: calls a function in the next turn of the loop."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        turn: Turn,
+        timers: Timers,
+        republisher: Republisher,
+        vhosts: Mapping[str, VHost],
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        super().__init__(storage, turn, timers, republisher, vhosts)
+        self.wheels: dict[tuple[str, str], Wheel] = {}
+        self._call_soon = call_soon
+        self._line: deque[Turning] = deque()
+        self._scheduled = False
+        self._watch = Watch(self)
+        self._apart_ms: i64 = 0
+        self._stopped = False
+
+    # -- wheels ------------------------------------------------------------------------------------------------------
+
+    def wheel(self, vhost: str, vhost_id: str, exchange: str) -> Wheel:
+        """Of this exchange, made where it has none. On the disk nothing is made before its first message."""
+        key = (vhost, exchange)
+        wheel = self.wheels.get(key)
+        if wheel is None or wheel.dropped:
+            wheel = Wheel(self, vhost, vhost_id, exchange, secrets.token_hex(16))
+            self.wheels[key] = wheel
+            if self._watch.tick < 0:
+                self._apart_ms = self.timers.wall_ms() - self.timers.now_ms()
+                self.timers.arm(self._watch, self.timers.now_ms() + WATCH_MS)
+        return wheel
+
+    def of_vhost(self, vhost: str) -> list[Wheel]:
+        """Those of its exchanges. Cost: all wheels."""
+        return [wheel for key, wheel in self.wheels.items() if key[0] == vhost and not wheel.dropped]
+
+    def count_of(self, vhost: str) -> int:
+        """Messages that wait in this vhost."""
+        total: i64 = 0
+        for wheel in self.of_vhost(vhost):
+            total += wheel.count()
+        return total
+
+    def count(self) -> int:
+        """Messages that wait."""
+        total: i64 = 0
+        for wheel in self.wheels.values():
+            total += wheel.count()
+        return total
+
+    def end_vhost(self, vhost: str) -> list[QueueLog]:
+        """The vhost is deleted. Returns the logs, which go with its directory."""
+        stores: list[QueueLog] = []
+        for wheel in self.of_vhost(vhost):
+            self.tally.dropped += wheel.count()
+            stores += wheel.end()
+            del self.wheels[(vhost, wheel.exchange)]
+        return stores
+
+    def stop(self) -> None:
+        """The broker stops: what waits stays on the disk."""
+        self._stopped = True
+        self._line.clear()
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def busy(self, wheel: Turning) -> None:
+        if not wheel.queued and not self._stopped:
+            wheel.queued = True
+            self._line.append(wheel)
+            if not self._scheduled:
+                self._scheduled = True
+                self._call_soon(self.run)
+
+    def run(self) -> None:
+        """A slice. Called by the loop."""
+        self._scheduled = False
+        timers = self.timers
+        begun_ms = timers.now_ms()
+        while self._line:
+            wheel = self._line.popleft()
+            if wheel.step():
+                self._line.append(wheel)
+            else:
+                wheel.queued = False
+                wheel.rearm()
+            if timers.now_ms() - begun_ms >= SLICE_MS:
+                break
+        self.turn.want()  # what was appended, settled and marked is written
+        if self._line and not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self.run)
+
+    def look_at_clock(self) -> None:
+        """Whether the wall clock was set since the last look: then what is due is, and the rest waits anew."""
+        timers = self.timers
+        apart_ms = timers.wall_ms() - timers.now_ms()
+        drift_ms = apart_ms - self._apart_ms
+        if drift_ms >= DRIFT_MS or drift_ms <= -DRIFT_MS:
+            self._apart_ms = apart_ms
+            for key in list(self.wheels):
+                wheel = self.wheels[key]
+                if wheel.dropped:
+                    del self.wheels[key]
+                else:
+                    wheel.rearm()
+        if self.wheels:
+            timers.arm(self._watch, timers.now_ms() + WATCH_MS)
+
+    # -- at the start ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """All vhosts and exchanges are loaded: their messages come back. Nothing is read but names and a small file for
+        each exchange. Raises: OSError.
+        """
+        for vhost in list(self.vhosts.values()):
+            root = self.storage.delay_chain(vhost.id)[-1]
+            for folder in sorted(self.storage.filesystem.listdir(root)):
+                if folder.endswith(DELETED):
+                    self.storage.departures.remove(f"{root}/{folder.removesuffix(DELETED)}")
+                else:
+                    self._begin_folder(vhost, folder)
+
+    def _begin_folder(self, vhost: VHost, folder: str) -> None:
+        storage = self.storage
+        chain = storage.delay_chain(vhost.id, folder)
+        root = chain[-1]
+        found: dict[str, Named] = {}
+        name = ""
+        for each in sorted(storage.filesystem.listdir(root)):
+            if each.endswith(DELETED):
+                storage.departures.remove(f"{root}/{each.removesuffix(DELETED)}")
+                continue
+            named = parse_name(each)
+            if named is None:
+                log.error("%s/%s is no bucket of delayed messages, and is left alone", root, each)
+                continue
+            found[each] = named
+            if not name:
+                told = read_description(storage.filesystem.read_if_there(f"{root}/{each}/{DESCRIPTION}"), each)
+                name = "" if told is None else told.queue
+        if not name and not self._has_records(root, found):  # it was about to get its first message
+            storage.retire_directory(chain, [], _nothing)
+            return
+        if not name:
+            log.error("%s: no %s in it tells whose messages these are; they are left alone", root, DESCRIPTION)
+            return
+        exchange = vhost.exchanges.get(name)
+        if exchange is None:
+            log.warning(
+                "the delayed messages of exchange '%s' in vhost '%s' are dropped: it is not there any more",
+                name,
+                vhost.name,
+                extra={"vhost": vhost.name, "exchange": name},
+            )
+            storage.retire_directory(chain, [], _nothing)
+            return
+        wheel = self.wheel(vhost.name, vhost.id, name)
+        exchange.wheel = wheel
+        storage.note_delays()
+        wheel.folder = folder
+        self._restore(wheel, folder, found)
+        self.busy(wheel)
+
+    def _has_records(self, root: str, names: Mapping[str, Named]) -> bool:
+        filesystem = self.storage.filesystem
+        for name in names:
+            for each in filesystem.listdir(f"{root}/{name}"):
+                if each.endswith(".log") and filesystem.size(f"{root}/{name}/{each}") > 0:
+                    return True
+        return False
+
+    def _restore(self, wheel: Wheel, folder: str, found: dict[str, Named]) -> None:
+        storage = self.storage
+        nonces = {each.nonce for each in found.values()}
+        for name, named in found.items():
+            chain = storage.delay_chain(wheel.vhost_id, folder, name)
+            if named.parent in nonces:
+                storage.retire_directory(chain, [], _nothing)
+                continue
+            store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
+            wheel.restore(named.place, name, chain, store, storage.ended_badly)
+
+
+def _nothing() -> None:
+    """Nobody waits for a directory to go."""

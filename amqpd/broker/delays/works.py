@@ -1,0 +1,112 @@
+"""What the wheels of all exchanges share, and how they are made to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.delaying import Delaying
+from amqpd.broker.delays.bucket import Bucket
+from amqpd.broker.delays.release import Tally
+from amqpd.broker.delays.slots import NEVER
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.publishing.republisher import Republisher
+from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.broker.catalogue.vhost import VHost
+
+
+class Works:
+    """One per broker. vhosts: all there are, by name."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        turn: Turn,
+        timers: Timers,
+        republisher: Republisher,
+        vhosts: Mapping[str, VHost],
+    ) -> None:
+        self.storage = storage
+        self.turn = turn
+        self.timers = timers
+        self.republisher = republisher
+        self.vhosts = vhosts
+        self.tally = Tally()
+        self._number: i64 = 0
+
+    def busy(self, wheel: Turning) -> None:
+        """The wheel has something to do now: its `step` is called soon, until it says False."""
+        raise NotImplementedError
+
+    def next_number(self) -> i64:
+        """Of a message: above all before it."""
+        number = self.timers.wall_ms() << 20
+        if number <= self._number:
+            number = self._number + 1
+        self._number = number
+        return number
+
+
+class Turning(Delaying):
+    """A wheel, as who makes it turn knows it, and who brings it messages. queued: it stands in `Works`' line. armed_ms:
+    when it is called next, by wall clock.
+    """
+
+    def __init__(self, works: Works) -> None:
+        super().__init__()
+        self.works = works
+        self.queued = False
+        self.dropped = False
+        self.armed_ms: i64 = NEVER
+        self._wake = Wake(self)
+
+    def taking(self, due: i64) -> Bucket:
+        """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
+        raise NotImplementedError
+
+    def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
+        """The bucket has taken a message."""
+        raise NotImplementedError
+
+    def about(self) -> dict[str, object]:
+        """Fields that tell of it in the broker's log."""
+        raise NotImplementedError
+
+    def step(self) -> bool:
+        """Does a piece of what there is to do. False: nothing now."""
+        raise NotImplementedError
+
+    def rearm(self) -> None:
+        """Nothing can be done now, or the clock was set: it sees to it that it is called when something can."""
+        raise NotImplementedError
+
+    def arm(self, wall_ms: i64) -> None:
+        """It is called at that time, or before. Cost: a comparison where it is."""
+        if wall_ms < self.armed_ms and not self.dropped:
+            self.armed_ms = wall_ms
+            timers = self.works.timers
+            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.wall_ms())
+
+    def disarm(self) -> None:
+        """It is not called."""
+        self.armed_ms = NEVER
+        self.works.timers.cancel(self._wake)
+
+
+@final
+class Wake(Timer):
+    """The wheel's next moment has come."""
+
+    def __init__(self, wheel: Turning) -> None:
+        super().__init__()
+        self.wheel = wheel
+
+    def fire(self) -> None:
+        wheel = self.wheel
+        wheel.armed_ms = NEVER
+        wheel.works.busy(wheel)

@@ -1,0 +1,59 @@
+"""A room whose exchanges delay, for tests: time leaps, and what was declared is there again after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqpd.broker.catalogue import bindings, exchanges
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration
+from amqpd.broker.delays.wheel import Wheel
+
+SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
+
+
+def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **arguments: Any) -> Wheel:
+    """An exchange that delays, and a queue of its name, bound with every key. Returns its wheel."""
+    table = {key.replace("_", "-"): value for key, value in arguments.items()}
+    if kind == "x-delayed-message":
+        table.setdefault("x-delayed-type", "fanout")
+    done: list[object] = []
+    exchanges.declare(room.vhost, ExchangeDeclaration(name, kind, True, False, False, table), done.append)
+    assert done == [None]
+    if name not in room.vhost.queues:
+        room.queue(name)
+    bindings.bind(room.vhost, room.vhost.exchanges[name], room.vhost.queues[name], "", {})
+    wheel = room.vhost.exchanges[name].wheel
+    assert isinstance(wheel, Wheel)
+    return wheel
+
+
+def leap(room: Any, ms: int) -> None:
+    """Both clocks go on, all at once; timers fire then."""
+    room.clock.now_ms += ms - 1
+    room.advance(1)
+
+
+def later(room: Any, ms: int, body: bytes = b"", exchange: str = "later", **more: Any) -> bool:
+    headers = {"x-delay": ms, **more.pop("headers", {})}
+    return bool(room.publish(more.pop("key", ""), body, exchange=exchange, headers=headers, **more))
+
+
+def restart(room: Any, down_ms: int = 0, clean: bool = False) -> None:
+    """A kill or a clean stop, and a start: what was durable is there again."""
+    known = [
+        (exchange.name, exchange.kind, exchange.arguments)
+        for exchange in room.vhost.exchanges.values()
+        if not exchange.name.startswith("amq.") and exchange.name
+    ]
+    bound = [(each.source.name, each.destination.name, each.routing_key) for each in room.vhost.all_bindings()]
+    if clean:
+        room.turns()
+        room.storage.close(clean=True)
+    room.restart(down_ms=down_ms)
+    for name, kind, arguments in known:
+        exchanges.declare(room.vhost, ExchangeDeclaration(name, kind, True, False, False, dict(arguments)))
+    for source, destination, key in bound:
+        to = room.vhost.queues.get(destination) or room.vhost.exchanges[destination]
+        bindings.bind(room.vhost, room.vhost.exchanges[source], to, key, {})
+    room.delays.begin()
+    room.turns()

@@ -1,0 +1,457 @@
+"""Delayed messages: headers, buckets, what comes when, and what a restart or a clock that is set does to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delay_room import DAY, HOUR, MINUTE, SECOND, declare, later, leap, restart
+
+from amqpd.broker.catalogue import exchanges
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration
+from amqpd.broker.catalogue.exchange_arguments import delays_of
+from amqpd.broker.delays.bucket import LEVEL_COUNT, REACH, parse_name, place_below, place_of, shift
+from amqpd.broker.delays.due import due_ms, obeyed
+from amqpd.broker.delays.stored import due_of, from_name, keys_of, name_of, number_of, with_delay, without_delay
+from amqpd.errors import CommandInvalid, PreconditionFailed
+from amqpd.protocol.codec import Timestamp
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+
+YEARS = 315_360_000_000
+
+
+class TestHeaders:
+    @pytest.mark.parametrize(
+        ("value", "due"),
+        [(5000, 6000), ("5000", 6000), (b"5000", 6000), (0, 0), (-5, 0), ("-7", 0), (YEARS, YEARS + 1000)],
+    )
+    def test_a_delay(self, value: object, due: int) -> None:
+        assert due_ms({"x-delay": value}, 1000, True) == due
+
+    @pytest.mark.parametrize("value", ["soon", "", "1.5", 1.5, True, None, [], {}, "9" * 30, Timestamp(3), "٣"])
+    def test_what_is_no_delay_is_refused_or_none(self, value: object) -> None:
+        with pytest.raises(PreconditionFailed, match="invalid header 'x-delay'"):
+            due_ms({"x-delay": value}, 1000, True)
+        assert due_ms({"x-delay": value}, 1000, False) == 0
+
+    def test_over_ten_years(self) -> None:
+        with pytest.raises(PreconditionFailed, match=f"invalid header 'x-delay': {{value_too_large,{YEARS + 1}}}"):
+            due_ms({"x-delay": YEARS + 1}, 1000, True)
+        assert due_ms({"x-delay": YEARS + 1}, 1000, False) == YEARS + 1000
+        with pytest.raises(PreconditionFailed, match="x-deliver-at"):
+            due_ms({"x-deliver-at": YEARS + 1001}, 1000, True)
+
+    @pytest.mark.parametrize(
+        ("value", "due"), [(9000, 9000), ("9000", 9000), (999, 0), (1000, 0), (0, 0), (Timestamp(9), 9000)]
+    )
+    def test_a_time(self, value: object, due: int) -> None:
+        assert due_ms({"x-deliver-at": value, "x-delay": 77}, 1000, True) == due, "and it comes first"
+
+    def test_what_they_say_when_obeyed(self) -> None:
+        assert obeyed({"x-delay": "500"}) == {"x-delay": -500}
+        assert obeyed({"x-deliver-at": 9000, "x-delay": 5}) == {"x-delivered-at": 9000, "x-delay": -5}
+        assert obeyed({"x-delay": -5}) == {}
+
+
+class TestStored:
+    @pytest.mark.parametrize("keys", [None, ["a"], ["", "b" * 255], [f"key {n}" for n in range(1000)]])
+    def test_it_comes_back_as_it_was(self, keys: list[str] | None) -> None:
+        before = encode_properties(Properties("text", headers={"x-delay": 5, "é": [1]}, priority=3, app_id="app"))
+        stored = with_delay(before, {"x-delay": -5}, 1_700_000_000_000, 12345, keys)
+        assert (due_of(stored), number_of(stored), keys_of(stored)) == (1_700_000_000_000, 12345, keys)
+        after = decode_properties(without_delay(stored))
+        assert after == decode_properties(before)._replace(headers={"x-delay": -5, "é": [1]})
+
+    def test_a_header_of_that_name_stays(self) -> None:
+        before = encode_properties(Properties(headers={"x-amqpd-delayed": b"mine"}))
+        assert without_delay(with_delay(before, {}, 1, 2, ["a", "b"])) == before
+
+    def test_what_was_not_delayed_is_seen(self) -> None:
+        with pytest.raises(ValueError, match="no delayed message"):
+            due_of(encode_properties(Properties(headers={"a": 1})))
+
+    def test_names(self) -> None:
+        assert from_name(name_of(1_700_000_000_000, 77)) == (1_700_000_000_000, 77)
+        for wrong in ("", "1-2", "x" * 12 + "-" + "0" * 16, "018bcfe56800:000000000000004d"):
+            with pytest.raises(ValueError, match="id of a delayed|invalid literal"):
+                from_name(wrong)
+
+
+class TestPlaces:
+    def test_each_level_reaches_as_far_as_it_says(self) -> None:
+        now = 1_700_000_000_123
+        for level in range(LEVEL_COUNT):
+            far = now + ((REACH - 1) << shift(level))
+            assert place_of(far, now, LEVEL_COUNT - 1).level <= level
+        assert place_of(now + YEARS, now, LEVEL_COUNT - 1).level == LEVEL_COUNT - 1
+        over, at_once = place_of(now - DAY, now, LEVEL_COUNT - 1), place_of(now, now, LEVEL_COUNT - 1)
+        assert over == at_once, "what is over belongs to now"
+
+    def test_when_a_bucket_goes_down_nothing_new_comes_for_it(self) -> None:
+        """From `work_ms` on whatever is due in it belongs to a level below."""
+        for level in range(1, LEVEL_COUNT):
+            for position in (5, 1 << 10):
+                start = position << shift(level)
+                work = start - (8 << shift(level - 1))
+                for due in (start, start + (1 << shift(level)) - 1):
+                    assert place_of(due, work, LEVEL_COUNT - 1).level < level
+                    assert place_below(due, work, level).level == level - 1 or level == 1 or place_below(
+                        due, work, level
+                    ).level < level
+
+    def test_a_backlog_keeps_its_place_in_time(self) -> None:
+        assert place_below(1 << 40, 1 << 41, 3) == (2, 1 << 40 >> shift(2))
+
+    @pytest.mark.parametrize("name", ["0.1.2", "9.1.a.-", "x.1.a.-", "0.-1.a.-", "queue.json", "0.1.a.b.c"])
+    def test_what_is_no_bucket(self, name: str) -> None:
+        assert parse_name(name) is None
+
+
+class TestDeclare:
+    def declare(self, room: Any, kind: str = "x-delayed-message", **arguments: object) -> None:
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        exchanges.declare(room.vhost, ExchangeDeclaration("d", kind, True, False, False, table))
+
+    @pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers", "x-jms-topic"])
+    def test_every_type(self, room: Any, kind: str) -> None:
+        self.declare(room, x_delayed_type=kind)
+        self.declare(room, x_delayed_type=kind)
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-delayed-type'"):
+            self.declare(room, x_delayed_type="direct" if kind != "direct" else "topic")
+
+    def test_wrong_types(self, room: Any) -> None:
+        with pytest.raises(PreconditionFailed, match="'x-delayed-type' must be an existing exchange type"):
+            self.declare(room)
+        with pytest.raises(PreconditionFailed, match="'x-delayed-type' must be an existing exchange type"):
+            self.declare(room, x_delayed_type=7)
+        with pytest.raises(PreconditionFailed, match="can't be used for 'x-delayed-message'"):
+            self.declare(room, x_delayed_type="x-delayed-message")
+        with pytest.raises(CommandInvalid, match="unknown exchange type 'nonsense'"):
+            self.declare(room, x_delayed_type="nonsense")
+        with pytest.raises(PreconditionFailed, match="invalid arg 'x-delayed' .*unacceptable_type,longstr"):
+            self.declare(room, "fanout", x_delayed="yes")
+
+    def test_which_delay(self) -> None:
+        assert delays_of("x-delayed-message", {})
+        assert delays_of("fanout", {"x-delayed": True})
+        assert delays_of("fanout", {}, {"delayed-message": True})
+        assert not delays_of("fanout", {"x-delayed": False}, {"delayed-message": True}), "the argument comes first"
+        assert not delays_of("fanout", {})
+
+
+class TestDelay:
+    def test_it_comes_when_it_is_due(self, room: Any) -> None:
+        wheel = declare(room)
+        queue = room.vhost.queues["later"]
+        assert later(room, 500, b"body", key="k", message_id="m", priority=2)
+        assert (queue.ready_count, wheel.count()) == (0, 1)
+        leap(room, 490)
+        assert queue.ready_count == 0
+        leap(room, 20)
+        got = room.get(queue)
+        assert (got.body, got.exchange, got.routing_key, got.headers) == (b"body", "later", "k", {"x-delay": -500})
+        assert (got.properties.message_id, got.properties.priority, got.redelivered) == ("m", 2, False)
+        assert wheel.count() == 0
+
+    def test_what_is_not_delayed_goes_at_once(self, room: Any) -> None:
+        wheel = declare(room)
+        queue = room.vhost.queues["later"]
+        later(room, 0, b"0")
+        later(room, -5, b"-5")
+        room.publish("", b"none", exchange="later")
+        assert room.bodies(queue) == [b"0", b"-5", b"none"]
+        assert wheel.count() == 0 and not wheel.buckets
+
+    def test_a_time(self, room: Any) -> None:
+        declare(room, kind="topic", x_delayed=True)
+        room.bind("later", room.vhost.queues["later"], "#")
+        at = room.clock.time_ms() + 700
+        room.publish("k", b"at", exchange="later", headers={"x-deliver-at": at, "n": 1})
+        leap(room, 690)
+        assert room.vhost.queues["later"].ready_count == 0
+        leap(room, 20)
+        assert room.get(room.vhost.queues["later"]).headers == {"n": 1, "x-delivered-at": at}
+
+    def test_in_the_order_of_their_time(self, room: Any) -> None:
+        declare(room)
+        for ms in (300, 100, 200, 100, 250):
+            later(room, ms, b"%d" % ms)
+        leap(room, 400)
+        assert room.bodies(room.vhost.queues["later"]) == [b"100", b"100", b"200", b"250", b"300"]
+
+    def test_bindings_count_as_they_are_when_it_is_due(self, room: Any) -> None:
+        declare(room)
+        later(room, 100, b"x")
+        other = room.queue("other")
+        room.bind("later", other)
+        room.delete(room.vhost.queues["later"])
+        leap(room, 200)
+        assert room.bodies(other) == [b"x"]
+
+    def test_nobody_takes_it(self, room: Any) -> None:
+        wheel = declare(room)
+        later(room, 100, b"x")
+        room.delete(room.vhost.queues["later"])
+        leap(room, 200)
+        assert (wheel.count(), wheel.works.tally.unroutable, room.vhost.unroutable_count) == (0, 1, 1)
+
+    def test_the_alternate_takes_what_nobody_does_when_it_is_due(self, room: Any) -> None:
+        room.exchange("spare", "fanout")
+        spare = room.queue("spare")
+        room.bind("spare", spare)
+        declare(room, alternate_exchange="spare")
+        room.delete(room.vhost.queues["later"])
+        later(room, 100, b"x")
+        assert spare.ready_count == 0, "it is not unroutable: it waits"
+        leap(room, 200)
+        assert room.bodies(spare) == [b"x"]
+
+    def test_behind_another_exchange(self, room: Any) -> None:
+        room.exchange("first", "fanout")
+        at_once = room.queue("at once")
+        room.bind("first", at_once)
+        declare(room)
+        from amqpd.broker.catalogue import bindings
+
+        bindings.bind(room.vhost, room.vhost.exchanges["first"], room.vhost.exchanges["later"], "", {})
+        later(room, 100, b"x", exchange="first")
+        got = room.get(at_once)
+        assert (got.body, got.headers) == (b"x", {"x-delay": 100}), "who is not behind the delay gets it as it came"
+        assert room.vhost.queues["later"].ready_count == 0
+        leap(room, 200)
+        got = room.get(room.vhost.queues["later"])
+        assert (got.body, got.exchange, got.headers) == (b"x", "first", {"x-delay": -100})
+
+    def test_one_behind_the_other_delay_it_once(self, room: Any) -> None:
+        from amqpd.broker.catalogue import bindings
+
+        declare(room)
+        declare(room, "second")
+        bindings.bind(room.vhost, room.vhost.exchanges["later"], room.vhost.exchanges["second"], "", {})
+        later(room, 100, b"x")
+        leap(room, 110)
+        assert room.bodies(room.vhost.queues["second"]) == [b"x"]
+
+    def test_its_time_to_live_begins_then(self, room: Any) -> None:
+        declare(room)
+        later(room, 1000, b"x", expiration="100")
+        leap(room, 1010)
+        queue = room.vhost.queues["later"]
+        assert queue.ready_count == 1
+        leap(room, 200)
+        assert queue.ready_count == 0
+
+    @pytest.mark.parametrize("size", [0, 1, 200_000])
+    def test_bodies(self, room: Any, size: int) -> None:
+        declare(room)
+        body = b"b" * size
+        later(room, 10 * MINUTE, body)
+        leap(room, 10 * MINUTE + 10)
+        assert room.bodies(room.vhost.queues["later"]) == [body]
+
+    def test_a_dead_letter_is_delayed_like_any_other(self, room: Any) -> None:
+        declare(room)
+        source = room.queue("source", x_dead_letter_exchange="later", x_message_ttl=10)
+        room.publish("source", b"x", headers={"x-delay": 500})
+        room.publish("source", b"y", headers={"x-delay": "nonsense"})
+        leap(room, 100)
+        assert source.ready_count == 0
+        assert room.bodies(room.vhost.queues["later"]) == [b"y"], "nobody can be told: it is not delayed"
+        leap(room, 500)
+        assert room.bodies(room.vhost.queues["later"]) == [b"x"]
+
+
+class TestBuckets:
+    @pytest.mark.parametrize("delay", [SECOND, 4 * MINUTE, HOUR, 5 * HOUR, 2 * DAY, 40 * DAY, 300 * DAY, 3650 * DAY])
+    def test_however_long(self, room: Any, delay: int) -> None:
+        """It comes in its time, from whatever level, and leaves nothing behind."""
+        wheel = declare(room)
+        queue = room.vhost.queues["later"]
+        for number in range(3):
+            later(room, delay + number, b"%d" % number)
+        left = delay - 20
+        while left > 0:
+            step = min(left, max(left // 3, 1000))
+            leap(room, step)
+            left -= step
+        assert (queue.ready_count, wheel.count()) == (0, 3)
+        leap(room, 30)
+        assert room.bodies(queue) == [b"0", b"1", b"2"]
+        leap(room, 10 * SECOND)
+        assert wheel.count() == 0
+        assert directories(room) == [], "its bucket is over"
+
+    def test_all_at_once_after_a_long_time(self, room: Any) -> None:
+        """As after an hour of standstill: in their order, each once."""
+        wheel = declare(room)
+        delays = [(7919 * n) % (3 * HOUR) + 1 for n in range(300)]
+        for delay in delays:
+            later(room, delay, b"%d" % delay, turn=False)
+        room.turn.want()
+        room.turns()
+        assert wheel.count() == 300
+        leap(room, 4 * HOUR)
+        leap(room, 10)
+        assert [int(body) for body in room.bodies(room.vhost.queues["later"])] == sorted(delays)
+        leap(room, 10 * SECOND)
+        assert directories(room) == []
+
+    def test_many_at_one_moment(self, room: Any) -> None:
+        declare(room)
+        for number in range(2000):
+            later(room, 20 * SECOND, b"%d" % number, turn=False)
+        room.turn.want()
+        room.turns()
+        leap(room, 20 * SECOND + 5)
+        leap(room, 5)
+        assert [int(body) for body in room.bodies(room.vhost.queues["later"])] == list(range(2000))
+
+    def test_what_waits_on_a_disk_that_is_slow_to_answer(self, room: Any) -> None:
+        wheel = declare(room)
+        later(room, 2 * HOUR, b"x")
+        later(room, 3 * HOUR, b"y")
+        leap(room, HOUR)
+        restart(room)
+        leap(room, HOUR + 10)
+        assert room.bodies(room.vhost.queues["later"]) == [b"x"]
+        assert wheel is not room.vhost.exchanges["later"].wheel
+
+
+def directories(room: Any) -> list[str]:
+    return sorted(
+        each.name
+        for each in Path(room.data_dir).glob("vhosts/v1/delays/*/*")
+        if each.is_dir() and any(each.iterdir())
+    )
+
+
+class TestRestart:
+    @pytest.mark.parametrize("clean", [False, True])
+    @pytest.mark.parametrize("delay", [2 * SECOND, 30 * SECOND, HOUR])
+    def test_they_wait_on(self, room: Any, clean: bool, delay: int) -> None:
+        declare(room)
+        for number in range(5):
+            later(room, delay, b"%d" % number)
+        later(room, delay, b"transient", persistent=False)
+        restart(room, down_ms=1000, clean=clean)
+        queue = room.vhost.queues["later"]
+        wheel = room.vhost.exchanges["later"].wheel
+        assert (wheel.count(), wheel.is_whole()) == (5, True)
+        leap(room, delay - 1020)
+        assert queue.ready_count == 0
+        leap(room, 40)
+        got = [room.get(queue) for _ in range(5)]
+        assert [each.body for each in got] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [each.headers for each in got] == [{"x-delay": -delay}] * 5
+
+    def test_what_was_due_meanwhile_comes_at_once(self, room: Any) -> None:
+        declare(room)
+        for delay in (3 * HOUR, 2 * HOUR, HOUR, MINUTE):
+            later(room, delay, b"%d" % (delay // MINUTE))
+        restart(room, down_ms=DAY)
+        leap(room, 10)
+        assert room.bodies(room.vhost.queues["later"]) == [b"1", b"60", b"120", b"180"]
+
+    def test_what_was_released_is_not_again(self, room: Any) -> None:
+        declare(room)
+        for delay in (100, 200, 5000):
+            later(room, delay, b"%d" % delay)
+        leap(room, 300)
+        leap(room, 100)
+        restart(room)
+        room.vhost.queues["later"].prepare()
+        assert room.bodies(room.vhost.queues["later"]) == [b"100", b"200"]
+        leap(room, 6000)
+        assert room.bodies(room.vhost.queues["later"]) == [b"5000"]
+
+    def test_of_an_exchange_that_is_gone(self, room: Any, caplog: pytest.LogCaptureFixture) -> None:
+        declare(room)
+        later(room, 5000, b"x")
+        room.restart()
+        room.delays.begin()
+        room.turns()
+        assert "are dropped: it is not there any more" in caplog.text
+        assert directories(room) == []
+
+    def test_a_format_that_an_older_broker_refuses(self, room: Any) -> None:
+        wheel = declare(room)
+        path = Path(room.data_dir) / "format"
+        assert b"format 2 " in path.read_bytes(), "nothing was delayed yet"
+        later(room, 5000, b"x")
+        assert b"format 3 " in path.read_bytes()
+        restart(room)
+        assert b"format 3 " in path.read_bytes()
+        assert wheel.dropped is False
+
+
+class TestClock:
+    def test_it_is_set_forward(self, room: Any) -> None:
+        declare(room)
+        for delay in (DAY + HOUR, HOUR, 2 * MINUTE):
+            later(room, delay, b"%d" % (delay // MINUTE))
+        room.advance(10)
+        room.clock.wall_base_ms += DAY
+        leap(room, 510)
+        leap(room, 10)
+        assert room.bodies(room.vhost.queues["later"]) == [b"2", b"60"]
+        leap(room, HOUR)
+        assert room.bodies(room.vhost.queues["later"]) == [b"%d" % (25 * 60)]
+
+    def test_it_is_set_back(self, room: Any) -> None:
+        declare(room)
+        later(room, 5 * SECOND, b"soon")
+        later(room, 2 * MINUTE, b"then")
+        room.advance(10)
+        room.clock.wall_base_ms -= DAY
+        leap(room, 10 * MINUTE)
+        queue = room.vhost.queues["later"]
+        assert queue.ready_count == 0, "it is yesterday"
+        later(room, SECOND, b"new")
+        leap(room, SECOND + 10)
+        assert room.bodies(queue) == [b"new"]
+        leap(room, DAY - 8 * MINUTE)
+        assert room.bodies(queue) == [b"soon", b"then"]
+
+    def test_to_and_fro(self, room: Any) -> None:
+        declare(room)
+        for number in range(50):
+            later(room, 1 + number * 7 * MINUTE, b"%d" % number)
+        for days in (1, -1, -1, 2, -1, 0):
+            room.clock.wall_base_ms += days * DAY
+            leap(room, 600)
+        leap(room, 6 * HOUR)
+        assert sorted(int(body) for body in room.bodies(room.vhost.queues["later"])) == list(range(50))
+
+
+class TestDrop:
+    def test_with_the_exchange(self, room: Any) -> None:
+        wheel = declare(room)
+        for delay in (100, HOUR, DAY):
+            later(room, delay, b"x")
+        exchanges.delete(room.vhost, room.vhost.exchanges["later"], False)
+        assert (wheel.count(), wheel.works.tally.dropped) == (0, 3)
+        leap(room, 2 * DAY)
+        assert room.vhost.queues["later"].ready_count == 0
+        assert directories(room) == []
+        declare(room)
+        later(room, 100, b"new")
+        leap(room, 200)
+        assert room.bodies(room.vhost.queues["later"]) == [b"new"]
+
+    def test_a_policy_that_ends_lets_them_come(self, room: Any) -> None:
+        from amqpd.broker.catalogue import policies
+
+        exchanges.declare(room.vhost, ExchangeDeclaration("plain", "fanout", True, False, False, {}))
+        room.queue("plain")
+        room.bind("plain", room.vhost.queues["plain"])
+        value = {"pattern": "plain", "definition": {"delayed-message": True}, "priority": 0}
+        policies.declare(room.vhost, "p", value)
+        room.turns()
+        later(room, 1000, b"delayed", exchange="plain")
+        policies.clear(room.vhost, room.vhost.policies.get("p"))
+        room.turns()
+        later(room, 1000, b"at once", exchange="plain")
+        assert room.bodies(room.vhost.queues["plain"]) == [b"at once"]
+        leap(room, 1100)
+        assert room.bodies(room.vhost.queues["plain"]) == [b"delayed"]
