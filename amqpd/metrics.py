@@ -60,8 +60,8 @@ def prometheus(
     queues: Mapping[str, int],
     channels: Mapping[str, int],
 ) -> str:
-    """The text. objects: connections, channels ... and messages_ready, messages_unacked; queues, channels: their
-    counters, summed since the start.
+    """The text. objects: connections, channels ... and messages_ready, messages_unacked, messages_delayed_retry;
+    queues, channels: their counters, summed since the start.
     """
     lines: list[str] = []
     for metric in (*_there(objects), *_counted(broker, connections, queues, channels), *_resources(broker)):
@@ -85,10 +85,16 @@ def _there(objects: Mapping[str, int]) -> list[Metric]:
         ),
         Metric("amqpd_delayed_messages", "gauge", "Messages that wait until they are due", objects["messages_delayed"]),
         Metric(
+            "rabbitmq_queue_messages_delayed_retry",
+            "gauge",
+            "Messages that wait for their next try",
+            objects["messages_delayed_retry"],
+        ),
+        Metric(
             "rabbitmq_queue_messages",
             "gauge",
-            "Messages ready and unacked",
-            objects["messages_ready"] + objects["messages_unacked"],
+            "Messages ready, unacked and waiting for their next try",
+            objects["messages_ready"] + objects["messages_unacked"] + objects["messages_delayed_retry"],
         ),
     ]
 

@@ -338,11 +338,11 @@ class LocalLog(TurnLog):
             settlements = self._begin_settling()
         settlements.mark_delivered(offset)
 
-    def mark_returned(self, offset: i64, delivery_count: i64) -> None:
+    def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         settlements = self._settlements
         if settlements is None:
             settlements = self._begin_settling()
-        settlements.mark_returned(offset, delivery_count)
+        settlements.mark_returned(offset, delivery_count, due_ms)
 
     def redelivered(self, offset: i64) -> bool:
         settlements = self._settlements

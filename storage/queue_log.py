@@ -318,6 +318,18 @@ class QueueLog:
         """`offset` was given back, and has been delivered `delivery_count` times."""
         raise NotImplementedError
 
+    def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
+        """As `mark_returned`, and it is not to be delivered again before `due_ms` (since 1970), a restart between or
+        not. A log that keeps no times forgets that in a restart.
+        """
+        self.mark_returned(offset, delivery_count)
+
+    def delayed(self, now_ms: i64) -> list[tuple[int, int]]:
+        """(offset, `due_ms`) of what is live and due after `now_ms` only, as `mark_delayed` has said last. Cost: a step
+        for each that was given back.
+        """
+        return []
+
     def delivery_count(self, offset: i64) -> i64:
         """What `mark_returned` has said of `offset` last; 0 where it was not given back."""
         raise NotImplementedError

@@ -25,6 +25,8 @@ PAGES = {
     r"night-shift 1\narchive 2\nsite-7 1\n",
     "groups.md": r"first has order 0 of anna\nsecond has order 2 of bob\nsecond has order 4 of bob\n"
     r"second has order 5 of cleo\nfirst has order 1 of anna\n",
+    "retries.md": r"after 0 s: bad\nafter 0 s: good\nafter 1 s: bad\nafter 3 s: bad\nafter 6 s: bad\n"
+    r"bad failed: delivery_limit\n",
     "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n"
     r"queue.created invoices guest\nqueue.deleted invoices guest\n",
 }

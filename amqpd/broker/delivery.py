@@ -327,6 +327,9 @@ class Source(Destination):
         self.ready_count: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_count: i64 = 0
+        # What came back and waits for its next try, and body bytes of it (queues/retries.py).
+        self.delayed_count: i64 = 0
+        self.delayed_bytes: i64 = 0
         self.published_count: i64 = 0
         self.delivered_count: i64 = 0
         self.delivered_no_ack_count: i64 = 0
@@ -334,6 +337,9 @@ class Source(Destination):
         self.get_no_ack_count: i64 = 0
         self.redelivered_count: i64 = 0
         self.acked_count: i64 = 0
+
+    def gone(self) -> bool:
+        return self.deleted
 
     # -- consumers
 
@@ -366,8 +372,9 @@ class Source(Destination):
         """The entry is refused for good; it may be dead-lettered."""
         raise NotImplementedError
 
-    def requeue(self, entry: Entry, counts: bool) -> None:
-        """Back to its place, marked redelivered. counts: whether this return counts as a delivery attempt.
+    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
+        """Back to its place, marked redelivered, or to wait for its next try. counts: whether this return counts as a
+        delivery attempt. failed: it was rejected, or whoever had it is gone; else it was given back.
 
         The caller pumps when it has returned all it has.
         """
@@ -406,6 +413,10 @@ class Source(Destination):
         raise NotImplementedError
 
     # -- what its ready order and its clocks ask
+
+    def ready_again(self, entry: Entry) -> None:
+        """An entry that has waited for its next try is ready, at its place. Raises: OSError, and nothing changes."""
+        raise NotImplementedError
 
     def watch(self, message: Message) -> None:
         """The message has a time to live. It begins now, if it is not known when it began."""

@@ -327,13 +327,15 @@ class Deliveries:
             if entry.queue is queue and within(entry.offset, ranges):
                 entry.offset = -1
 
-    def requeue(self, entries: Sequence[Entry]) -> None:
-        """Back to their places; whoever can take them gets them in the same turn. Their tags have been taken."""
+    def requeue(self, entries: Sequence[Entry], failed: bool) -> None:
+        """Back to their places; whoever can take them gets them in the same turn. Their tags have been taken. failed:
+        as `Source.requeue`.
+        """
         queues: dict[Source, None] = {}
         for entry in entries:
             queue = entry.queue
             queues[queue] = None
-            queue.requeue(entry, True)
+            queue.requeue(entry, True, failed)
             self.returned_credit(entry)
             entry.consumer = None
         for queue in queues:
@@ -407,7 +409,7 @@ class Deliveries:
             assert isinstance(queue, Queue)  # who takes direct replies acks nothing
             consuming.end(session, queue, consumer)
             consumer_deleted(session, self.number, consumer)
-        self.requeue(self.unacked.take_late(queue, consumer))
+        self.requeue(self.unacked.take_late(queue, consumer), False)
         self.left(consumer)
         session.turn.want()
 

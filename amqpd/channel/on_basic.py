@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from amqpd.channel.channel import Channel
     from amqpd.channel.deliveries import ChannelConsumer
 
-ACK, REQUEUE, DISCARD = 0, 1, 2
+ACK, REQUEUE, DISCARD, GIVE_BACK = 0, 1, 2, 3
 
 
 def qos(channel: Channel, command: BasicQos) -> None:
@@ -226,12 +226,15 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method:
     unacked = channel.deliveries.unacked
     for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
         consuming.refuse_of_streams(entry.queue, "basic.nack and basic.reject", method)
+    # rabbit: from 4.3 on, a nack gives a message back, and a reject says that its consumer has failed
+    failed = method == commands.BASIC_REJECT
     if channel.transaction is not None:
-        channel.collect(channel.transaction, _tag(tag), multiple, REQUEUE if requeue else DISCARD)
+        back = REQUEUE if failed else GIVE_BACK
+        channel.collect(channel.transaction, _tag(tag), multiple, back if requeue else DISCARD)
         return
     entries = channel.deliveries.unacked.take(_tag(tag), multiple)
     if requeue:
-        requeue_all(channel, entries)
+        requeue_all(channel, entries, failed)
     else:
         reject_entries(channel, entries)
 
@@ -248,7 +251,7 @@ def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
     elif action == DISCARD:
         reject_entries(channel, [entry])
     else:
-        requeue_all(channel, [entry])
+        requeue_all(channel, [entry], action == REQUEUE)
 
 
 def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
@@ -259,9 +262,9 @@ def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
     channel.session.turn.want()
 
 
-def requeue_all(channel: Channel, entries: Sequence[Entry]) -> None:
-    """Back to their places; whoever can take them gets them in the same turn."""
-    channel.deliveries.requeue(entries)
+def requeue_all(channel: Channel, entries: Sequence[Entry], failed: bool = True) -> None:
+    """Back to their places; whoever can take them gets them in the same turn. failed: as `Source.requeue`."""
+    channel.deliveries.requeue(entries, failed)
 
 
 def recover(channel: Channel, command: BasicRecover) -> None:
@@ -278,7 +281,7 @@ def _recover(channel: Channel, requeue: bool, method: int) -> None:
         raise NotImplementedByBroker("requeue=false", method)
     for entry in channel.deliveries.unacked.entries():
         consuming.refuse_of_streams(entry.queue, "basic.recover", method)  # rabbit: 541
-    requeue_all(channel, channel.deliveries.unacked.take_outstanding())
+    requeue_all(channel, channel.deliveries.unacked.take_outstanding(), False)
 
 
 HANDLERS: dict[int, Any] = {

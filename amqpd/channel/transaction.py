@@ -27,7 +27,8 @@ class Transaction:
 
     def __init__(self) -> None:
         self.publishes: list[tuple[Route, Message]] = []
-        # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard.
+        # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard, 3 give
+        # back (on_basic.py).
         self.settlements: list[tuple[i64, Entry, i64]] = []
         self._bytes: i64 = 0
         # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.

@@ -61,8 +61,11 @@ class Totals:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(
-            ("connections", "channels", "queues", "exchanges", "consumers", "messages_ready", "messages_unacked",
-             "messages_delayed"), 0
+            (
+                *("connections", "channels", "queues", "exchanges", "consumers"),
+                *("messages_ready", "messages_unacked", "messages_delayed_retry", "messages_delayed"),
+            ),
+            0,
         )
 
     async def count(self, call: Call, vhosts: list[VHost]) -> dict[str, int]:
@@ -77,6 +80,7 @@ class Totals:
                 counts["consumers"] += len(queue.consumers)
                 counts["messages_ready"] += queue.ready_count
                 counts["messages_unacked"] += unacked_apart(queue)
+                counts["messages_delayed_retry"] += queue.delayed_count
                 if slices.due:
                     await slices.rest()
         names = {vhost.name for vhost in vhosts}
@@ -104,10 +108,11 @@ async def overview(call: Call) -> Reply:
             name: counts[name] for name in ("channels", "connections", "consumers", "exchanges", "queues")
         },
         "queue_totals": {
-            "messages": counts["messages_ready"] + counts["messages_unacked"],
+            "messages": counts["messages_ready"] + counts["messages_unacked"] + counts["messages_delayed_retry"],
             "messages_ready": counts["messages_ready"],
             "messages_unacknowledged": counts["messages_unacked"],
             "messages_delayed": counts["messages_delayed"],
+            "messages_delayed_retry": counts["messages_delayed_retry"],
         },
         "enable_queue_totals": True,
         "disable_stats": False,

@@ -78,9 +78,11 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "state": "running" if opened and (store is None or not store.failed) else "down",
         "degraded": store is not None and store.degraded,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
-        "messages": queue.ready_count + unacked_apart(queue),
+        "messages": queue.ready_count + unacked_apart(queue) + queue.delayed_count,
         "messages_ready": queue.ready_count,
         "messages_unacknowledged": queue.unacked_count,
+        # What came back and waits for its next try (x-delayed-retry-*).
+        "messages_delayed_retry": queue.delayed_count,
         # Of those that are ready: what no consumer's x-filter matches, as far as they have looked.
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         **groups_item(queue),
@@ -244,7 +246,7 @@ async def get_messages(call: Call) -> Reply:
     raw = [_copy(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
     if _ACK_MODES[mode]:
         for entry in entries:
-            queue.requeue(entry, counts=True)
+            queue.requeue(entry, counts=True, failed=mode.startswith("reject"))
         queue.pump_later()
     elif mode.startswith("ack"):
         for entry in entries:

@@ -34,11 +34,12 @@ def metadata_item(vhost: VHost) -> dict[str, Any]:
 
 async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:
     """A vhost with its message counts. Cost: a look at each of its queues."""
-    ready = unacked = 0
+    ready = unacked = delayed = 0
     for queue in list(vhost.queues.values()):
         await opened(queue)
         ready += queue.ready_count
         unacked += unacked_apart(queue)
+        delayed += queue.delayed_count
         if slices.due:
             await slices.rest()
     own = [each for each in call.server.connections if each.session.vhost is vhost]
@@ -51,10 +52,11 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         "metadata": metadata_item(vhost),
         "tracing": vhost.tap is not None,
         "cluster_state": {call.node: "running"},
-        "messages": ready + unacked,
+        "messages": ready + unacked + delayed,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
         "messages_delayed": call.broker.delays.count_of(vhost.name),
+        "messages_delayed_retry": delayed,
         "recv_oct": sum(each.received_bytes for each in own),
         "send_oct": sum(each.output.sent_bytes for each in own),
     }

@@ -16,6 +16,7 @@ from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.log.readahead import ReadAhead
 from amqpd.storage.queue_log import LogFailed, QueueLog
+from amqpd.storage.settle.settled import COUNT_MAX, TALLY_BITS
 
 DIRTY_MAX: Final[i64] = 256
 _NONE_RETURNED: Final[dict[int, int]] = {}  # never written to
@@ -58,7 +59,7 @@ class TurnLog(QueueLog):
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
         self.in_job: bool = False
-        self.returned: dict[int, int] = _NONE_RETURNED  # offset -> delivery count of what was given back and is live
+        self.returned: dict[int, int] = _NONE_RETURNED  # offset -> tally of what was given back and is live
         self.dirty: bool = False
         self.late: bool = False
 
@@ -97,8 +98,14 @@ class TurnLog(QueueLog):
         """Where reading ends. What was appended and settled is written first: readers look at files alone."""
         raise NotImplementedError
 
+    def mark_returned(self, offset: i64, delivery_count: i64) -> None:
+        self.mark_delayed(offset, delivery_count, 0)
+
+    def delayed(self, now_ms: i64) -> list[tuple[int, int]]:
+        return [(offset, told >> TALLY_BITS) for offset, told in self.returned.items() if told >> TALLY_BITS > now_ms]
+
     def delivery_count(self, offset: i64) -> i64:
-        return self.returned.get(offset, 0)
+        return self.returned.get(offset, 0) & COUNT_MAX
 
     # -- for the group commit
 

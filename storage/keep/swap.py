@@ -224,10 +224,10 @@ def place(
     changed = delivered_mark >= 0
     if delivered_mark >= 0:
         log.mark_delivered(delivered_mark, 0)
-    for offset, count in returned.items():
+    for offset, told in returned.items():
         if segment.base <= offset < segment.end:
             changed = True
-            log.mark_returned(offset, count)
+            log.mark_returned(offset, told)
     for view in group:
         each = view.segment
         if each.settled.count != view.settled.count:

@@ -234,11 +234,11 @@ class Log:
             offset = stop + 1
         return added
 
-    def mark_returned(self, offset: int, count: int) -> None:
-        """Notes for the next `flush` that `offset` was given back, and had been delivered `count` times."""
+    def mark_returned(self, offset: int, told: int) -> None:
+        """Notes for the next `flush` that `offset` was given back. told: its tally (settled.py)."""
         segment = self.segment_of(offset)
         if segment is not None and not segment.gone and segment.live > 0:
-            self.note(segment, settled.RETURNED, offset, count, 0)
+            self.note(segment, settled.RETURNED, offset, told & settled.COUNT_MAX, told >> settled.TALLY_BITS)
 
     def mark_delivered(self, offset: int, ahead: int) -> None:
         """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one

@@ -125,7 +125,7 @@ def apply_entries(state: Recovery) -> None:
             elif kind == settled.BYTES:
                 segment.settled_body_bytes += a
             elif kind == settled.RETURNED:
-                state.returned[a] = b
+                state.returned[a] = settled.tally(b, c)
             elif kind == settled.DELIVERED:
                 state.delivered_mark = max(state.delivered_mark, a)
                 if a >= log.end:

@@ -89,7 +89,7 @@ class Segment:
     def compacted(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
         """What a new `.settled` file starts with: all that is known, each fact once.
 
-        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> delivery count.
+        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> tally (settled.py).
         """
         parts = [
             encode_entry(settled.HEADER, self.base, settled.VERSION, 0),
@@ -112,9 +112,10 @@ class Segment:
         parts += [encode_entry(settled.LOST, first, last, 0) for first, last in self.lost]
         if delivered_mark >= 0:
             parts.append(encode_entry(settled.DELIVERED, delivered_mark, 0, 0))
-        for offset, count in returned.items():
+        for offset, told in returned.items():
             if self.base <= offset < self.end:
-                parts.append(encode_entry(settled.RETURNED, offset, count, 0))
+                count, due_ms = told & settled.COUNT_MAX, told >> settled.TALLY_BITS
+                parts.append(encode_entry(settled.RETURNED, offset, count, due_ms))
         return b"".join(parts)
 
     def begin_index(self) -> None:

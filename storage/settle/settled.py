@@ -6,7 +6,8 @@ b, c i64.
     kind 0 header      a base offset of the segment, b version (1)
          1 settled     offsets a..b, both inclusive; c bytes of their bodies
          2 bits        of the 128 offsets from a on, those whose bit is set in b (the first 64, lowest bit first) and c
-         3 returned    offset a was given back and has now been delivered b times
+         3 returned    offset a was given back and has now been delivered b times; c: it is not to be delivered again
+                       before that time (ms since 1970), 0: at once
          4 delivered   no offset above a was ever given to a consumer
          5 totals      the segment ends before offset a; its log has b bytes, with c bytes of bodies
          6 boot        a, b: the machine's boot id while the entries that follow were written
@@ -47,6 +48,11 @@ TRANSIENT: Final[i64] = 8
 BYTES: Final[i64] = 9
 TIMES: Final[i64] = 10
 _RANGES_MAX: Final[i64] = 256
+# Of what was given back a log remembers one number, its *tally*: how often it was delivered, and above that the time
+# before which it is not to be delivered again.
+TALLY_BITS: Final[i64] = 20
+COUNT_MAX: Final[i64] = (1 << 20) - 1
+_DUE_MS_MAX: Final[i64] = (1 << 42) - 1  # in the year 2109
 _PADDING: Final = b"\x00\x00\x00"
 
 
@@ -79,6 +85,15 @@ def encode_entry(kind: int, a: int, b: int, c: int) -> bytes:
     writer = BytesWriter()
     write_entry(writer, BytesWriter(), kind, a, b, c)
     return writer.getvalue()
+
+
+def tally(count: i64, due_ms: i64) -> i64:
+    """count: of deliveries; beyond a million it stands still. due_ms: since 1970; 0: at once."""
+    if count > COUNT_MAX:
+        count = COUNT_MAX
+    if due_ms < 0 or due_ms > _DUE_MS_MAX:
+        due_ms = 0 if due_ms < 0 else _DUE_MS_MAX
+    return (due_ms << TALLY_BITS) | count
 
 
 @final

@@ -19,6 +19,7 @@ from mypy_extensions import i64
 
 from amqpd.storage.commit.turn_log import TurnLog
 from amqpd.storage.log.log import Log
+from amqpd.storage.settle.settled import tally
 
 _NO_LIMIT: Final[i64] = 1 << 60
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
@@ -29,7 +30,7 @@ _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 class Settlements:
     """What was settled, delivered and given back in one log. owner: that log, whose counts follow.
 
-    returned: offset -> delivery count of what was given back and is live.
+    returned: offset -> tally (settled.py) of what was given back and is live.
     due: what was settled goes with this turn. delivered_mark: the highest offset that was delivered, or may have been.
     """
 
@@ -136,9 +137,9 @@ class Settlements:
             if not owner.dirty:
                 owner.mark_dirty()
 
-    def mark_returned(self, offset: i64, delivery_count: i64) -> None:
-        """See `QueueLog.mark_returned`."""
-        self.returned[offset] = delivery_count
+    def mark_returned(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
+        """See `QueueLog.mark_delayed`. due_ms: 0: at once."""
+        self.returned[offset] = tally(delivery_count, due_ms)
         self._returns.append(offset)
         self.owner.mark_dirty()
 
@@ -199,9 +200,9 @@ class Settlements:
         self.flush_runs()
         if self._returns:
             for offset in self._returns:
-                count = self.returned.get(offset)
-                if count is not None:
-                    self._log.mark_returned(offset, count)
+                told = self.returned.get(offset)
+                if told is not None:
+                    self._log.mark_returned(offset, told)
             self._returns = []
 
     def cut(self, end: i64) -> None:

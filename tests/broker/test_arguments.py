@@ -42,7 +42,9 @@ class TestDocumentation:
         assert len(fields) == len(set(fields))
         made = {"counts_shown", "stream", "drops_head", "admissions", "plain"}
         made |= {"retain_ms", "retain_bytes", "retains"}  # what x-retain becomes
-        assert set(fields) - {"retain"} == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - made
+        made |= {"retry"}  # what x-delayed-retry-* become
+        parts = {"retain", "retry_type", "retry_min_ms", "retry_max_ms", "retry_levels"}
+        assert set(fields) - parts == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - made
 
 
 class TestValidation:

@@ -28,7 +28,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     """
     if queue.deleted:
         return 0, []
-    count = queue.ready_count
+    count = queue.ready_count + queue.delayed_count
     queue.deleted = True
     vhost.catalogue.ended_queues.add(queue_counts(queue))
     about = {"vhost": vhost.name, "queue": queue.name}

@@ -128,7 +128,7 @@ def check_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool)
     """Raises: PreconditionFailed."""
     if if_unused and queue.consumers:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' in use")
-    if if_empty and queue.ready_count:
+    if if_empty and queue.ready_count + queue.delayed_count:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' not empty")
 
 

@@ -3,8 +3,8 @@
 A row names the argument, what values it takes and of which kinds of queue, whether two declarations must agree on it,
 what it becomes (a field of `Rules`, or a rule of its own that looks at what comes in), the file that obeys it, and the
 key by which a policy sets it (argument_checks.py has `Row` and what it names). The rows stand in families:
-queue_rows.py, stream_rows.py, ignored_rows.py. So a new argument is its row and what obeys it. `rules_of` makes a
-queue's rules of its arguments and of the policies that match it.
+queue_rows.py, retry_rows.py, stream_rows.py, ignored_rows.py. So a new argument is its row and what obeys it.
+`rules_of` makes a queue's rules of its arguments and of the policies that match it.
 
 Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
 here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from amqpd.broker.queues import ignored_rows, queue_rows, stream_rows
+from amqpd.broker.queues import ignored_rows, queue_rows, retry_rows, stream_rows
 from amqpd.broker.queues.argument_checks import IGNORED, Context, Row, check_kind, erlang_type
 from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.rules import PLAIN, Admission, Rules
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 NO_POLICY: Final[Mapping[str, object]] = MappingProxyType({})
 
-ROWS: Final[dict[str, Row]] = {row.name: row for row in (*queue_rows.ROWS, *stream_rows.ROWS, *ignored_rows.ROWS)}
+_FAMILIES: Final = (queue_rows.ROWS, retry_rows.ROWS, stream_rows.ROWS, ignored_rows.ROWS)
+ROWS: Final[dict[str, Row]] = {row.name: row for rows in _FAMILIES for row in rows}
 
 _ignored_seen: Final[set[str]] = set()
 

@@ -90,6 +90,23 @@ class Backing:
         self.store = None
         self.spilled = False
 
+    def begin_transaction(self) -> None:
+        """As `QueueLog.begin_transaction`, where there is a log."""
+        if self.store is not None:
+            self.store.begin_transaction()
+
+    def end_transaction(self) -> None:
+        """Ends it."""
+        if self.store is not None:
+            self.store.end_transaction()
+
+    def most_bytes(self, hot_bytes: i64) -> i64:
+        """No more bytes of bodies are ready than so many. hot_bytes: of those in memory."""
+        store = self.store
+        if store is None:
+            return 1 << 62
+        return store.size_bytes + (hot_bytes if self.spilled else 0)
+
     def has(self, offset: i64) -> bool:
         """Whether the log has the message of this offset, if anybody has."""
         return self.store is not None and offset >= self.log_start
@@ -106,6 +123,17 @@ class Backing:
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
             store.settle_with_turn()
+
+    def mark_returned(self, entry: Entry, due_ms: i64) -> None:
+        """The entry was given back, in the log too. due_ms: as `QueueLog.mark_delayed`; 0: it may be delivered again at
+        once.
+        """
+        store = self.store
+        if store is not None and entry.offset >= self.log_start:
+            if due_ms > 0:
+                store.mark_delayed(entry.offset, entry.delivery_count, due_ms)
+            else:
+                store.mark_returned(entry.offset, entry.delivery_count)
 
     def read_back(self, entry: Entry) -> None:
         """Gives the entry its message again, if the log still has it. Waits for the disk. Raises: OSError."""

@@ -65,6 +65,10 @@ class FilteredOrder(FifoOrder):
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
 
+    def begin_without(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self.ahead.add(offset)
+
     def is_plain(self) -> bool:
         """Whether a plain order would do, if nothing is unacked."""
         return not self.cursors and not self.ahead and not self.back

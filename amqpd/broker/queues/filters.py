@@ -217,7 +217,7 @@ class Filters:
         order = self.order
         if queue.ready_count == 0:
             order.pass_all()
-        if queue.unacked_count > 0 or not order.is_plain():
+        if queue.unacked_count + queue.delayed_count > 0 or not order.is_plain():
             return order
         plain = order.to_plain()
         self._host.windows.replace(order, plain)

@@ -1,9 +1,9 @@
 """The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
 
-There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex` with one
-byte per message, its level; the next message of a level is found by a search for that byte. So a million waiting
-messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a plain queue. Each
-level has
+There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex`
+(level_index.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
+So a million waiting messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a
+plain queue. Each level has
 
     returned   a heap of requeued entries; their offsets are below every other one of the level
     hot        entries in memory, ascending
@@ -28,13 +28,12 @@ from mypy_extensions import i64
 from amqpd.broker.delivery import Entry, Source, within
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
+from amqpd.broker.queues.level_index import LevelIndex
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
-CHUNK_BITS: Final = 12
-CHUNK_SIZE: Final = 1 << CHUNK_BITS
 # A level may hold so many in memory even when others fill the window: urgent messages seldom come by way of the log.
 LEVEL_HOT_MIN: Final = 64
 LEVEL_BODY_MAX: Final = 64 * 1024
@@ -42,77 +41,6 @@ LEVEL_BODY_MAX: Final = 64 * 1024
 FILL_COUNT_MAX: Final = 256
 # Levels told apart in one index: a byte, less the value for nothing, and half of it to spare.
 _INDEX_LEVELS_BITS: Final = 7
-
-
-@final
-class LevelIndex:
-    """Offset -> level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[int, bytearray] = {}
-        self._counts: dict[int, int] = {}
-        self._last: i64 = -1
-
-    def add(self, offset: i64, level: i64) -> None:
-        number: i64 = offset >> CHUNK_BITS
-        chunk = self.chunks.get(number)
-        if chunk is None:
-            chunk = bytearray(CHUNK_SIZE)
-            self.chunks[number] = chunk
-            self._counts[number] = 0
-            if number > self._last:
-                self._last = number
-        chunk[offset & (CHUNK_SIZE - 1)] = level + 1
-        self._counts[number] += 1
-
-    def remove(self, offset: i64) -> None:
-        """The offset is in it."""
-        number: i64 = offset >> CHUNK_BITS
-        left = self._counts[number] - 1
-        if left:
-            self._counts[number] = left
-            self.chunks[number][offset & (CHUNK_SIZE - 1)] = 0
-        else:
-            del self._counts[number]
-            del self.chunks[number]
-
-    def level_at(self, offset: i64) -> i64:
-        """-1: the offset is not in it."""
-        number: i64 = offset >> CHUNK_BITS
-        chunk = self.chunks.get(number)
-        if chunk is None:
-            return -1
-        level: i64 = chunk[offset & (CHUNK_SIZE - 1)]
-        return level - 1
-
-    def find(self, level: i64, start: i64) -> i64:
-        """The lowest offset from `start` on that is of this level; -1: none. Cost: a search through bytes."""
-        number: i64 = start >> CHUNK_BITS
-        position: int = start & (CHUNK_SIZE - 1)
-        wanted: int = level + 1
-        while number <= self._last:
-            chunk = self.chunks.get(number)
-            if chunk is not None:
-                at = chunk.find(wanted, position)
-                if at >= 0:
-                    return (number << CHUNK_BITS) + at
-            number += 1
-            position = 0
-        return -1
-
-    def offsets(self) -> list[int]:
-        """Everything in it, ascending."""
-        found: list[int] = []
-        for number in sorted(self.chunks):
-            chunk = self.chunks[number]
-            base = number << CHUNK_BITS
-            found += [base + position for position in range(CHUNK_SIZE) if chunk[position]]
-        return found
-
-    def clear(self) -> None:
-        self.chunks.clear()
-        self._counts.clear()
-        self._last = -1
 
 
 @final
@@ -143,6 +71,8 @@ class LevelOrder(ReadyOrder):
         self._scan_offset: i64 = 0
         self._scan_end: i64 = 0
         self._scan_left: i64 = 0
+        # What of that is not ready: it waits for its next try, or has been put back since.
+        self._passed_over: dict[int, None] = {}
 
     def level_counts(self) -> dict[int, int]:
         """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
@@ -161,6 +91,10 @@ class LevelOrder(ReadyOrder):
         if store is not None and queue.ready_count > 0:
             self._scan_end = store.next_offset
             self._scan_left = queue.ready_count
+
+    def begin_without(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self._passed_over[offset] = None
 
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end
@@ -193,10 +127,12 @@ class LevelOrder(ReadyOrder):
         for record in records:
             if record.offset >= self._scan_end:
                 break  # came after the start, and was noted then
+            self._scan_offset = record.offset + 1
+            if self._passed_over and record.offset in self._passed_over:
+                continue
             properties = record.properties
             info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
             self._add_cold(self._level_of(info), record.offset)
-            self._scan_offset = record.offset + 1
             self._scan_left -= 1
         if records and records[len(records) - 1].offset < self._scan_end - 1:
             return False
@@ -209,6 +145,7 @@ class LevelOrder(ReadyOrder):
     def _end_scan(self) -> None:
         self._scan_offset = self._scan_end
         self._scan_left = 0
+        self._passed_over.clear()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """A queue's rules at work: what comes in, what has to go for it, and the clocks.
 
-It obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, and wakes a queue after a start
-whose messages may have gone over their x-message-ttl meanwhile. A queue with plain rules has none of it.
+It obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, has what waits for its next try
+(retries.py), and wakes a queue after a start whose messages may have gone over their x-message-ttl meanwhile. A queue
+with plain rules has none of it.
 
-Limits count what is ready, not what is unacked. A queue that is full drops from its head or refuses the newcomer
-(x-overflow). An entry that ends here for a reason (expired, maxlen, rejected, delivery_limit) goes through
-`Queue.discard`: settled at once without a dead-letter exchange, else dead-lettered, and settled in the log when its
-targets have it.
+Limits count what is ready or waits for its next try, not what is unacked. A queue that is full drops from its head,
+what waits before what is ready, or refuses the newcomer (x-overflow). An entry that ends here for a reason (expired,
+maxlen, rejected, delivery_limit) goes through `Queue.discard`: settled at once without a dead-letter exchange, else
+dead-lettered, and settled in the log when its targets have it.
 
 Where a new rule makes much of a queue too much, it goes in slices: SLICE_MS of work, then the loop has its turn, and
 nothing is delivered before the last of it has gone. Meanwhile each newcomer displaces DISPLACED_COUNT.
@@ -26,10 +27,13 @@ from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
-from amqpd.broker.queues.expiry import Lease
+from amqpd.broker.queues.expiry import NEVER, Expiry, Lease
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.ready_order import ReadyOrder
+from amqpd.broker.queues.retries import Retries
 from amqpd.broker.queues.rules import Rules
 from amqpd.errors import ResourceError
+from amqpd.storage.queue_log import QueueLog
 
 # After a start: how long until a queue looks for what went over its time meanwhile.
 WAKE_MS: Final = 20
@@ -74,6 +78,8 @@ class Limits:
         self._backing = backing
         self.rules = rules
         self.lease: Lease | None = None
+        # Made when a rule says that something waits before it is delivered again.
+        self.retries: Retries | None = None
         self._waker: Waker | None = None
         # A transaction is being offered; one has been, and the length is to be looked at.
         self._in_transaction = False
@@ -86,6 +92,10 @@ class Limits:
         queue = self._queue
         host = self._host
         self.rules = rules
+        if self.retries is None and rules.retry is not None:
+            self.retries = Retries(queue, host, self._backing)
+        if self.retries is not None:
+            self.retries.obey(rules.retry)
         lease = self.lease
         if lease is not None and lease.expires_ms != rules.expires_ms:
             lease.cancel()
@@ -96,7 +106,7 @@ class Limits:
         self.lease = lease
         if opened:
             self._behind = False
-            if queue.ready_count > 0:
+            if queue.ready_count + queue.delayed_count > 0:
                 try:
                     if self.displace():
                         queue.pump_later()  # the head is another one, whose time may be over
@@ -107,8 +117,15 @@ class Limits:
         elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
             self._waker = Waker(queue, host.timers)
 
+    def needed(self) -> bool:
+        """Whether there is something to do though the rules are plain: what waits is being made ready."""
+        return self.retries is not None and self._queue.delayed_count > 0
+
     def end(self) -> None:
         """The queue is deleted, or its rules are plain from now on."""
+        if self.retries is not None:
+            self.retries.end()
+            self.retries = None
         self._look_due = False
         self._behind = False
         if self.lease is not None:
@@ -139,7 +156,8 @@ class Limits:
         queue = self._queue
         for admission in self.rules.admissions:
             if queue.round_robin.filtered and self.rules.is_over(
-                queue.ready_count + 1, queue.ready_bytes + message.body_size
+                queue.ready_count + queue.delayed_count + 1,
+                queue.ready_bytes + queue.delayed_bytes + message.body_size,
             ):
                 self._serve()
             if not admission.admits(queue, self._host, message):
@@ -173,6 +191,30 @@ class Limits:
         limit = self.rules.delivery_limit
         return limit >= 0 and entry.delivery_count >= limit
 
+    def delays(self, entry: Entry, failed: bool, expiry: Expiry | None, order: ReadyOrder) -> bool:
+        """Whether an entry that comes back has to wait for its next try: then it does. failed: as `Source.requeue`."""
+        retries = self.retries
+        if retries is None:
+            return False
+        until_ms = NEVER
+        if expiry is not None and entry.message is not None:
+            until_ms = expiry.deadline(entry.message)
+        if not retries.wait(entry, failed, until_ms):
+            return False
+        order.hold_back(entry)
+        self.displace()
+        return True
+
+    def restore(self, log: QueueLog) -> list[int]:
+        """As `Retries.restore`: the log has just been opened."""
+        if self.retries is None or self.rules.group_by:
+            return []
+        return self.retries.restore(log)
+
+    def purge(self, order: ReadyOrder) -> i64:
+        """What waits for its next try goes. Returns how many they were."""
+        return self.retries.purge(order) if self.retries is not None else 0
+
     def begin_transaction(self) -> None:
         self._in_transaction = True
 
@@ -198,13 +240,16 @@ class Limits:
             self._drop_head()
         return not self._behind
 
-    def unwritten(self) -> None:
+    def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
         """What could not be written is forgotten: the length is what it is."""
+        if self.retries is not None:
+            self.retries.unwritten(ranges, order)
         if self._look_due:
             self._queue.pump_later()
 
     def _is_full(self) -> bool:
-        return self.rules.is_over(self._queue.ready_count, self._queue.ready_bytes)
+        queue = self._queue
+        return self.rules.is_over(queue.ready_count + queue.delayed_count, queue.ready_bytes + queue.delayed_bytes)
 
     def _drop_head(self) -> None:
         """All that is over a length, or a slice of it."""
@@ -228,11 +273,15 @@ class Limits:
     def _drop(self, count: i64) -> bool:
         """So many of what is over a length go. Whether there are no more, or the next one cannot be had now."""
         queue = self._queue
-        while queue.ready_count > 0 and self._is_full():
+        while queue.ready_count + queue.delayed_count > 0 and self._is_full():
             if count == 0:
                 return False
             count -= 1
-            entry = queue.take()
+            entry: Entry | None = None
+            if self.retries is not None:
+                entry = self.retries.take_first()
+            if entry is None:
+                entry = queue.take()
             if entry is None:
                 return True
             queue.discard(entry, "maxlen")

@@ -117,7 +117,7 @@ class Queue(Source):
                 self.order.note_arrival(expiry.now_ms())
             expiry.obey(rules.ttl_ms)
         limits = self.limits
-        if rules.plain:
+        if rules.plain and (limits is None or not limits.needed()):
             if limits is not None:
                 limits.end()
                 self.limits = None
@@ -163,6 +163,13 @@ class Queue(Source):
         self.backing.next_offset = log.next_offset
         self.ready_count = log.record_count
         self.ready_bytes = log.size_bytes
+        if self.limits is not None:
+            waiting = self.limits.restore(log)
+            order = self.order
+            if waiting and isinstance(order, FifoOrder):
+                self.filters = self.filters or Filters(self, self.host, order)
+                self.order = self.filters.order
+            self.order.begin_without(waiting)
         self.order.opened(self)
         if self.limits is not None:
             self.limits.opened()
@@ -194,9 +201,6 @@ class Queue(Source):
 
     def log(self) -> QueueLog | None:
         return None if self.backing.spilled else self.backing.store
-
-    def gone(self) -> bool:
-        return self.deleted
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -255,16 +259,12 @@ class Queue(Source):
         return True
 
     def begin_transaction(self) -> None:
-        store = self.backing.store
-        if store is not None:
-            store.begin_transaction()
+        self.backing.begin_transaction()
         if self.limits is not None:
             self.limits.begin_transaction()
 
     def end_transaction(self) -> None:
-        store = self.backing.store
-        if store is not None:
-            store.end_transaction()
+        self.backing.end_transaction()
         if self.limits is not None:
             self.limits.end_transaction()
 
@@ -435,7 +435,7 @@ class Queue(Source):
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
         return self.order.drop_old(self, self.host, arrived_max_ms, count_max)
 
-    def requeue(self, entry: Entry, counts: bool) -> None:
+    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
         self.unacked_count -= 1
         if self.deleted:
             return
@@ -446,17 +446,21 @@ class Queue(Source):
         entry.redelivered = True
         if counts:
             entry.delivery_count += 1
-        backing = self.backing
-        store = backing.store
-        if store is not None and entry.offset >= backing.log_start:
-            store.mark_returned(entry.offset, entry.delivery_count)
+            if limits is not None and limits.delays(entry, failed, self.expiry, self.order):
+                return
+        self.backing.mark_returned(entry, 0)
         self.order.put_back(self, entry)
         if limits is not None:
             limits.displace()
 
+    def ready_again(self, entry: Entry) -> None:
+        self.order.put_back(self, entry)
+
     def purge(self) -> i64:
-        """Removes what is ready; unacked messages stay. Returns how many went."""
+        """Removes what is ready or waits for its next try; unacked messages stay. Returns how many went."""
         count = self.ready_count
+        if self.limits is not None:
+            count += self.limits.purge(self.order)
         self.order.purge(self)
         if self.getters is not None and len(self.getters) > 0:
             self.pump_later()
@@ -484,11 +488,7 @@ class Queue(Source):
         What a consumer holds already stays with it, and has no place to come back to.
         """
         self.order.unwritten(self, ranges)
-        store = self.backing.store
-        if store is not None:
-            # The sizes of those that were in the log alone are known to nobody any more.
-            most = store.size_bytes + (self.order.hot_bytes if self.backing.spilled else 0)
-            if self.ready_bytes > most:
-                self.ready_bytes = most
+        # The sizes of those that were in the log alone are known to nobody any more.
+        self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.hot_bytes))
         if self.limits is not None:
-            self.limits.unwritten()
+            self.limits.unwritten(ranges, self.order)

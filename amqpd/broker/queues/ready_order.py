@@ -95,6 +95,17 @@ class ReadyOrder(Window):
         """What was taken is ready again, at its place."""
         raise NotImplementedError
 
+    def hold_back(self, entry: Entry) -> None:
+        """What was taken waits elsewhere and will be put back, or `release`d."""
+
+    def release(self, queue: Source, entry: Entry) -> None:
+        """What was taken will not be put back. Of interest where what is taken holds up something else."""
+
+    def begin_without(self, offsets: list[int]) -> None:
+        """The log, which has just been opened, has these, and they are not ready: they will be put back, or end. Called
+        before `opened`.
+        """
+
     # -- out
 
     def at_hand(self, queue: Source) -> bool:

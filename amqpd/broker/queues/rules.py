@@ -16,6 +16,7 @@ from amqpd.broker.delivery import Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues.compaction import cleanup_of, codec_of
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.retry_rule import RetryRule, retry_rule
 from amqpd.broker.stream_start import interval_ms
 
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
@@ -38,7 +39,8 @@ class Rules:
 
     Numbers are -1 where there is no such rule: ttl_ms (x-message-ttl), expires_ms (x-expires), length_max and
     length_bytes_max (of what is ready), delivery_limit, level_max (x-max-priority). overflow: one of OVERFLOWS, what
-    happens beyond the lengths. group_by: x-group-by, "" for none. dead_letter_exchange, dead_letter_key: None where
+    happens beyond the lengths. group_by: x-group-by, "" for none. retry: x-delayed-retry-*, None where nothing waits
+    before it is delivered again. dead_letter_exchange, dead_letter_key: None where
     there is none. counts_shown: deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream:
     nothing is taken, and length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes
     (x-stream-max-segment-size-bytes) say what stays.
@@ -70,6 +72,7 @@ class Rules:
         self.retain_bytes: Final[i64] = number(values, "retain")
         self.retain_ms: Final[i64] = age_ms(values, "retain")
         self.retains: Final[bool] = self.retain_bytes >= 0 or self.retain_ms >= 0
+        self.retry: Final[RetryRule | None] = retry_rule(values)
         has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
         # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"
@@ -84,6 +87,7 @@ class Rules:
             and not has_length
             and self.dead_letter_exchange is None
             and self.delivery_limit < 0
+            and self.retry is None
             and not self.counts_shown
             and not self.stream
             and not looking
@@ -113,8 +117,8 @@ class RejectPublish(Admission):
         self.dlx = dlx
 
     def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
-        size_bytes = queue.ready_bytes + message.body_size
-        if not is_over(self.length_max, self.length_bytes_max, queue.ready_count + 1, size_bytes):
+        size_bytes = queue.ready_bytes + queue.delayed_bytes + message.body_size
+        if not is_over(self.length_max, self.length_bytes_max, queue.ready_count + queue.delayed_count + 1, size_bytes):
             return True
         if self.dlx and queue.makes_dead_letters():
             host.dead_letter(queue, None, message, "maxlen")

@@ -212,7 +212,7 @@ class StreamReader(Source):
         """A front end that refuses basic.reject does not come here; for another one it is an ack."""
         self.settle(entry)
 
-    def requeue(self, entry: Entry, counts: bool) -> None:
+    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
         """Its consumer has gone, or gives it up: it stays where it is, and its offset is not acked."""
         self.stream.unacked_count -= 1
 

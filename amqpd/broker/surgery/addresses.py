@@ -249,7 +249,7 @@ def room(queue: Queue, count: i64) -> i64:
     rules = queue.rules
     if rules.stream or rules.length_max < 0:
         return count
-    left: i64 = rules.length_max - queue.ready_count
+    left: i64 = rules.length_max - queue.ready_count - queue.delayed_count
     if left < 0:
         left = 0
     return left if left < count else count
@@ -258,4 +258,5 @@ def room(queue: Queue, count: i64) -> i64:
 def is_full(queue: Queue, size: i64) -> bool:
     """Whether one more message of this size would be over a length of the queue, whatever it does then."""
     rules = queue.rules
-    return not rules.stream and rules.is_over(queue.ready_count + 1, queue.ready_bytes + size)
+    count = queue.ready_count + queue.delayed_count + 1
+    return not rules.stream and rules.is_over(count, queue.ready_bytes + queue.delayed_bytes + size)

@@ -1,0 +1,407 @@
+"""Retry with delay: who waits, how long, what becomes of it meanwhile, and over a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.broker.queues.arguments import ROWS, merged, rules_of, validate
+from amqpd.broker.queues.retries import HELD_BYTES_MAX
+from amqpd.broker.queues.retry_rule import levels_of, retry_rule
+from amqpd.errors import PreconditionFailed
+
+MINUTE_MS = 60_000
+ALL = {"x_delayed_retry_type": "all", "x_delayed_retry_min": 1000}
+# Kind of queue: the arguments that make it one.
+KINDS = {
+    "classic": {},
+    "quorum": {"x_queue_type": "quorum"},
+    "priorities": {"x_max_priority": 5},
+    "groups": {"x_group_by": "routing_key"},
+    "single": {"x_single_active_consumer": True},
+}
+
+
+def counts(queue) -> tuple[int, int, int]:
+    return (queue.ready_count, queue.unacked_count, queue.delayed_count)
+
+
+def fail(queue, count: int = 1, failed: bool = True) -> list:
+    """So many are taken and come back."""
+    entries = [queue.get(False) for _ in range(count)]
+    for entry in entries:
+        queue.requeue(entry, True, failed)
+    return entries
+
+
+def refused(arguments: dict[str, object]) -> str:
+    with pytest.raises(PreconditionFailed) as caught:
+        validate("q", "/", arguments)
+    return str(caught.value)
+
+
+class TestRule:
+    @pytest.mark.parametrize(
+        ("when", "failed", "returned"),
+        [("all", True, True), ("failed", True, False), ("returned", False, True)],
+    )
+    def test_the_type_says_who_waits(self, when, failed, returned) -> None:
+        rule = retry_rule({"retry_type": when, "retry_min_ms": 10})
+        assert (rule.delay_ms(True, 1) > 0, rule.delay_ms(False, 1) > 0) == (failed, returned)
+
+    def test_disabled_is_no_rule(self) -> None:
+        assert retry_rule({"retry_type": "disabled", "retry_min_ms": 10}) is None
+        assert retry_rule({"retry_min_ms": 10}) is None
+        assert retry_rule({"retry_type": "all"}) is None
+
+    def test_it_grows_with_the_count_up_to_the_most(self) -> None:
+        rule = retry_rule({"retry_type": "all", "retry_min_ms": 1000, "retry_max_ms": 3500})
+        assert [rule.delay_ms(True, count) for count in range(1, 6)] == [1000, 2000, 3000, 3500, 3500]
+
+    def test_the_most_is_the_least_where_it_is_not_given(self) -> None:
+        rule = retry_rule({"retry_type": "all", "retry_min_ms": 1000})
+        assert [rule.delay_ms(True, count) for count in (1, 2, 9)] == [1000, 1000, 1000]
+
+    def test_very_large_numbers_do_not_run_over(self) -> None:
+        ten_years = 315_360_000_000
+        rule = retry_rule({"retry_type": "all", "retry_min_ms": ten_years, "retry_max_ms": ten_years})
+        assert rule.delay_ms(True, 1 << 60) == ten_years
+
+    def test_levels_one_after_the_other_and_the_last_goes_on(self) -> None:
+        rule = retry_rule({"retry_type": "all", "retry_levels": "1m,5m, 30m"})
+        assert [rule.delay_ms(True, count) // MINUTE_MS for count in range(1, 6)] == [1, 5, 30, 30, 30]
+        assert rule.longest_ms == 30 * MINUTE_MS
+
+    @pytest.mark.parametrize("value", ["", "1", "1m,", "0s", "a,b", [], [0], [-1], [True], ["1m"], 5, None, [1] * 101])
+    def test_what_is_no_list_of_levels(self, value) -> None:
+        assert levels_of(value) is None
+
+
+class TestArguments:
+    def test_they_are_taken(self) -> None:
+        for kind in ("classic", "quorum"):
+            for levels in ("1s,2s", [1000, 2000]):
+                waits = {"x-delayed-retry-type": "all", "x-delayed-retry-levels": levels}
+                validate("q", "/", {"x-queue-type": kind, **waits})
+            more = {"x-delayed-retry-min": 1, "x-delayed-retry-max": 5}
+            validate("q", "/", {"x-queue-type": kind, "x-delayed-retry-type": "failed", **more})
+        validate("q", "/", {"x-delayed-retry-type": "disabled"})
+
+    @pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("x-delayed-retry-")])
+    def test_streams_have_none(self, name) -> None:
+        assert "of queue type rabbit_stream_queue" in refused({"x-queue-type": "stream", name: "all"})
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"x-delayed-retry-type": "sometimes"}, "invalid_delayed_retry_type"),
+            ({"x-delayed-retry-type": 1}, "{unacceptable_type,"),
+            ({"x-delayed-retry-type": "all"}, "not without x-delayed-retry-min or x-delayed-retry-levels"),
+            ({"x-delayed-retry-min": 1}, "not without x-delayed-retry-type"),
+            ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 0}, "{value_zero,0}"),
+            ({"x-delayed-retry-type": "all", "x-delayed-retry-min": "1m"}, "expected integer, got longstr"),
+            ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 1 << 40}, "{value_too_large,"),
+            ({"x-delayed-retry-max": 1}, "not without x-delayed-retry-min"),
+            ({"x-delayed-retry-levels": "1m"}, "not without x-delayed-retry-type"),
+            ({"x-delayed-retry-type": "all", "x-delayed-retry-levels": "soon"}, "expected 1 to 100 times"),
+            (
+                {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1, "x-delayed-retry-levels": "1m"},
+                "not together with x-delayed-retry-min",
+            ),
+        ],
+    )
+    def test_what_is_refused(self, arguments, text) -> None:
+        assert text in refused(arguments)
+
+    def test_a_policy_may_say_the_rest(self) -> None:
+        arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-min": 7}
+        assert merged(arguments, {"delayed-retry-max": 20})["x-delayed-retry-max"] == 20
+        rules = rules_of({}, {"delayed-retry-type": "returned", "delayed-retry-levels": [5, 6]})
+        assert (rules.retry.delay_ms(False, 2), rules.retry.delay_ms(True, 2)) == (6, 0)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "quorum"])
+class TestWaiting:
+    def test_it_comes_back_in_its_time_at_its_place(self, room, kind, durable) -> None:
+        queue = room.queue("q", durable=durable, **KINDS[kind], **ALL)
+        for number in range(3):
+            room.publish("q", b"%d" % number)
+        fail(queue)
+        assert counts(queue) == (2, 0, 1)
+        room.advance(995)
+        assert counts(queue) == (2, 0, 1)
+        room.advance(10)
+        assert counts(queue) == (3, 0, 0)
+        assert (queue.delayed_bytes, queue.ready_bytes) == (0, 3)
+        assert room.bodies(queue) == [b"0", b"1", b"2"]
+
+    def test_it_counts_and_is_redelivered(self, room, kind, durable) -> None:
+        queue = room.queue("q", durable=durable, **KINDS[kind], **{**ALL, "x_delayed_retry_max": 2500})
+        room.publish("q", b"1")
+        for waited_ms in (1000, 2000, 2500):
+            fail(queue)
+            room.advance(waited_ms - 5)
+            assert queue.ready_count == 0
+            room.advance(10)
+            assert queue.ready_count == 1
+        entry = queue.get(False)
+        assert (entry.delivery_count, entry.redelivered, entry.message.body()) == (3, True, b"1")
+
+    def test_purge_takes_it_too(self, room, kind, durable) -> None:
+        queue = room.queue("q", durable=durable, **KINDS[kind], **ALL)
+        for number in range(5):
+            room.publish("q", b"%d" % number)
+        fail(queue)
+        assert queue.purge() == 5
+        assert counts(queue) == (0, 0, 0)
+        room.advance(2000)
+        assert counts(queue) == (0, 0, 0)
+        assert queue.store is None or (queue.store.record_count, queue.store.size_bytes) == (0, 0)
+        room.publish("q", b"next")
+        assert room.bodies(queue) == [b"next"]
+
+    def test_the_queue_is_deleted(self, room, kind, durable) -> None:
+        queue = room.queue("q", durable=durable, **KINDS[kind], **ALL)
+        room.publish("q", b"1")
+        fail(queue)
+        assert room.delete(queue) == 1
+        room.advance(2000)
+        assert (counts(queue), room.timers.armed_count()) == ((0, 0, 0), 0)
+
+
+class TestBeside:
+    def test_plain_queues_know_nothing_of_it(self, room) -> None:
+        queue = room.queue("q")
+        assert (queue.rules.plain, queue.limits) == (True, None)
+        room.publish("q", b"1")
+        fail(queue)
+        assert counts(queue) == (1, 0, 0)
+
+    def test_who_gives_back_without_a_try_waits_for_nothing(self, room) -> None:
+        queue = room.queue("q", **ALL)
+        room.publish("q", b"1")
+        queue.requeue(queue.get(False), False)
+        assert counts(queue) == (1, 0, 0)
+
+    def test_the_delivery_limit_comes_first(self, room) -> None:
+        dead = room.queue("dead")
+        more = {"x_delivery_limit": 1, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+        queue = room.queue("q", x_queue_type="quorum", **ALL, **more)
+        room.publish("q", b"1")
+        fail(queue)
+        room.advance(1005)
+        fail(queue)
+        room.turns()
+        assert (counts(queue), dead.ready_count) == ((0, 0, 0), 1)
+        assert room.get(dead).headers["x-death"][0]["reason"] == "delivery_limit"
+
+    def test_its_time_to_live_ends_the_waiting(self, room) -> None:
+        dead = room.queue("dead")
+        more = {"x_message_ttl": 300, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+        queue = room.queue("q", **ALL, **more)
+        room.publish("q", b"1")
+        fail(queue)
+        room.advance(290)
+        assert (counts(queue), dead.ready_count) == ((0, 0, 1), 0)
+        room.advance(20)
+        assert (counts(queue), dead.ready_count) == ((0, 0, 0), 1)
+        assert room.get(dead).headers["x-death"][0]["reason"] == "expired"
+
+    def test_it_counts_in_the_length_and_goes_first(self, room) -> None:
+        queue = room.queue("q", x_max_length=2, **ALL)
+        room.publish("q", b"0")
+        room.publish("q", b"1")
+        fail(queue)
+        assert counts(queue) == (1, 0, 1)
+        room.publish("q", b"2")
+        assert (counts(queue), queue.delayed_bytes) == ((2, 0, 0), 0)
+        assert room.bodies(queue) == [b"1", b"2"]
+        assert queue.store.record_count == 0
+
+    def test_it_counts_where_a_full_queue_refuses(self, room) -> None:
+        queue = room.queue("q", x_max_length=1, x_overflow="reject-publish", **ALL)
+        assert room.publish("q", b"0")
+        fail(queue)
+        assert not room.publish("q", b"1")
+        room.advance(1005)
+        assert room.bodies(queue) == [b"0"]
+        assert room.publish("q", b"2")
+
+    def test_a_group_waits_behind_its_message(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:g", **ALL)
+        for number, group in enumerate("aab"):
+            room.publish("q", b"%d" % number, headers={"g": group})
+        fail(queue)
+        entry = queue.get(False)
+        assert (entry.message.body(), queue.get(False)) == (b"2", None)
+        room.advance(1005)
+        first = queue.get(False)
+        assert (first.message.body(), queue.get(False)) == (b"0", None)
+        queue.settle(first)
+        assert queue.get(False).message.body() == b"1"
+
+    def test_a_purged_group_is_free(self, room) -> None:
+        queue = room.queue("q", x_group_by="header:g", **ALL)
+        room.publish("q", b"0", headers={"g": "a"})
+        fail(queue)
+        queue.purge()
+        room.publish("q", b"1", headers={"g": "a"})
+        assert room.bodies(queue) == [b"1"]
+        assert queue.grouped.locked_count == 0
+
+    def test_what_is_due_together_comes_in_slices(self, room) -> None:
+        queue = room.queue("q", **ALL)
+        for number in range(200):
+            room.publish("q", b"%03d" % number, turn=False)
+        room.turns()
+        fail(queue, 200)
+        room.clock.now_ms += 2000
+        room.clock.per_look_ms = 1
+        queue.limits.retries.fire()
+        assert 0 < queue.ready_count < 200
+        room.clock.per_look_ms = 0
+        room.advance(200)
+        assert room.bodies(queue) == [b"%03d" % number for number in range(200)]
+
+    def test_one_timer_for_all_of_a_queue(self, room) -> None:
+        queue = room.queue("q", **ALL)
+        for _ in range(50):
+            room.publish("q", b"x", turn=False)
+        room.turns()
+        fail(queue, 50)
+        assert room.timers.armed_count() == 1
+
+    def test_bodies_beyond_a_bound_are_in_the_log_alone(self, room) -> None:
+        queue = room.queue("q", **ALL)
+        size = HELD_BYTES_MAX // 4
+        for number in range(8):
+            room.publish("q", b"%d" % number * size)
+        entries = fail(queue, 8)
+        assert [entry.message is not None for entry in entries] == [True] * 4 + [False] * 4
+        room.advance(1005)
+        assert room.bodies(queue) == [b"%d" % number * size for number in range(8)]
+
+
+class TestRules:
+    def test_they_come_and_go_while_it_runs(self, room) -> None:
+        queue = room.queue("q")
+        room.publish("q", b"0")
+        room.publish("q", b"1")
+        queue.obey(rules_of({}, {"delayed-retry-type": "all", "delayed-retry-levels": "1m"}))
+        fail(queue)
+        assert counts(queue) == (1, 0, 1)
+        queue.obey(rules_of({}))
+        room.advance(10)
+        assert counts(queue) == (2, 0, 0)
+        assert room.bodies(queue) == [b"0", b"1"]
+        queue.obey(rules_of({}))
+        assert queue.limits is None
+
+    def test_what_waits_keeps_its_time(self, room) -> None:
+        queue = room.queue("q", **ALL)
+        room.publish("q", b"0")
+        fail(queue)
+        queue.obey(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 9000}))
+        room.advance(1005)
+        assert counts(queue) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum", "priorities", "single"])
+class TestRestart:
+    def test_it_waits_for_the_rest_of_its_time(self, room, kind) -> None:
+        room.queue("q", **KINDS[kind], **ALL)
+        for number in range(4):
+            room.publish("q", b"%d" % number)
+        queue = room.vhost.queues["q"]
+        fail(queue)
+        queue.settle(queue.get(False))
+        room.turn.want()
+        room.advance(300)
+        room.restart(down_ms=200)
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        room.turns()
+        assert counts(queue) == (2, 0, 1)
+        room.advance(490)
+        assert counts(queue) == (2, 0, 1)
+        room.advance(20)
+        assert counts(queue) == (3, 0, 0)
+        entry = queue.get(False)
+        assert (entry.message.body(), entry.redelivered, entry.delivery_count, entry.body_size) == (b"0", True, 1, 1)
+        queue.settle(entry)
+        assert room.bodies(queue) == [b"2", b"3"]
+        assert (queue.ready_bytes, queue.store.record_count, queue.store.size_bytes) == (0, 0, 0)
+
+    def test_what_was_due_meanwhile_is_ready(self, room, kind) -> None:
+        queue = room.queue("q", **KINDS[kind], **ALL)
+        room.publish("q", b"0")
+        fail(queue)
+        room.turn.want()
+        room.turns()
+        room.restart(down_ms=5000)
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert counts(queue) == (1, 0, 0)
+        assert room.bodies(queue) == [b"0"]
+
+    def test_a_clock_that_was_set_back_costs_one_delay_at_most(self, room, kind) -> None:
+        queue = room.queue("q", **KINDS[kind], **ALL)
+        room.publish("q", b"0")
+        fail(queue)
+        room.turn.want()
+        room.turns()
+        room.restart(down_ms=-86_400_000)
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert counts(queue) == (0, 0, 1)
+        room.advance(1005)
+        assert room.bodies(queue) == [b"0"]
+
+    def test_purge_and_newcomers_while_it_waits(self, room, kind) -> None:
+        queue = room.queue("q", **KINDS[kind], **ALL)
+        for number in range(3):
+            room.publish("q", b"%d" % number)
+        fail(queue)
+        room.turn.want()
+        room.turns()
+        room.restart()
+        queue = room.vhost.queues["q"]
+        room.publish("q", b"3")
+        assert counts(queue) == (3, 0, 1)
+        assert queue.purge() == 4
+        room.turn.want()
+        room.advance(1005)
+        assert (counts(queue), queue.store.record_count, queue.store.size_bytes) == ((0, 0, 0), 0, 0)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert counts(queue) == (0, 0, 0)
+
+    def test_twice(self, room, kind) -> None:
+        queue = room.queue("q", **KINDS[kind], **ALL)
+        for number in range(3):
+            room.publish("q", b"%d" % number)
+        fail(queue, 2)
+        room.turn.want()
+        room.turns()
+        for _ in range(2):
+            room.restart()
+            queue = room.vhost.queues["q"]
+            queue.prepare()
+            room.turns()
+            assert counts(queue) == (1, 0, 2)
+        room.advance(1005)
+        assert room.bodies(queue) == [b"0", b"1", b"2"]
+
+
+def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
+    queue = room.queue("q", x_group_by="routing_key", **ALL)
+    room.publish("q", b"0")
+    fail(queue)
+    room.turn.want()
+    room.turns()
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    assert counts(queue) == (1, 0, 0)
+    assert room.bodies(queue) == [b"0"]

@@ -1,0 +1,265 @@
+"""Retry with delay as a stock client sees it, over the wire, and over a kill -9."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pika.exceptions
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+DELAY_S = 1.0
+ARGUMENTS = {"x-delayed-retry-min": int(DELAY_S * 1000)}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("retries")) as process:
+        yield process
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path) as broker:
+        yield broker
+
+
+def connect(broker: BrokerProcess) -> Any:
+    return pika.BlockingConnection(pika.URLParameters(broker.url))
+
+
+def lose(connection: pika.BlockingConnection) -> None:
+    with pytest.raises(pika.exceptions.AMQPError):
+        connection.sleep(5)
+
+
+def declare(channel: Any, name: str, kind: str = "all", **more: object) -> None:
+    arguments = {**ARGUMENTS, "x-delayed-retry-type": kind, **more}
+    channel.queue_declare(name, durable=True, arguments=arguments)
+
+
+def publish(channel: Any, name: str, count: int = 1) -> None:
+    channel.confirm_delivery()
+    for number in range(count):
+        channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(delivery_mode=2))
+
+
+def shown(broker: BrokerProcess, name: str) -> tuple[int, int, int, int]:
+    item: Any = broker.api("GET", f"/api/queues/%2F/{name}")
+    names = ("messages", "messages_ready", "messages_unacknowledged", "messages_delayed_retry")
+    return tuple(item[each] for each in names)  # type: ignore[return-value]
+
+
+def wait_for(channel: Any, name: str, timeout_s: float = 10.0) -> tuple[Any, float]:
+    """The next message, and after how long."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < timeout_s:
+        method, _, body = channel.basic_get(name)
+        if method is not None:
+            return (method, body), time.monotonic() - begin
+        time.sleep(0.01)
+    raise AssertionError("it does not come back")
+
+
+def by_reject(channel: Any, tag: int) -> None:
+    channel.basic_reject(tag, requeue=True)
+
+
+def by_nack(channel: Any, tag: int) -> None:
+    channel.basic_nack(tag, requeue=True)
+
+
+def by_recover(channel: Any, _tag: int) -> None:
+    channel.basic_recover(requeue=True)
+
+
+def by_close(channel: Any, _tag: int) -> None:
+    channel.close()
+
+
+def by_transaction_reject(channel: Any, tag: int) -> None:
+    channel.tx_select()
+    channel.basic_reject(tag, requeue=True)
+    channel.tx_commit()
+
+
+def by_transaction_nack(channel: Any, tag: int) -> None:
+    channel.tx_select()
+    channel.basic_nack(tag, requeue=True)
+    channel.tx_commit()
+
+
+@pytest.mark.parametrize(
+    ("how", "failed"),
+    [
+        (by_reject, True),
+        (by_nack, False),
+        (by_recover, False),
+        (by_close, True),
+        (by_transaction_reject, True),
+        (by_transaction_nack, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["all", "failed", "returned"])
+def test_who_waits(broker, kind, how, failed) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    name = f"{kind}-{how.__name__}"
+    declare(channel, name, kind)
+    publish(channel, name)
+    other = connection.channel()
+    method, _, _ = other.basic_get(name)
+    how(other, method.delivery_tag)
+    # What the other channel has said is done when this one is answered.
+    channel.queue_declare(name, passive=True)
+    waits = kind == "all" or failed is (kind == "failed")
+    assert shown(broker, name) == ((1, 0, 0, 1) if waits else (1, 1, 0, 0))
+    (got, body), waited_s = wait_for(channel, name)
+    assert (got.redelivered, body) == (True, b"0")
+    assert waited_s > 0.5 * DELAY_S if waits else waited_s < 0.5 * DELAY_S
+    connection.close()
+
+
+def test_a_client_that_goes_has_failed(broker) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    declare(channel, "gone-client", "failed")
+    publish(channel, "gone-client")
+    dying = connect(broker)
+    dying.channel().basic_get("gone-client")
+    dying.close()
+    assert shown(broker, "gone-client") == (1, 0, 0, 1)
+    connection.close()
+
+
+def test_a_consumer_goes_on_with_the_others(broker) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    declare(channel, "goes-on")
+    publish(channel, "goes-on", 5)
+    begin = time.monotonic()
+    got = []
+    channel.basic_qos(prefetch_count=1)
+    for method, _, body in channel.consume("goes-on", inactivity_timeout=5):
+        got.append((body, method.redelivered))
+        if body == b"1" and not method.redelivered:
+            channel.basic_nack(method.delivery_tag, requeue=True)
+        else:
+            channel.basic_ack(method.delivery_tag)
+        if len(got) == 6:
+            break
+    assert got == [*((b"%d" % number, False) for number in range(5)), (b"1", True)]
+    assert 0.9 * DELAY_S < time.monotonic() - begin < 4
+    channel.cancel()
+    connection.close()
+
+
+def test_it_is_counted_everywhere(broker) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    declare(channel, "counted", **{"x-delayed-retry-min": 60_000})
+    publish(channel, "counted", 2)
+    method, _, _ = channel.basic_get("counted")
+    channel.basic_reject(method.delivery_tag, requeue=True)
+    assert channel.queue_declare("counted", passive=True).method.message_count == 1
+    listed = broker.ctl("list_queues", "name", "messages", "messages_ready", "messages_delayed_retry").stdout
+    assert ["counted", "2", "1", "1"] in [each.split() for each in listed.splitlines()]
+    overview: Any = broker.api("GET", "/api/overview")
+    assert overview["queue_totals"]["messages_delayed_retry"] == 1
+    vhost: Any = broker.api("GET", "/api/vhosts/%2F")
+    assert vhost["messages_delayed_retry"] == 1
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+        channel.queue_delete("counted", if_empty=True)
+    channel = connection.channel()
+    assert channel.queue_purge("counted").method.message_count == 2
+    assert shown(broker, "counted") == (0, 0, 0, 0)
+    connection.close()
+
+
+def test_a_policy_delays_and_lets_go(broker) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    channel.queue_declare("by-policy", durable=True)
+    policy = {"pattern": "^by-policy$", "definition": {"delayed-retry-type": "all", "delayed-retry-levels": [60_000]}}
+    broker.api("PUT", "/api/policies/%2F/retries", {**policy, "apply-to": "queues"})
+    publish(channel, "by-policy")
+    method, _, _ = channel.basic_get("by-policy")
+    channel.basic_nack(method.delivery_tag, requeue=True)
+    channel.queue_declare("by-policy", passive=True)
+    assert shown(broker, "by-policy") == (1, 0, 0, 1)
+    broker.api("DELETE", "/api/policies/%2F/retries")
+    _, waited_s = wait_for(channel, "by-policy")
+    assert waited_s < 2
+    connection.close()
+
+
+def test_a_policy_that_is_none_is_refused(broker) -> None:
+    for definition, text in (
+        ('{"delayed-retry-type": "often"}', "is not a valid delayed retry type"),
+        ('{"delayed-retry-min": 0}', "is not a valid delayed retry minimum"),
+        ('{"delayed-retry-levels": "soon"}', "is not a valid list of delayed retry levels"),
+    ):
+        answer = broker.ctl("set_policy", "wrong", ".*", definition)
+        assert answer.returncode != 0
+        assert text in answer.stderr
+
+
+def test_arguments_are_compared(broker) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-levels": [1000, 2000]}
+    channel.queue_declare("compared", arguments=arguments)
+    channel.queue_declare("compared", arguments=arguments)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="inequivalent arg 'x-delayed-retry-levels'"):
+        channel.queue_declare("compared", arguments={**arguments, "x-delayed-retry-levels": [1000, 2001]})
+    channel = connection.channel()
+    streams = {"x-queue-type": "stream", **arguments}
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="406.*rabbit_stream_queue"):
+        channel.queue_declare("compared-stream", durable=True, arguments=streams)
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("priorities", [False, True])
+def test_kill_while_they_wait(own_broker, kind, priorities) -> None:
+    """Each is there once, in its order, and not before its time; the count goes on."""
+    if priorities and kind == "quorum":
+        pytest.skip("quorum queues have no priorities")
+    more: dict[str, object] = {"x-queue-type": kind, "x-delayed-retry-min": 4000}
+    if priorities:
+        more["x-max-priority"] = 3
+    connection = connect(own_broker)
+    channel = connection.channel()
+    declare(channel, "q", **more)
+    publish(channel, "q", 300)
+    channel.basic_qos(prefetch_count=200)
+    tags = [channel.basic_get("q")[0].delivery_tag for _ in range(200)]
+    begin = time.monotonic()
+    for tag in tags[::2]:
+        channel.basic_nack(tag, requeue=True)
+    for tag in tags[1::4]:
+        channel.basic_ack(tag)
+    channel.queue_declare("q", passive=True)
+    assert shown(own_broker, "q") == (250, 100, 50, 100)
+    time.sleep(0.3)  # acks older than 50 ms survive a kill
+    own_broker.kill()
+    lose(connection)
+    own_broker.start()
+    connection = connect(own_broker)
+    channel = connection.channel()
+    assert shown(own_broker, "q") == (250, 150, 0, 100)
+    assert time.monotonic() - begin < 3.5, "too slow a machine to see anything"
+    early = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
+    assert early == [*range(3, 200, 4), *range(200, 300)]
+    (got, body), _ = wait_for(channel, "q")
+    assert time.monotonic() - begin > 3.9
+    assert (got.redelivered, body) == (True, b"0")
+    time.sleep(0.3)
+    late = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
+    assert late == list(range(2, 200, 2))
+    connection.close()
