@@ -291,6 +291,14 @@ class LocalLog(TurnLog):
             settlements.forget_returned(first, last)
         self.recount()
 
+    def rewound(self, count: i64, body_size_bytes: i64, last: i64) -> None:
+        """So many messages, none behind `last`, are live again (settle/rewind.py)."""
+        self._begin_settling().seen(last + 1)
+        self.record_count += count
+        self.size_bytes += body_size_bytes
+        self._cursors.leave_batches()
+        self.mark_dirty()
+
     def settle_with_turn(self) -> None:
         settlements = self._settlements
         if settlements is not None:

@@ -74,6 +74,13 @@ class Cursor:
         """
         raise NotImplementedError
 
+    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        """As `read_at_hand`, of what is settled and still in the log, instead of what is live. No records do not say
+        that there are none behind: the log ends at `next_offset` of it, or it is `waiting`. For a cursor that reads
+        nothing else.
+        """
+        raise NotImplementedError
+
     def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
         """The first offset of the last record batch with messages below `end`, which is the high watermark or below;
         `end` where there is none. -1 while the disk is asked: `arrived` is called when it has answered.

@@ -37,6 +37,7 @@ from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.resources import Resources
 from amqpd.storage.settle.hold import Hold, Losses, find_hold
 from amqpd.storage.settle.retained import Kept, Retention
+from amqpd.storage.settle.rewind import Rewind
 from amqpd.storage.survey import Survey, survey
 from amqpd.storage.worker import Worker
 
@@ -266,6 +267,10 @@ class Storage(LogKeeper):
             retention.max_age_ms, retention.max_bytes = max_age_ms, max_bytes
             store.log.segment_size_bytes = retention.segment_size_bytes(self.segment_size_bytes)
         self.hold_changed(store)
+
+    def rewind(self, store: LocalLog) -> Rewind:
+        """To make settled messages live again: see settle/rewind.py."""
+        return Rewind(store, self._committer.submit, self.commits.gather)
 
     def find_hold(self, store: QueueLog) -> Hold | None:
         """What the log keeps for exports, if anything was ever to be kept of it."""

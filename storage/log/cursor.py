@@ -93,6 +93,19 @@ class LocalCursor(Cursor):
     def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
         return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
 
+    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+        self._reader.reads_settled = True
+        fetch = self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
+        log = self._log
+        found: list[Record] = []
+        for record in fetch.records:
+            segment = log.segment_of(record.offset)
+            if segment is None or segment.gone or segment.removing or not segment.settled.contains(record.offset):
+                continue
+            if not within(record.offset, segment.transient_gone):
+                found.append(record)
+        return Fetch(found, fetch.next_offset, fetch.waiting)
+
     def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
         self._waiting = False
         offset = end - 1
@@ -130,7 +143,7 @@ class LocalCursor(Cursor):
             if batch is None or batch.base_offset >= end:
                 break
             segment = log.segment_of(batch.base_offset)
-            set_ = segment.settled if segment is not None else None
+            set_ = segment.settled if segment is not None and not self._reader.reads_settled else None
             try:
                 budget = batch.read(offset, set_, owner.returned, budget, records)
             except BadRecord:
@@ -182,3 +195,11 @@ class LocalCursor(Cursor):
     def close(self) -> None:
         self.release()
         self._cursors.forget(self)
+
+
+def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
+    """Whether it is in one of these (first, last, bytes)."""
+    for first, last, _ in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
+        if first <= offset <= last:
+            return True
+    return False

@@ -48,6 +48,7 @@ class LogReader:
         self._fetched: OpenFile | None = None  # of the range before it, which ends there
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # to call when the range has arrived
+        self.reads_settled: bool = False  # segments without a live message, too
         self.lost: list[tuple[int, int]] = []
         self.lost_live = 0  # how many live offsets these held
         self._segment: Segment | None = None
@@ -172,7 +173,7 @@ class LogReader:
         index: i64 = bisect_right(segments, offset, key=_base_of) - 1
         if index < 0:
             index = 0
-        while index < len(segments) and (segments[index].live == 0 or segments[index].end <= offset):
+        while index < len(segments) and (not self._wants(segments[index]) or segments[index].end <= offset):
             index += 1
         if index >= len(segments):
             return None
@@ -181,12 +182,17 @@ class LogReader:
         return segment
 
     def _behind(self, segment: Segment) -> Segment | None:
-        """The next one with live messages."""
+        """The next one with live messages, or with any."""
         segments = self._log.segments
         index: i64 = bisect_right(segments, segment.base, key=_base_of)
-        while index < len(segments) and segments[index].live == 0:
+        while index < len(segments) and not self._wants(segments[index]):
             index += 1
         return segments[index] if index < len(segments) else None
+
+    def _wants(self, segment: Segment) -> bool:
+        if self.reads_settled:
+            return not segment.gone and not segment.removing and segment.size > 0
+        return segment.live > 0
 
     def _enter(self, segment: Segment, offset: i64) -> None:
         if segment is not self._segment:

@@ -39,7 +39,7 @@ from amqpd.storage.log.damage import find_missing, set_aside_foreign, untold
 from amqpd.storage.log.recovery_rest import Rest, make_whole, rest_of
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
-from amqpd.storage.log.recovery_told import apply_entries, delivered_mark, load_segments, read_checkpoints
+from amqpd.storage.log.recovery_told import apply_entries, apply_rewind, delivered_mark, load_segments, read_checkpoints
 from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.settle.settled_files import FULL
 
@@ -156,6 +156,7 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
             state.filesystem.unlink(f"{log.directory}/{name}")
     check_tail(state)
     apply_entries(state)
+    apply_rewind(state)
     for segment, first, last in find_missing(log, state.entries, state.clean is not None):
         state.lost.append((first, last))
         if segment is not None and segment not in state.rewrite:

@@ -81,7 +81,8 @@ def rest_of(state: Recovery) -> Rest:
         rest.segments.append(segment)
         rest.settled.append((segment.prefix + ".settled", data))
         rest.unlinks.append(segment.prefix + ".settled.swap")
-    rest.names = state.cut or len(state.rewrite) > 0
+    rest.unlinks += state.outdated
+    rest.names = state.cut or len(state.rewrite) > 0 or len(state.outdated) > 0
     if True in [segment.sealed for segment in checked]:
         rest.point = checkpoint.encode_lines([(log.segments[-1].base,)])
     return rest

@@ -17,7 +17,8 @@ class Recovery:
     offset of the segment. scanned, rewrite: segments that were read, and whose `.settled` is to be written anew.
     aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
     mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
-    these logs. doubtful: base offsets of segments of whose `.settled` something could not be read.
+    these logs. outdated: files that go when the rest is synced. doubtful: base offsets of segments of whose
+    `.settled` something could not be read.
     """
 
     def __init__(self, log: Log, strict: bool, clock: Clock) -> None:
@@ -37,5 +38,6 @@ class Recovery:
         self.rewrite: list[Segment] = []
         self.cut = False
         self.cut_paths: list[str] = []
+        self.outdated: list[str] = []
         self.entries: dict[int, list[Entry]] = {}
         self.doubtful: set[int] = set()

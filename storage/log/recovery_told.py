@@ -13,7 +13,8 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.segment import Segment, segment_name
-from amqpd.storage.settle import settled
+from amqpd.storage.settle import rewind_file, settled
+from amqpd.storage.settle.settled import SettledSet
 from amqpd.storage.settle.settled_reader import Entry, SettledFile
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,36 @@ def apply_entries(state: Recovery) -> None:
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):
             del state.returned[offset]
+
+
+def apply_rewind(state: Recovery) -> None:
+    """A rewind that a crash came into (settle/rewind.py) is done: what its file says is live again."""
+    log = state.log
+    path = f"{log.directory}/{rewind_file.NAME}"
+    if not state.filesystem.exists(path):
+        return
+    data = state.filesystem.read_file(path)
+    state.outdated.append(path)
+    told = rewind_file.decode_rewind(data)
+    if told is None or not log.epochs or told[1] != log.epochs[-1][0]:
+        return
+    count = 0
+    for segment in log.segments:
+        if segment.gone:
+            continue
+        offsets, size = rewind_file.told_of(told[0], segment.base, segment.end)
+        for first, last, _ in segment.transient_gone:
+            ended = SettledSet(segment.base)
+            ended.add(first, last)
+            offsets.take_out(ended)
+        taken = segment.settled.take_out(offsets)
+        if taken:
+            count += taken
+            segment.settled_body_bytes = max(0, segment.settled_body_bytes - size)
+            state.delivered_mark = max(state.delivered_mark, offsets.highest)
+            if segment not in state.rewrite:
+                state.rewrite.append(segment)
+    logger.info("%s: a rewind is completed, %d messages are in the queue again", log.directory, count)
 
 
 def delivered_mark(state: Recovery) -> int:

@@ -152,6 +152,42 @@ class SettledSet:
             self._to_range()
         return self.count - before
 
+    def take_out(self, other: SettledSet) -> i64:
+        """What is in `other`, which has the same base, is settled no more. Returns how many were. Cost: a step per
+        range, some ns per byte of bits.
+        """
+        before: i64 = self.count
+        mine = self.as_bits()
+        left = mine & ~other.as_bits()
+        self._firsts = []
+        self._lasts = []
+        self._bits = None
+        self.count = left.bit_count()
+        self.highest = self.base + left.bit_length() - 1 if left else -1
+        if left:
+            self._bits = bytearray(left.to_bytes((left.bit_length() + 7) // 8, "little"))
+            if self.count == self.highest - self._lowest() + 1:
+                self._to_range()
+        return before - self.count
+
+    def keep_in(self, other: SettledSet) -> None:
+        """Only what is in `other`, which has the same base, stays in this one."""
+        gone = self.copy()
+        gone.take_out(other)
+        self.take_out(gone)
+
+    def as_bits(self) -> int:
+        """One bit for each offset, that of the base lowest."""
+        bits = self._bits
+        if bits is not None:
+            return int.from_bytes(bits, "little")
+        found = 0
+        for index in range(len(self._firsts)):
+            first: int = self._firsts[index] - self.base
+            last: int = self._lasts[index] - self.base
+            found |= ((1 << (last - first + 1)) - 1) << first
+        return found
+
     def ranges(self) -> list[tuple[int, int]]:
         """The settled ranges in order, both ends inclusive. Cost: one step per offset when they stand as bits."""
         if self._bits is None:

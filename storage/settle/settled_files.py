@@ -150,6 +150,13 @@ class SettledFiles:
             self._swapping.append(segment)
             self._renames.append((path, f"{segment.prefix}.settled"))
 
+    def rewrite_all(self, segments: list[Segment], delivered_mark: i64, returned: dict[int, int]) -> None:
+        """As `rewrite`, of these: what was taken back from them is told by the new files alone. `swapping` says of each
+        whether it could be written. Nothing of them is pending.
+        """
+        self._grown += [segment for segment in segments if segment not in self._grown]
+        self.rewrite(delivered_mark, returned)
+
     def drop(self, segment: Segment) -> None:
         """The segment is cut: nothing that was to be written to its file is, nor does a file get its name."""
         segment.entries = None

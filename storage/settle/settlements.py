@@ -149,6 +149,12 @@ class Settlements:
             return True
         return len(self.returned) > 0 and offset in self.returned
 
+    def seen(self, end: i64) -> None:
+        """Whatever is live below `end` may have been delivered."""
+        if self._seen_end < end:
+            self._seen_end = end
+        self.mark_delivered(end - 1)
+
     def forget_returned(self, first: i64, last: i64) -> None:
         """These offsets are settled, however often they were given back."""
         returned = self.returned

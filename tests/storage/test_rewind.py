@@ -1,0 +1,257 @@
+"""Settled messages that become live again: rewind.py, and what a crash leaves of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.storage.settle.rewind import Rewind
+from amqpd.storage.settle.rewind_file import decode_rewind, encode_rewind, told_of
+from amqpd.storage.settle.settled import SettledSet
+
+BODY = b"." * 400
+
+
+def nothing() -> None: ...
+
+
+@pytest.fixture
+def house(make_house: Callable[..., Any]) -> Any:
+    house = make_house(segment_size_bytes=4000)
+    house.begin()
+    house.storage.retain(house.store, -1, 1 << 40)
+    return house
+
+
+def fill(house: Any, count: int, *, settle: Callable[[int], bool] = lambda offset: True) -> None:
+    store = house.store
+    for _ in range(count):
+        house.append(BODY)
+        house.turn()
+    for offset in range(store.next_offset - count, store.next_offset):
+        if settle(offset):
+            store.settle(offset, len(BODY))
+    store.settle_with_turn()
+    rest(house)
+
+
+def rest(house: Any) -> None:
+    for _ in range(4):
+        house.clock.now_ms += 100
+        house.turn()
+        house.storage.commits.flush()
+        house.loop()
+
+
+def wanted(house: Any, offsets: set[int]) -> Rewind:
+    store = house.store
+    made: Rewind = house.storage.rewind(store)
+    for offset in sorted(offsets):
+        segment = store.log.segment_of(offset)
+        if segment is not None and not segment.gone and segment.settled.contains(offset):
+            made.add(offset, len(BODY))
+    return made
+
+
+def rewind(house: Any, offsets: set[int]) -> Rewind:
+    made = wanted(house, offsets)
+    made.begin()
+    for _ in range(50):
+        if made.over:
+            break
+        made.go_on()
+        rest(house)
+    assert made.over
+    return made
+
+
+def live(house: Any) -> set[int]:
+    return set(house.offsets())
+
+
+class TestSet:
+    @pytest.mark.parametrize("many", [False, True])
+    def test_it_is_taken_out(self, many: bool) -> None:
+        import random
+
+        chance = random.Random(5)
+        for _ in range(50):
+            base = chance.randrange(1000)
+            mine = {base + chance.randrange(2000) for _ in range(1500 if many else 30)}
+            other = {base + chance.randrange(2000) for _ in range(chance.choice([0, 3, 1500]))}
+            sets = []
+            for offsets in (mine, other):
+                made = SettledSet(base)
+                for offset in sorted(offsets):
+                    made.add(offset, offset)
+                sets.append(made)
+            assert sets[0].take_out(sets[1]) == len(mine & other)
+            left = mine - other
+            assert sets[0].count == len(left)
+            assert {each for each in range(base, base + 2001) if sets[0].contains(each)} == left
+            assert sets[0].highest == max(left, default=-1)
+            again = base + chance.randrange(2000)
+            assert sets[0].add(again, again) == (again not in left)
+            assert {each for first, last in sets[0].ranges() for each in range(first, last + 1)} == left | {again}
+            sets[0].keep_in(sets[1])
+            assert {each for first, last in sets[0].ranges() for each in range(first, last + 1)} == (
+                left | {again}
+            ) & other
+
+
+class TestFile:
+    def test_what_it_says(self) -> None:
+        few, many = SettledSet(10), SettledSet(5000)
+        few.add(12, 20)
+        for offset in range(5000, 9000, 3):
+            many.add(offset, offset)
+        data = encode_rewind({10: few, 5000: many}, {10: 77, 5000: 88}, 4)
+        entries, epoch = decode_rewind(data)  # type: ignore[misc]
+        assert epoch == 4
+        assert told_of(entries, 10, 5000)[0].ranges() == [(12, 20)]
+        assert told_of(entries, 10, 5000)[1] == 77
+        assert told_of(entries, 5000, 20_000)[0].ranges() == many.ranges()
+        assert told_of(entries, 5000, 6000)[0].count == len(range(5000, 6000, 3))
+
+    def test_it_is_whole_or_nothing(self) -> None:
+        few = SettledSet(0)
+        few.add(1, 2)
+        data = encode_rewind({0: few}, {0: 1}, 0)
+        assert decode_rewind(data) is not None
+        for end in range(len(data)):
+            assert decode_rewind(data[:end]) is None
+        for position in range(len(data)):
+            bad = bytearray(data)
+            bad[position] ^= 1
+            assert decode_rewind(bytes(bad)) is None
+
+
+class TestRewind:
+    def test_all_of_it(self, house: Any) -> None:
+        fill(house, 60)
+        assert live(house) == set()
+        made = rewind(house, set(range(60)))
+        assert (made.error, made.count, made.size_bytes) == (None, 60, 60 * len(BODY))
+        assert live(house) == set(range(60))
+        assert (house.store.record_count, house.store.size_bytes) == (60, 60 * len(BODY))
+        assert all(house.store.redelivered(offset) for offset in range(60))
+        assert house.names("rewind") == []
+
+    def test_some_and_they_can_be_settled_again(self, house: Any) -> None:
+        fill(house, 60, settle=lambda offset: offset % 7 != 0)
+        chosen = {offset for offset in range(60) if offset % 3 == 0}
+        rewind(house, chosen)
+        sevens = set(range(0, 60, 7))
+        assert live(house) == chosen | sevens
+        house.again()
+        assert live(house) == chosen | sevens
+        assert house.store.record_count == len(chosen | sevens)
+        for offset in sorted(chosen):
+            house.store.settle(offset, len(BODY))
+        house.store.settle_with_turn()
+        rest(house)
+        house.again()
+        assert live(house) == sevens - chosen
+        assert house.store.size_bytes == len(sevens - chosen) * len(BODY)
+
+    def test_what_is_gone_is_not_taken_back(self, house: Any) -> None:
+        fill(house, 60)
+        made = wanted(house, set(range(60)))
+        house.storage.retain(house.store, -1, -1)
+        rest(house)
+        made.begin()
+        for _ in range(10):
+            made.go_on()
+            rest(house)
+        assert made.over
+        assert made.error is None
+        assert live(house) == {offset for first, last in made.ranges() for offset in range(first, last + 1)} != set()
+
+    def test_transient_ones_of_an_earlier_life_stay_settled(self, house: Any) -> None:
+        for number in range(20):
+            house.append(BODY, persistent=number % 2 == 0)
+            house.turn()
+        house.store.settle_range(0, 19, 20 * len(BODY))
+        rest(house)
+        house.again()
+        fetch = house.store.new_cursor().read_settled(0, 1 << 30, nothing)
+        assert [record.offset for record in fetch.records] == list(range(0, 20, 2))
+
+
+class TestReading:
+    def test_what_is_settled_and_only_that(self, house: Any) -> None:
+        fill(house, 60, settle=lambda offset: offset % 7 != 0)
+        found: list[int] = []
+        offset = 0
+        cursor = house.store.new_cursor()
+        while True:
+            fetch = cursor.read_settled(offset, 1000, nothing)
+            found += [record.offset for record in fetch.records]
+            if fetch.next_offset <= offset:
+                break
+            offset = fetch.next_offset
+        assert found == [each for each in range(60) if each % 7]
+
+
+class TestCrash:
+    """At each call to the file system, killed or with the power cut: none of it, or all of it, and nothing else."""
+
+    @pytest.mark.parametrize("power", [False, True])
+    @pytest.mark.parametrize("seed", range(int(os.environ.get("REWIND_SEEDS", "2"))))
+    def test_all_or_none(self, make_house: Callable[..., Any], power: bool, seed: int) -> None:
+        at = 0
+        afters = 0
+        while True:
+            house = make_house(segment_size_bytes=4000)
+            house.begin()
+            house.storage.retain(house.store, -1, 1 << 40)
+            fill(house, 45, settle=lambda offset: offset % 7 != 0)
+            before = live(house)
+            chosen = {offset for offset in range(45) if offset % 7 and offset % (2 + seed) == 0}
+            calls = [0]
+            images: list[Any] = []
+            filesystem = house.filesystem
+
+            def watch(calls: list[int] = calls, images: list[Any] = images, house: Any = house, at: int = at) -> None:
+                calls[0] += 1
+                if calls[0] - 1 == at and not images:
+                    images.append(house.filesystem.crashed(seed * 1000 + at) if power else house.filesystem.killed())
+
+            _watched(filesystem, watch)
+            rewind(house, chosen)
+            if not images:
+                break
+            boot = "2" * 32 if power else "1" * 32
+            house.again(images[0], boot_id=boot)
+            found = live(house)
+            assert found in (before, before | chosen), (at, found ^ before)
+            afters += found == before | chosen
+            rest(house)
+            store = house.store
+            for offset in sorted(found):
+                store.settle(offset, len(BODY))
+            house.append(BODY)
+            store.settle_with_turn()
+            rest(house)
+            house.again()
+            assert live(house) == {45}, "what was settled behind it stays settled"
+            assert house.names("rewind") == []
+            at += 1
+        assert at > 10 and 0 < afters < at
+
+
+def _watched(filesystem: Any, before: Callable[[], None]) -> None:
+    """`before` is called ahead of each call that changes something."""
+    for name in ("open", "write", "fdatasync", "fsync_dir", "fsync_file", "rename", "unlink", "truncate"):
+        if not hasattr(filesystem, name):
+            continue
+        original = getattr(filesystem, name)
+
+        def call(*arguments: Any, original: Any = original, **named: Any) -> Any:
+            before()
+            return original(*arguments, **named)
+
+        setattr(filesystem, name, call)
