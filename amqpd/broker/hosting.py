@@ -24,6 +24,7 @@ from amqpd.broker.queues.windows import Windows
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.settle.rewind import Rewind
 from amqpd.storage.storage import Storage
 
 
@@ -70,6 +71,10 @@ class BrokerHost(QueueHost):
     def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
         if isinstance(log, LocalLog):
             self._storage.retain(log, max_age_ms, max_bytes)
+
+    def rewind(self, log: QueueLog) -> Rewind:
+        assert isinstance(log, LocalLog)  # who asks has looked
+        return self._storage.rewind(log)
 
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
         if isinstance(log, LocalLog):

@@ -17,6 +17,7 @@ from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.windows import Windows
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.settle.rewind import Rewind
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,6 +51,10 @@ class QueueHost:
 
     def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
         """x-retain: what is settled stays in the log until it is older, or more; -1: no such limit; both: it goes."""
+        raise NotImplementedError
+
+    def rewind(self, log: QueueLog) -> Rewind:
+        """To make settled messages of it live again."""
         raise NotImplementedError
 
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:

@@ -62,6 +62,69 @@ class OffsetBits:
         chunk[place >> 3] = chunk[place >> 3] & ~(1 << (place & 7))
         self._counts[number] -= 1
 
+    def add_range(self, first: i64, last: i64) -> None:
+        """All of `first`..`last`, ends included. Cost: a step per chunk, and for bytes that have others some."""
+        offset = first
+        while offset <= last:
+            number: i64 = offset >> CHUNK_BITS
+            place: i64 = offset & (CHUNK_SIZE - 1)
+            if place == 0 and last - offset >= CHUNK_SIZE - 1:
+                if number < self._begin:
+                    self._begin = number
+                self._chunks[number] = _FULL
+                self._counts[number] = CHUNK_SIZE
+                offset += CHUNK_SIZE
+            elif place & 7 == 0 and last - offset >= 7 and self._empty_byte(number, place):
+                self.add(offset)  # which makes the chunk
+                chunk = self._chunks[number]
+                if chunk:
+                    chunk[place >> 3] = 255
+                    self._count(number, 7)
+                offset += 8
+            else:
+                self.add(offset)
+                offset += 1
+
+    def _empty_byte(self, number: i64, place: i64) -> bool:
+        chunk = self._chunks.get(number)
+        return chunk is None or (len(chunk) > 0 and chunk[place >> 3] == 0)
+
+    def _count(self, number: i64, more: i64) -> None:
+        count = self._counts[number] + more
+        self._counts[number] = count
+        if count == CHUNK_SIZE:
+            self._chunks[number] = _FULL
+
+    def remove_range(self, first: i64, last: i64) -> None:
+        """None of `first`..`last`, ends included, is in the set any more. Cost: as `add_range`."""
+        offset = first
+        while offset <= last:
+            number: i64 = offset >> CHUNK_BITS
+            place: i64 = offset & (CHUNK_SIZE - 1)
+            chunk = self._chunks.get(number)
+            if chunk is None or (place == 0 and last - offset >= CHUNK_SIZE - 1):
+                if chunk is not None:
+                    del self._chunks[number]
+                    del self._counts[number]
+                offset += CHUNK_SIZE - place
+                continue
+            if not chunk:
+                chunk = bytearray(b"\xff" * (CHUNK_SIZE >> 3))
+                self._chunks[number] = chunk
+            byte: i64 = chunk[place >> 3]
+            if place & 7 == 0 and byte == 0:
+                offset += 8
+                continue
+            bit: i64 = 1 << (place & 7)
+            if byte & bit != 0:
+                chunk[place >> 3] = byte & ~bit
+                left = self._counts[number] - 1
+                self._counts[number] = left
+                if left == 0:
+                    del self._chunks[number]
+                    del self._counts[number]
+            offset += 1
+
     def has(self, offset: i64) -> bool:
         """Whether the offset is in the set. Cost: some 30 ns."""
         if not self._chunks:

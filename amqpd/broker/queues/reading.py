@@ -37,6 +37,8 @@ class Search:
     is below this offset is looked at.
 
     ended: there is no more. waits: `collect` has stopped since the disk is asked. position: what is below it was seen.
+    committed: it goes on to its end, whoever wants it to stop. done_count: what it has done with messages that it did
+    not give out, since that was last asked.
     """
 
     def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
@@ -47,6 +49,8 @@ class Search:
         self.position: i64 = 0
         self.ended = False
         self.waits = False
+        self.committed = False
+        self.done_count: i64 = 0
 
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         """Appends what is found, with messages, in order: `count_max` and so many bytes of bodies at most (and one).
@@ -195,12 +199,15 @@ class Reading(Search):
 @final
 class LogReader:
     """A place of one's own in a log, from which records come one by one. waits: the disk is asked, and `wake` is called
-    when it has answered. safe_only: nothing at the high watermark or above is read.
+    when it has answered. safe_only: nothing at the high watermark or above is read. settled: only what is settled and
+    still there is; behind: `next` has answered None after a long way without any, and goes on when it is asked again.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.waits = False
         self.safe_only = False
+        self.settled = False
+        self.behind = False
         self._wake = wake
         self._log: QueueLog | None = None
         self._cursor: Cursor | None = None
@@ -239,7 +246,10 @@ class LogReader:
                     return record
             if self._next < offset:
                 self._next = offset
-            if self.safe_only:
+            before = self._next
+            if self.settled:
+                fetch = cursor.read_settled(self._next, COLD_READ_BYTES, self._wake)
+            elif self.safe_only:
                 fetch = cursor.read_safe(self._next, COLD_READ_BYTES, self._wake)
             else:
                 fetch = cursor.read_at_hand(self._next, COLD_READ_BYTES, self._wake)
@@ -248,6 +258,7 @@ class LogReader:
             self._next = fetch.next_offset
             if not fetch.records:
                 self.waits = fetch.waiting
+                self.behind = self.settled and fetch.next_offset > before
                 return None
 
     def close(self) -> None:

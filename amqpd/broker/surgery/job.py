@@ -303,7 +303,7 @@ class Job(Origin):
         if self.ended_ms > 0:
             return False
         search = self._search
-        if search is None or self.state in (STOPPING, FAILED):
+        if search is None or (self.state in (STOPPING, FAILED) and not search.committed):
             return self.end()
         self.source.used()
         trouble = self._trouble()
@@ -337,6 +337,10 @@ class Job(Origin):
             self._hand_on(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
         self._hand_on(search, entries)
+        self.done_count += search.done_count
+        search.done_count = 0
+        if self.state == FAILED:
+            return self.end()
         if search.waits:
             self._republisher.timers.arm(self._later, self._republisher.timers.now_ms() + DISK_MS)
             return False

@@ -1,0 +1,301 @@
+"""Messages of a queue that are settled and still in its log (x-retain), for who wants them once more.
+
+    SettledReading   gives them out as they stand, and changes nothing: to be copied, or counted
+    Rewinding        makes them ready again, in their places: what matches is gathered first, taken back in the log as
+                     one step (storage/settle/rewind.py), and given to the queue's order when no crash can undo it
+
+They come back marked as redelivered. What is unacked meanwhile stays where it is. In order of arrival the window is
+put back to the first of them: the order that consumers with filters use (filtered_order.py) knows of each message
+behind it whether it is ready, at a bit a message. With priorities each is noted in the index again, a slice at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.delivery import Entry
+from amqpd.broker.flow.scans import Scans
+from amqpd.broker.message import FromLog
+from amqpd.broker.queues.entries import Entries
+from amqpd.broker.queues.fifo import FifoOrder
+from amqpd.broker.queues.filter_cursor import Judge
+from amqpd.broker.queues.filters import Filters
+from amqpd.broker.queues.levels import LevelOrder
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.reading import SLICE_MS, LogReader, Search
+from amqpd.storage.log.record import Record
+from amqpd.storage.settle.rewind import Rewind
+
+# Of a queue with priorities: how many come back in a slice, and how many of them go to its index.
+LEVEL_COUNT: Final = 1024
+COOL_COUNT: Final = 8192
+EXPIRED: Final = "expired"
+
+
+class SettledSearch(Search):
+    """What is settled and in the log, from the offset `begin` on and below `until` (-1: to the end), appended between
+    two times (ms since 1970, the first included; -1: any).
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        judge: Judge,
+        wake: Callable[[], None],
+        begin: i64,
+        until: i64,
+        begin_ms: i64,
+        until_ms: i64,
+    ) -> None:
+        super().__init__(queue, judge, wake)
+        if 0 <= until < self.end:
+            self.end = until
+        self.position = begin
+        self._begin_ms = begin_ms
+        self._until_ms = until_ms
+        self._scans = Scans(queue.host.timers)
+        self._reader = LogReader(wake)
+        self._reader.settled = True
+        self._from_log = FromLog()
+
+    def next_settled(self) -> Entry | None:
+        """The next that is wanted, with its message. None: there is none, or the slice is over, or it waits."""
+        queue = self.queue
+        store = queue.backing.store
+        scans = self._scans
+        while not scans.over:
+            if store is None or self.position >= self.end:
+                self.ended = True
+                return None
+            record = self._reader.next(store, self.position)
+            if record is None:
+                self.waits = self._reader.waits
+                self.ended = not self.waits and not self._reader.behind
+                return None
+            if record.offset >= self.end:
+                self.ended = True
+                return None
+            self.position = record.offset + 1
+            scans.step(len(record.properties))
+            if self._is_early_or_late(record):
+                continue
+            message = self._from_log.message(record)
+            if self.judge.wants(message):
+                return Entry(queue, record.offset, message, True)
+        return None
+
+    def _is_early_or_late(self, record: Record) -> bool:
+        if record.timestamp_ms < self._begin_ms:
+            return True
+        return 0 <= self._until_ms <= record.timestamp_ms
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@final
+class SettledReading(SettledSearch):
+    """Gives them out and changes nothing."""
+
+    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+        self.waits = False
+        self._scans.begin_alone(SLICE_MS)
+        while count_max > 0 and bytes_max > 0:
+            entry = self.next_settled()
+            if entry is None:
+                return
+            entries.append(entry)
+            count_max -= 1
+            bytes_max -= entry.body_size
+
+    def give_back(self, entry: Entry) -> None:
+        """It is read once more, and with it what came behind it and is given back next."""
+        if entry.offset < self.position:
+            self.position = entry.offset
+        self.ended = False
+
+
+@final
+class Rewinding(SettledSearch):
+    """Makes them ready again. rewind: of the queue's log. limit: how many at most; 0: all. leave: called for one that
+    stays, with the reason; fail: with why it cannot be done.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        judge: Judge,
+        wake: Callable[[], None],
+        begin: i64,
+        until: i64,
+        begin_ms: i64,
+        until_ms: i64,
+        rewind: Rewind,
+        limit: i64,
+        leave: Callable[[str], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        super().__init__(queue, judge, wake, begin, until, begin_ms, until_ms)
+        self._rewind = rewind
+        self._limit = limit
+        self._leave = leave
+        self._fail = fail
+        self._count: i64 = 0
+        self._size_bytes: i64 = 0
+        # Of a queue with priorities: what comes back, range by range, and where in the first of them.
+        self._ranges: list[tuple[int, int]] = []
+        self._at: i64 = 0
+        self._back = False
+
+    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+        self.waits = False
+        if self._back:
+            self._give_levels()
+        elif self.committed:
+            self._go_on()
+        else:
+            self._gather()
+
+    def _gather(self) -> None:
+        rewind = self._rewind
+        queue = self.queue
+        self._scans.begin_alone(SLICE_MS)
+        while self._limit == 0 or self._count < self._limit:
+            entry = self.next_settled()
+            if entry is None:
+                break
+            if queue.expiry is not None and queue.expiry.is_over(entry):
+                self._leave(EXPIRED)
+                continue
+            rewind.add(entry.offset, entry.body_size)
+            self._count += 1
+            self._size_bytes += entry.body_size
+        if self._limit > 0 and self._count >= self._limit:
+            self.ended = True
+        if not self.ended or self._count == 0:
+            return
+        rules = queue.rules
+        if not rules.stream and rules.is_over(queue.ready_count + self._count, queue.ready_bytes + self._size_bytes):
+            self._fail(f"queue '{queue.name}' would be over its length with {self._count} messages more")
+            return
+        self.ended = False
+        self.committed = True
+        self.waits = True
+        rewind.begin()
+
+    def _go_on(self) -> None:
+        rewind = self._rewind
+        rewind.go_on()
+        if not rewind.over:
+            self.waits = True
+            self.queue.host.turn.want()
+            return
+        error = rewind.error
+        if error is not None:
+            self.ended = True
+            self._fail(f"queue '{self.queue.name}' could not be rewound: {error}")
+            return
+        ranges = rewind.ranges()
+        if isinstance(self.queue.order, LevelOrder):
+            self._ranges = ranges
+            self._back = True
+            self._at = ranges[0][0]
+            self._reader.close()
+            self._reader = LogReader(self.wake)
+            return
+        make_ready(self.queue, ranges, rewind.count, rewind.size_bytes)
+        self.done_count += rewind.count
+        self.ended = True
+
+    def _give_levels(self) -> None:
+        queue = self.queue
+        order = queue.order
+        store = queue.backing.store
+        assert isinstance(order, LevelOrder)
+        if not order.at_hand(queue):
+            self.waits = True  # its index is being made
+            return
+        if not order.cool(COOL_COUNT):
+            return
+        scans = self._scans
+        scans.begin_alone(SLICE_MS)
+        count: i64 = 0
+        while count < LEVEL_COUNT and not scans.over:
+            if not self._ranges or store is None:
+                self.ended = True
+                break
+            last: i64 = self._ranges[0][1]
+            record = None
+            if self._at <= last:
+                record = self._reader.next(store, self._at)
+                if record is None and self._reader.waits:
+                    self.waits = True
+                    break
+            if record is None or record.offset > last:
+                del self._ranges[0]
+                if self._ranges:
+                    self._at = self._ranges[0][0]
+                continue
+            self._at = record.offset + 1
+            scans.step(len(record.properties))
+            entry = Entry(queue, record.offset, queue.backing.message(record), True)
+            order.put_back(queue, entry)
+            entry.message = None
+            count += 1
+        self.done_count += count
+        if count > 0:
+            queue.pump_later()
+            queue.host.turn.want()
+
+
+def make_ready(queue: Queue, ranges: list[tuple[int, int]], count: i64, size_bytes: i64) -> None:
+    """Of a queue in order of arrival: these offsets, ascending ranges with their ends, are live in its log again, and
+    ready from now on. Cost: a step per range, and what stands in the window.
+    """
+    if not ranges:
+        return
+    order = queue.order
+    assert isinstance(order, FifoOrder)
+    filters = queue.filters
+    if filters is None:
+        filters = Filters(queue, queue.host, order)
+        queue.filters = filters
+        queue.order = filters.order
+    filtered = filters.order
+    first: i64 = ranges[0][0]
+    behind = filtered.cold_offset
+    if queue.ready_count == 0:
+        filtered.pass_all()
+        behind = filtered.cold_offset
+    ahead = filtered.ahead
+    if first < behind:
+        hot = Entries()
+        hot_bytes: i64 = 0
+        cold: list[int] = []
+        for entry in filtered.hot.rest():
+            if entry.offset < first:
+                hot.append(entry)
+                hot_bytes += entry.body_size
+            else:
+                cold.append(entry.offset)
+        # What is live between them is unacked, came back, or is a dead letter on its way: not for the window to find.
+        ahead.add_range(first, behind - 1)
+        for offset in cold:
+            ahead.remove_range(offset, offset)
+        filtered.hot = hot
+        filtered.hot_bytes = hot_bytes
+        filtered.cold_offset = first
+    for low, high in ranges:
+        ahead.remove_range(low, high)
+    filtered.reading = False
+    queue.ready_count += count
+    queue.ready_bytes += size_bytes
+    for entry in filtered.back:
+        filtered.back[entry] = 0
+    for cursor in filtered.cursors:
+        cursor.begin_anew(filtered.back)
+    queue.pump_later()
+    queue.host.turn.want()
