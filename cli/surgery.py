@@ -1,4 +1,4 @@
-"""Messages of a queue shown, moved, copied, deleted and sent back to where they died; the jobs that do it.
+"""Messages of a queue shown, moved, copied, deleted, sent back to where they died or rewound; the jobs that do it.
 
 A command that begins a job shows how far it is until it has ended; --detach leaves it to itself. Interrupted, the job
 goes on: stop_job ends it.
@@ -20,6 +20,8 @@ BROWSE_COUNT: Final = 100
 WAIT_MS: Final = 500
 """How often a job's progress is shown."""
 
+DONE: Final = {"move": "moved", "copy": "copied", "delete": "deleted", "redrive": "sent back", "rewind": "rewound"}
+
 MESSAGES: Final = Listing(
     "/api/queues/{vhost}/{queue}/messages",
     ("offset", "time", "state", "routing_key", "payload_bytes", "payload"),
@@ -35,7 +37,8 @@ JOBS: Final = Listing(
     ("id", "action", "vhost", "queue", "state", "done", "rate"),
     plain(
         "id", "action", "vhost", "queue", "to_queue", "to_exchange", "routing_key", "where", "limit", "dry_run",
-        "state", "reason", "messages", "done", "looked_at", "under_way", "left", "begun", "ended", "rate", "user",
+        "from_offset", "state", "reason", "messages", "done", "looked_at", "under_way", "left", "begun", "ended",
+        "rate", "user",
     ),
 )  # fmt: skip
 
@@ -83,6 +86,22 @@ def delete_messages(context: Context) -> None:
 
 def redrive(context: Context) -> None:
     _run(context, "Sending back dead letters of", {"action": "redrive"})
+
+
+def rewind_queue(context: Context) -> None:
+    given = context.line.given
+    body: dict[str, object] = {"action": "rewind"}
+    if ("to-time" in given) == ("to-offset" in given):
+        raise UsageError("--to-time or --to-offset is needed, one of them")
+    if "until-time" in given and "until-offset" in given:
+        raise UsageError("--until-time or --until-offset, not both")
+    for option, name in (("to-offset", "offset"), ("until-offset", "until_offset")):
+        if option in given:
+            body[name] = context.line.number(option)
+    for option, name in (("to-time", "time"), ("until-time", "until_time"), ("to-queue", "to_queue")):
+        if option in given:
+            body[name] = given[option]
+    _run(context, "Rewinding", body)
 
 
 def _target(context: Context) -> dict[str, object]:
@@ -143,8 +162,10 @@ def _follow(context: Context, job: Item) -> Item:
 
 
 def _tell(context: Context, job: Item) -> None:
-    verb = {"move": "moved", "copy": "copied", "delete": "deleted", "redrive": "sent back"}[job["action"]]
+    verb = DONE[job["action"]]
     left = "".join(f"\n{count} left: {why}" for why, count in sorted(job["left"].items()))
+    if job["action"] == "rewind":
+        left = f" from offset {job['from_offset']} on{left}"
     if job["dry_run"]:
         context.done(f"{job['done']} messages would be {verb}{left}")
         return
@@ -257,9 +278,26 @@ COMMANDS: Final = (
         ),
     ),
     Command(
+        "rewind_queue",
+        "Queues",
+        "Puts back what was settled since some time or offset, as far as the queue retains it, or copies it elsewhere",
+        rewind_queue,
+        "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
+        f"[--to-queue <queue>] {_SOME} <queue>",
+        1,
+        1,
+        (("<queue>", "the queue, which retains what was settled (x-retain)"),),
+        ("to-time", "to-offset", "until-time", "until-offset", "to-queue", *_SOME_OPTIONS),
+        examples=(
+            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "how many it would be"),
+            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "one customer's, again"),
+            ("rewind_queue --to-offset 0 --to-queue audit orders", "all there is, into another queue"),
+        ),
+    ),
+    Command(
         "list_jobs",
         "Queues",
-        "Lists the jobs that move, copy, delete or redrive messages, and the last that have ended",
+        "Lists the jobs that move, copy, delete, redrive or rewind messages, and the last that have ended",
         list_jobs,
         "[--no-table-headers] [<column> ...]",
         0,

@@ -137,11 +137,14 @@ class LocalLog(TurnLog):
         self.next_offset = log.end
         self.recount()
 
-    def recount(self) -> None:
-        """What is live was changed beneath the counts (by a write that failed, a cleaning, a range that was settled):
-        they are taken from the segments. Cost: a step per segment.
+    def recount(self, seen_end: i64 = 0) -> None:
+        """What is live was changed beneath the counts (by a write that failed, a cleaning, a range that was settled or
+        taken back): they are taken from the segments. seen_end: what is live below may have been delivered. Cost: a
+        step per segment.
         """
         self._cursors.leave_batches()
+        if seen_end > 0:
+            self._begin_settling().seen(seen_end)
         settlements = self._settlements
         if settlements is not None:
             settlements.flush_runs()
@@ -290,14 +293,6 @@ class LocalLog(TurnLog):
         if settlements is not None:
             settlements.forget_returned(first, last)
         self.recount()
-
-    def rewound(self, count: i64, body_size_bytes: i64, last: i64) -> None:
-        """So many messages, none behind `last`, are live again (settle/rewind.py)."""
-        self._begin_settling().seen(last + 1)
-        self.record_count += count
-        self.size_bytes += body_size_bytes
-        self._cursors.leave_batches()
-        self.mark_dirty()
 
     def settle_with_turn(self) -> None:
         settlements = self._settlements

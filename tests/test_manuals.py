@@ -16,7 +16,14 @@ DOCS = Path(__file__).parent.parent / "docs"
 # Page: what its example prints.
 PAGES = {
     "policies.md": "",
-    "replay.md": "",
+    "replay.md": (
+        "name\tmessages\tmessages_retained\naudit\t0\t\norders\t0\t3\n"
+        "3 messages would be rewound from offset 0 on\n"
+        "2 messages rewound from offset 0 on\n"
+        "1 messages rewound from offset 0 on\n"
+        "name\tmessages\tmessages_retained\naudit\t1\t\norders\t2\t1\n"
+        "{'customer': 'acme'} redelivered: True\n"
+    ),
     "surgery.md": (
         "offset\tstate\tpayload\n0\tready\tan order\n1\tready\tan order\n2\tready\tan order\n"
         "3 messages would be sent back\n2 messages sent back\n1 messages moved\n"

@@ -1,5 +1,5 @@
-"""Surgery of queues over HTTP: /queues/V/Q/messages shows, /queues/V/Q/jobs moves, copies, deletes and redrives, and
-/amqpd/jobs tells of what runs. RabbitMQ has no such routes.
+"""Surgery of queues over HTTP: /queues/V/Q/messages shows, /queues/V/Q/jobs moves, copies, deletes, redrives and
+rewinds, and /amqpd/jobs tells of what runs. RabbitMQ has no such routes.
 
 To browse takes the read permission on the queue; a job takes read and configure on its source (a copy: read), and write
 on where the messages go: the queue, the exchange, or of a redrive each queue that one goes back to.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queues.opening import opened
 from amqpd.broker.surgery.browsing import browse
 from amqpd.broker.surgery.job import Job
-from amqpd.broker.surgery.jobs import COPY, DELETE, MOVE, REDRIVE, Request
+from amqpd.broker.surgery.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, Request
 from amqpd.management.call import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.queues import message_item
 from amqpd.management.router import Route
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 COUNT_MAX: Final = 1000
 OFFSET_MAX: Final = 1 << 60
 WAIT_MS_MAX: Final = 30_000
-VERBS: Final = (MOVE, COPY, DELETE, REDRIVE)
+VERBS: Final = (MOVE, COPY, DELETE, REDRIVE, REWIND)
 _FIELDS: Final[dict[str, frozenset[str]]] = {
     MOVE: frozenset({"to_queue", "to_exchange", "routing_key"}),
     COPY: frozenset({"to_queue", "to_exchange", "routing_key", "offset", "time"}),
     DELETE: frozenset(),
     REDRIVE: frozenset(),
+    REWIND: frozenset({"to_queue", "offset", "time", "until_offset", "until_time"}),
 }
 _SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
 
@@ -105,6 +106,12 @@ async def _request(call: Call, verb: str) -> Request:
             raise BadRequest("routing_key goes with to_exchange")
         if len((_optional(call, "routing_key") or "").encode()) > SHORT_STRING_SIZE_BYTES_MAX:
             raise BadRequest("routing_key has at most 255 bytes")
+    if verb == REWIND and ("offset" in fields) == ("time" in fields):
+        raise BadRequest("rewind needs offset or time, one of them")
+    if "until_offset" in fields and "until_time" in fields:
+        raise BadRequest("until_offset or until_time, not both")
+    until = number("until_offset", fields.get("until_offset", -1), -1, OFFSET_MAX)
+    until_ms = time_ms(fields["until_time"]) if "until_time" in fields else -1
     limit = number("limit", fields.get("limit", 0), 0, OFFSET_MAX)
     begin = number("offset", fields.get("offset", 0), 0, OFFSET_MAX)
     begin_ms = time_ms(fields.get("time"))
@@ -132,6 +139,8 @@ async def _request(call: Call, verb: str) -> Request:
         dry_run,
         begin,
         begin_ms,
+        until,
+        until_ms,
         _may_write(call, vhost.name),
         call.caller.user.name,
     )

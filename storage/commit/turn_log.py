@@ -90,7 +90,7 @@ class TurnLog(QueueLog):
         else:
             self.mark_dirty()
 
-    def recount(self) -> None:
+    def recount(self, seen_end: i64 = 0) -> None:
         """What is live has changed beneath the counts."""
         raise NotImplementedError
 

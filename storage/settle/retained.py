@@ -118,3 +118,18 @@ def retained_of(segments: list[Segment], next_offset: int, record_count: int) ->
     offsets = sum(segment.end - segment.base for segment in there) + next_offset - there[-1].end
     body_bytes = sum(segment.settled_body_bytes for segment in there)
     return Retained(max(0, offsets - record_count), body_bytes, there[0].base, there[0].first_timestamp_ms)
+
+
+def offsets_there(segments: list[Segment], begin: int, begin_ms: int, until: int) -> tuple[int, int]:
+    """(the first offset from `begin` on that is still in the log, in a segment with a message of `begin_ms` (since
+    1970) or later; how many of begin..until - 1 are not in it any more). Cost: a step per segment.
+    """
+    first = until
+    there = 0
+    for segment in segments:
+        if segment.gone or segment.removing or segment.end <= begin or segment.base >= until:
+            continue
+        there += min(segment.end, until) - max(segment.base, begin)
+        if first == until and segment.latest_ms() >= begin_ms:
+            first = max(segment.base, begin)
+    return first, max(0, until - begin - there)

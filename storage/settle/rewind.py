@@ -146,7 +146,7 @@ class Rewind:
             segment.settled_body_bytes -= size
             self.size_bytes += self.body_bytes[segment.base]
             last = max(last, offsets.highest)
-        store.rewound(self.count, self.size_bytes, last)
+        store.recount(last + 1)
         log.settled_files.rewrite_all(segments, log.delivered_mark, store.returned)
         if not all(segment.swapping for segment in segments):  # no room: as if nothing had been asked
             for segment in segments:

@@ -59,6 +59,12 @@ class Search:
         """
         raise NotImplementedError
 
+    def take_done(self) -> i64:
+        """`done_count`, which begins anew."""
+        count = self.done_count
+        self.done_count = 0
+        return count
+
     def settle(self, entry: Entry) -> None:
         """One of them is done with."""
 

@@ -12,6 +12,7 @@ behind it whether it is ready, at a bit a message. With priorities each is noted
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final, final
 
 from mypy_extensions import i64
@@ -100,9 +101,41 @@ class SettledSearch(Search):
 class SettledReading(SettledSearch):
     """Gives them out and changes nothing."""
 
+    def __init__(
+        self,
+        queue: Queue,
+        judge: Judge,
+        wake: Callable[[], None],
+        begin: i64,
+        until: i64,
+        begin_ms: i64,
+        until_ms: i64,
+    ) -> None:
+        super().__init__(queue, judge, wake, begin, until, begin_ms, until_ms)
+        # Offsets that were given back, a heap; who reads them again.
+        self._again: list[int] = []
+        self._again_reader = LogReader(wake)
+        self._again_reader.settled = True
+
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
         self._scans.begin_alone(SLICE_MS)
+        store = self.queue.backing.store
+        while self._again and store is not None and count_max > 0 and bytes_max > 0 and not self._scans.over:
+            offset: i64 = self._again[0]
+            record = self._again_reader.next(store, offset)
+            if record is None and (self._again_reader.waits or self._again_reader.behind):
+                self.waits = self._again_reader.waits
+                return
+            heappop(self._again)
+            self._scans.step(0)
+            if record is None or record.offset != offset:
+                continue  # it has left the log meanwhile
+            again = Entry(self.queue, offset, self._from_log.message(record), True)
+            entries.append(again)
+            count_max -= 1
+            bytes_max -= again.body_size
+        self.ended = False
         while count_max > 0 and bytes_max > 0:
             entry = self.next_settled()
             if entry is None:
@@ -112,10 +145,12 @@ class SettledReading(SettledSearch):
             bytes_max -= entry.body_size
 
     def give_back(self, entry: Entry) -> None:
-        """It is read once more, and with it what came behind it and is given back next."""
-        if entry.offset < self.position:
-            self.position = entry.offset
+        heappush(self._again, entry.offset)
         self.ended = False
+
+    def close(self) -> None:
+        super().close()
+        self._again_reader.close()
 
 
 @final

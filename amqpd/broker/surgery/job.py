@@ -337,10 +337,7 @@ class Job(Origin):
             self._hand_on(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
         self._hand_on(search, entries)
-        self.done_count += search.done_count
-        search.done_count = 0
-        if self.state == FAILED:
-            return self.end()
+        self.done_count += search.take_done()
         if search.waits:
             self._republisher.timers.arm(self._later, self._republisher.timers.now_ms() + DISK_MS)
             return False

@@ -20,12 +20,15 @@ from amqpd.broker.queues.grouped_search import GroupedSearch
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Reading, Search
+from amqpd.broker.queues.rewinding import Rewinding, SettledReading
 from amqpd.broker.queues.searching import FifoSearch, LevelSearch
 from amqpd.broker.surgery.addresses import Address, Redrive, ToExchange, ToQueue
 from amqpd.broker.surgery.browsing import check_times
 from amqpd.broker.surgery.job import Conditions, Job, Runner
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import Selector
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.settle.retained import offsets_there, retained_of
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +40,18 @@ MOVE: Final = "move"
 COPY: Final = "copy"
 DELETE: Final = "delete"
 REDRIVE: Final = "redrive"
+REWIND: Final = "rewind"
+GONE: Final = "gone"
+"""Why what a rewind is to begin with is left: it is older, or more, than the queue keeps (x-retain)."""
 
 
 class Request(NamedTuple):
     """What is to be done with messages of one queue.
 
     to_queue, or to_exchange with routing_key (None: their own): of move and copy. selector: None for all of them.
-    limit: 0 for no limit. begin, begin_ms: of copy, the first offset, or the first time (ms since 1970); 0: from the
-    front. may_write: of redrive, whether the user may write to the `queue` or `exchange` of a name.
+    limit: 0 for no limit. begin, begin_ms: of copy and rewind, the first offset, or the first time (ms since 1970); 0:
+    from the front. until, until_ms: of rewind, what comes first of what is left alone; -1: to the end. may_write: of
+    redrive, whether the user may write to the `queue` or `exchange` of a name.
     """
 
     verb: str
@@ -58,6 +65,8 @@ class Request(NamedTuple):
     dry_run: bool = False
     begin: int = 0
     begin_ms: int = 0
+    until: int = -1
+    until_ms: int = -1
     may_write: Callable[[str, str], bool] = lambda kind, name: True
     user: str = ""
 
@@ -100,9 +109,11 @@ class Jobs:
                 "copied, but not moved or deleted"
             )
         check_times(source, request.begin_ms)
+        if request.verb == REWIND:
+            check_rewind(request)
         address = _address_of(request)
         job = self.make(request.verb, source, Conditions(request.selector, address), request, ended)
-        job.begin(_search_of(request, job))
+        job.begin(_rewinding(request, job) if request.verb == REWIND else _search_of(request, job))
         return job
 
     def make(
@@ -188,7 +199,7 @@ def _shown(request: Request) -> dict[str, object]:
 def _address_of(request: Request) -> Address | None:
     """Where its messages go; None: nowhere. Raises: NotFound, PreconditionFailed."""
     vhost, source = request.vhost, request.source
-    if request.verb == DELETE:
+    if request.verb == DELETE or (request.verb == REWIND and request.to_queue is None):
         return None
     if request.verb == REDRIVE:
         return Redrive(vhost, source, request.may_write)
@@ -214,3 +225,38 @@ def _search_of(request: Request, job: Job) -> Search:
     if isinstance(source.order, GroupedOrder):
         return GroupedSearch(source, conditions, job.wake)
     return FifoSearch(source, conditions, job.wake)
+
+
+def check_rewind(request: Request) -> None:
+    """Raises: PreconditionFailed where a queue keeps nothing that could come back, or not into this queue."""
+    source = request.source
+    thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
+    if source.rules.stream:
+        raise PreconditionFailed(f"{thing} is a stream: its readers begin where they want (x-stream-offset)")
+    if not isinstance(source.log(), LocalLog):
+        raise PreconditionFailed(f"{thing} is not durable: it keeps nothing that was settled")
+    if source.rules.group_by and request.to_queue is None:
+        raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound into another queue alone")
+
+
+def _rewinding(request: Request, job: Job) -> Search:
+    source = request.source
+    store = source.log()
+    assert isinstance(store, LocalLog)  # `check_rewind` has looked
+    end: int = int(store.next_offset)
+    until = min(end, request.until) if request.until >= 0 else end
+    begin, gone = offsets_there(store.log.segments, request.begin, request.begin_ms, until)
+    if gone > 0 and request.begin_ms == 0:
+        job.conditions.left[GONE] = gone
+    first = retained_of(store.log.segments, end, int(store.record_count))
+    job.shown["messages"] = max(0, until - begin)
+    job.shown["from_offset"] = begin
+    job.shown["retained_first_offset"] = first.first_offset
+    job.shown["retained_first_timestamp"] = first.first_timestamp_ms
+    where = (begin, request.until, request.begin_ms, request.until_ms)
+    if request.dry_run or request.to_queue is not None:
+        return SettledReading(source, job.conditions, job.wake, *where)
+    rewind = source.host.rewind(store)
+    return Rewinding(
+        source, job.conditions, job.wake, *where, rewind, request.limit, job.conditions.leave, job.fail
+    )

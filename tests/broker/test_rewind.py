@@ -1,0 +1,323 @@
+"""What was settled comes back: into its queue, into another one, and what may come in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from taker import take
+
+from amqpd.broker.queues.fifo import FifoOrder
+from amqpd.broker.queues.filtered_order import FilteredOrder
+from amqpd.broker.queues.offset_bits import CHUNK_SIZE, OffsetBits
+from amqpd.broker.surgery.job import Job
+from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.errors import NotFound, PreconditionFailed
+from amqpd.routing.selector import parse
+
+
+@pytest.fixture
+def jobs(room: Any) -> Jobs:
+    return Jobs(room.republisher, room.turn, room._soon.append)
+
+
+def run(room: Any, jobs: Jobs, source: Any, selector: str = "", **more: Any) -> Job:
+    job = jobs.begin(Request("rewind", room.vhost, source, selector=parse(selector) if selector else None, **more))
+    for _ in range(100):
+        room.advance(25)
+        if job.ended_ms:
+            break
+    assert job.ended_ms, (job.state, job.reason)
+    return job
+
+
+def fill(room: Any, name: str, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        room.publish(name, b"%d" % number, priority=number % 3, headers={"n": number}, turn=False)
+    room.turn.want()
+    room.turns()
+
+
+def numbers(bodies: list[bytes]) -> list[int]:
+    return [int(body) for body in bodies]
+
+
+class TestInPlace:
+    @pytest.mark.parametrize("kind", ["classic", "quorum"])
+    def test_all_of_it_in_its_order(self, room, jobs, kind) -> None:
+        queue = room.queue("q", x_retain="1h", x_queue_type=kind)
+        fill(room, "q", 50)
+        assert len(room.bodies(queue)) == 50
+        job = run(room, jobs, queue)
+        assert (job.state, job.done_count, job.shown["from_offset"]) == ("done", 50, 0)
+        assert queue.ready_count == 50 and queue.ready_bytes == sum(len(b"%d" % n) for n in range(50))
+        got = [room.get(queue) for _ in range(50)]
+        assert [int(each.body) for each in got] == list(range(50))
+        assert all(each.redelivered for each in got)
+        assert room.get(queue) is None
+
+    def test_from_an_offset_until_another(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 50)
+        room.bodies(queue)
+        job = run(room, jobs, queue, begin=10, until=20)
+        assert job.done_count == 10
+        assert numbers(room.bodies(queue)) == list(range(10, 20))
+
+    def test_from_a_time_until_another(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        times = []
+        for number in range(5):
+            times.append(room.clock.time_ms())
+            fill(room, "q", 10, first=10 * number)
+            room.advance(1000)
+        room.bodies(queue)
+        assert run(room, jobs, queue, begin_ms=times[1], until_ms=times[3]).done_count == 20
+        assert numbers(room.bodies(queue)) == list(range(10, 30))
+
+    def test_only_what_matches(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 50)
+        room.bodies(queue)
+        assert run(room, jobs, queue, "n >= 40 OR n < 3").done_count == 13
+        assert numbers(room.bodies(queue)) == [0, 1, 2, *range(40, 50)]
+
+    def test_a_limit(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 50)
+        room.bodies(queue)
+        assert run(room, jobs, queue, limit=7).done_count == 7
+        assert numbers(room.bodies(queue)) == list(range(7))
+
+    def test_among_what_waits_and_what_is_out(self, room, jobs) -> None:
+        """0..9 acked but for 3 and 7, which are unacked; 5 was given back; 10..19 wait."""
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 20)
+        entries = [queue.get(False) for _ in range(10)]
+        for number, entry in enumerate(entries):
+            if number not in (3, 5, 7):
+                queue.settle(entry)
+        queue.requeue(entries[5], False)
+        room.turn.want()
+        room.turns()
+        assert (queue.ready_count, queue.unacked_count) == (11, 2)
+        assert run(room, jobs, queue).done_count == 7
+        assert (queue.ready_count, queue.unacked_count) == (18, 2)
+        queue.requeue(entries[7], False)
+        assert numbers(room.bodies(queue)) == [0, 1, 2, 4, 5, 6, 7, 8, 9, *range(10, 20)]
+        queue.settle(entries[3])
+        assert (queue.ready_count, queue.unacked_count, queue.store.record_count) == (0, 0, 0)
+
+    def test_with_a_small_window(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        queue.order.count_max = 4
+        fill(room, "q", 60)
+        for number in range(40):
+            entry = queue.get(False)
+            if number % 10 != 9:
+                queue.settle(entry)
+        assert run(room, jobs, queue, "n >= 15").done_count == 22
+        left = [n for n in range(15, 60) if n not in (19, 29, 39)]
+        assert numbers(room.bodies(queue)) == left
+        fill(room, "q", 3, first=60)
+        assert numbers(room.bodies(queue)) == [60, 61, 62]
+
+    def test_again_and_again(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 30)
+        for _ in range(4):
+            assert numbers(room.bodies(queue)) == list(range(30))
+            assert run(room, jobs, queue).done_count == 30
+        assert run(room, jobs, queue).done_count == 0, "what is ready is not settled"
+        assert numbers(room.bodies(queue)) == list(range(30))
+
+    def test_a_plain_order_goes_on_behind_it(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 30)
+        room.bodies(queue)
+        entry = queue.get(False)
+        assert entry is None
+        fill(room, "q", 1, first=30)
+        held = queue.get(False)
+        run(room, jobs, queue)
+        assert isinstance(queue.order, FilteredOrder), "one that is unacked lies behind them"
+        taker = take(room, queue)
+        assert numbers(taker.got) == list(range(30)) and all(taker.redelivered)
+        taker.ack_all()
+        queue.settle(held)
+        queue.pump_later()
+        room.turn.want()
+        room.turns()
+        assert type(queue.order) is FifoOrder
+        fill(room, "q", 3, first=31)
+        assert numbers(taker.got)[30:] == [31, 32, 33] and not any(taker.redelivered[30:])
+
+    def test_to_a_consumer_without_acks_and_by_purge(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        taker = take(room, queue, no_ack=True)
+        fill(room, "q", 5)
+        assert run(room, jobs, queue).done_count == 5
+        assert numbers(taker.got) == [*range(5), *range(5)]
+        taker.leave()
+        fill(room, "q", 5, first=5)
+        assert queue.purge() == 5
+        assert run(room, jobs, queue, begin=5).done_count == 5
+        assert queue.purge() == 5
+        assert queue.store.record_count == 0
+
+    def test_consumers_with_filters_get_what_they_want(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        low = take(room, queue, "n < 10")
+        high = take(room, queue, "n >= 20")
+        fill(room, "q", 30)
+        low.ack_all()
+        high.ack_all()
+        assert run(room, jobs, queue).done_count == 20
+        assert numbers(low.got) == [*range(10), *range(10)]
+        assert numbers(high.got) == [*range(20, 30), *range(20, 30)]
+        assert (queue.ready_count, queue.filters.unmatched_count()) == (10, 10)
+
+    def test_priorities(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h", x_max_priority=5)
+        fill(room, "q", 30)
+        first = numbers(room.bodies(queue))
+        job = run(room, jobs, queue)
+        assert (job.state, job.done_count, queue.ready_count) == ("done", 30, 30)
+        assert numbers(room.bodies(queue)) == first
+        assert run(room, jobs, queue, "n < 9").done_count == 9
+        assert numbers(room.bodies(queue)) == [2, 5, 8, 1, 4, 7, 0, 3, 6]
+
+    def test_what_would_expire_at_once_stays(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h", x_message_ttl=1000)
+        fill(room, "q", 5)
+        room.advance(2000)
+        fill(room, "q", 5, first=5)
+        room.bodies(queue)
+        job = run(room, jobs, queue)
+        assert (job.done_count, dict(job.conditions.left)) == (5, {"expired": 5})
+
+    def test_not_over_a_length(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h", x_max_length=10)
+        fill(room, "q", 10)
+        room.bodies(queue)
+        fill(room, "q", 5, first=10)
+        job = run(room, jobs, queue)
+        assert (job.state, job.done_count, queue.ready_count) == ("failed", 0, 5)
+        assert job.reason == "queue 'q' would be over its length with 10 messages more"
+        assert run(room, jobs, queue, begin=5).done_count == 5
+        assert queue.ready_count == 10
+
+    def test_through_a_restart(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 50)
+        room.bodies(queue)
+        run(room, jobs, queue, "n < 20")
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert queue.ready_count == 20
+        got = [room.get(queue) for _ in range(20)]
+        assert [int(each.body) for each in got] == list(range(20)) and all(each.redelivered for each in got)
+        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        assert run(room, jobs, queue).done_count == 50
+
+    def test_what_is_gone_is_told(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain=2 << 20)
+        for number in range(80):
+            room.publish("q", b"%d" % number + b" " * 100_000)
+        room.bodies(queue)
+        for _ in range(4):
+            room.storage.maintain()
+            room.turn.want()
+            room.turns()
+        job = run(room, jobs, queue)
+        first = job.shown["from_offset"]
+        assert 0 < first < 60
+        assert dict(job.conditions.left) == {"gone": first}
+        assert job.done_count == 80 - first == queue.ready_count
+        assert numbers(room.bodies(queue)) == list(range(first, 80))
+
+    def test_stopped_while_it_looks(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 50)
+        room.bodies(queue)
+        job = jobs.begin(Request("rewind", room.vhost, queue))
+        job.stop()
+        room.advance(100)
+        assert (job.state, queue.ready_count) == ("stopped", 0)
+
+
+class TestElsewhere:
+    @pytest.mark.parametrize("arguments", [{}, {"x_max_priority": 3}, {"x_group_by": "routing_key"}])
+    def test_into_another_queue(self, room, jobs, arguments) -> None:
+        queue = room.queue("q", x_retain="1h", **arguments)
+        other = room.queue("other")
+        fill(room, "q", 30)
+        room.bodies(queue)
+        job = run(room, jobs, queue, "n >= 10", to_queue="other")
+        assert (job.state, job.done_count, queue.ready_count) == ("done", 20, 0)
+        got = [room.get(other) for _ in range(20)]
+        assert sorted(int(each.body) for each in got) == list(range(10, 30))
+        assert got[0].headers["x-source-queue"] == "q"
+        assert run(room, jobs, queue, to_queue="other").done_count == 30, "the source has all of it still"
+
+    def test_a_target_that_is_full(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        other = room.queue("other", x_max_length=4)
+        fill(room, "q", 20)
+        room.bodies(queue)
+        job = jobs.begin(Request("rewind", room.vhost, queue, to_queue="other"))
+        found: list[int] = []
+        for _ in range(30):
+            room.advance(300)
+            found += numbers(room.bodies(other))
+        assert job.state == "done"
+        assert found == list(range(20))
+
+    def test_a_dry_run(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 20)
+        room.bodies(queue)
+        job = run(room, jobs, queue, "n < 5", dry_run=True)
+        assert (job.done_count, queue.ready_count) == (5, 0)
+
+
+class TestRefused:
+    def test_queues_that_keep_nothing(self, room, jobs) -> None:
+        for queue, why in (
+            (room.queue("s", x_queue_type="stream"), "is a stream"),
+            (room.queue("t", durable=False), "is not durable"),
+            (room.queue("g", x_group_by="routing_key"), "has groups"),
+        ):
+            with pytest.raises(PreconditionFailed, match=why):
+                jobs.begin(Request("rewind", room.vhost, queue))
+
+    def test_targets(self, room, jobs) -> None:
+        queue = room.queue("q", x_retain="1h")
+        with pytest.raises(NotFound):
+            jobs.begin(Request("rewind", room.vhost, queue, to_queue="nowhere"))
+        with pytest.raises(PreconditionFailed, match="source and target at once"):
+            jobs.begin(Request("rewind", room.vhost, queue, to_queue="q"))
+
+
+class TestBits:
+    def test_ranges_beside_a_set(self) -> None:
+        import random
+
+        chance = random.Random(3)
+        span = 3 * CHUNK_SIZE
+        for _ in range(6):
+            bits, twin = OffsetBits(), set()
+            for _ in range(12):
+                first = chance.randrange(span)
+                last = min(span, first + chance.choice([0, 5, 300, CHUNK_SIZE, 2 * CHUNK_SIZE]))
+                if chance.random() < 0.6:
+                    bits.add_range(first, last)
+                    twin |= set(range(first, last + 1))
+                else:
+                    bits.remove_range(first, last)
+                    twin -= set(range(first, last + 1))
+            assert {each for each in range(span + 1) if bits.has(each)} == twin
+            gaps = {each for low, high in bits.gaps(0, span) for each in range(low, high + 1)}
+            assert gaps == set(range(span + 1)) - twin
+            assert bool(bits) == bool(twin)
