@@ -38,7 +38,7 @@ static u64 now_ns(void) {
 static const char *o_host = "127.0.0.1", *o_user = "guest", *o_pass = "guest", *o_vhost = "/", *o_name = "run", *o_prefix;
 static int o_port = 5672, o_pid, o_body = 16, o_persist, o_durable, o_confirm, o_window = 1000, o_autoack, o_prefetch;
 static int o_ackevery = 1, o_queues = 1, o_consumers = 1, o_publishers = 1, o_fanout, o_topic, o_unique, o_rich, o_rr, o_pair;
-static int o_bodymax, o_celery, o_ids, o_stream, o_spread;
+static int o_bodymax, o_celery, o_ids, o_stream, o_spread, o_groups, o_groupby;
 static int o_inflight = 10000, o_pubonly, o_drain, o_keep, o_coalesce, o_rate, o_verify, o_chunk = 64 * 1024;
 static double o_time = 5, o_warm = 1, o_count;
 
@@ -87,6 +87,8 @@ static const struct option_row {
     {"--keep", 0, 0, 0, &o_keep, "leave queues and messages"},
     {"--stream", 0, 0, 0, &o_stream, "queues are streams, read from their first message on"},
     {"--spread", 0, 0, 0, &o_spread, "with --stream --drain: consumer i begins where its share of --count does"},
+    {"--groups", &o_groups, 0, 0, 0, "N  a header `group` on every message, one of so many"},
+    {"--groupby", 0, 0, 0, &o_groupby, "with --groups: queues have x-group-by (message groups)"},
     {"--coalesce", &o_coalesce, 0, 0, 0, "MICROSECONDS  sleep between passes: a cheaper generator"},
     {"--chunk", &o_chunk, 0, 0, 0, "BYTES  per write"},
     {"--verify", 0, 0, 0, &o_verify, "check tags, order, headers and bodies"},
@@ -95,7 +97,7 @@ static const struct option_row {
 
 __attribute__((noreturn)) static void usage(void) {
     puts("usage: amqpload [-s SCENARIO] [options]   scenarios: S1 S2 S3 S4pub S4drain S5 S6 S7 S6u S1v S1h S3h S1c S3c\n"
-         "                                          S3x200 50x50 window1 window10 window100 ST3 STpub ST1 ST10; options after -s change it");
+         "                                          S3x200 S3x50 S3g 50x50 window1 window10 window100 ST3 STpub ST1 ST10; options after -s change it");
     for (size_t i = 0; i < NROWS; i++) printf("  %-12s %s\n", ROWS[i].name, ROWS[i].help);
     exit(2);
 }
@@ -117,7 +119,10 @@ static void preset(const char *s) {
     else if (!strcmp(s, "S6") || !strcmp(s, "S6u")) o_autoack = 1, o_topic = 10000, o_queues = 10;
     else if (!strcmp(s, "S7")) o_autoack = 1, o_rate = 1000;
     else if (!strcmp(s, "S3x200")) durable_with_confirms(), o_queues = o_consumers = 200, o_rr = 1, o_ackevery = 2;
-    else if (!strcmp(s, "50x50")) o_autoack = o_pair = 1, o_queues = o_consumers = o_publishers = 50, o_inflight = 200;
+    else if (!strcmp(s, "S3x50") || !strcmp(s, "S3g")) {
+        durable_with_confirms(), o_consumers = 50, o_prefetch = 100, o_ackevery = 1, o_groups = 10000;
+        o_groupby = !strcmp(s, "S3g");
+    } else if (!strcmp(s, "50x50")) o_autoack = o_pair = 1, o_queues = o_consumers = o_publishers = 50, o_inflight = 200;
     else if (!strncmp(s, "window", 6)) o_autoack = 1, o_inflight = atoi(s + 6);
     else die("unknown scenario %s", s);
     if (!strncmp(s, "S4", 2)) o_count = 500000, o_warm = 0, o_prefix = "perfS4";
@@ -149,6 +154,8 @@ static void read_options(int count, char **words) {
     if (o_publishers + o_consumers + 1 > MAX_CONNS) die("at most %d connections", MAX_CONNS - 1);
     if (o_pair && (o_consumers != o_queues || o_publishers != o_queues)) die("--pair: as many publishers as queues, consumers");
     if (o_unique && !o_topic) die("--unique goes with --topic");
+    if (o_groupby && !o_groups) die("--groupby goes with --groups");
+    if (o_groups && (o_rich || o_celery)) die("--groups has a header of its own");
     if (o_rich && o_celery) die("either --rich or --celery");
     o_ids = o_rich || o_celery;
     if (o_stream && (o_ids || o_autoack)) die("--stream goes with acks, without ids");
@@ -242,18 +249,25 @@ static void celery_headers(buf *b, sample *s, u32 n) {
     header_text(b, "kwargsrepr", "{}"), header_text(b, "origin", "gen4711@web-3.example.net");
     bshort(b, "ignore_result"), b8(b, 't'), b8(b, 0);
 }
+#define GROUP_DIGITS 5 /* and then the delivery mode, the header's last byte */
+static void group_header(buf *b, u32 n) {
+    char text[32];
+    snprintf(text, sizeof text, "customer-%0*u", GROUP_DIGITS, (u32)((unsigned long long)n * 2654435761u % (u32)o_groups));
+    header_text(b, "group", text);
+}
 static u32 size_of_body(u32 n) { return o_body + (n * 2654435761u >> 8) % (u32)(o_bodymax - o_body + 1); }
 static void encode_header(sample *s, u32 n) {
     buf b = {0};
     s->body_size = size_of_body(n);
     b16(&b, 60), b16(&b, 0), b64(&b, s->body_size);
     /* content type, encoding, headers, delivery mode, priority, correlation id, reply to; headers, mode, expiration */
-    b16(&b, o_celery ? 0xFE00 : o_rich ? 0x3100 : 0x1000);
+    b16(&b, o_celery ? 0xFE00 : o_rich ? 0x3100 : o_groups ? 0x3000 : 0x1000);
     if (o_celery) bshort(&b, "application/json"), bshort(&b, "utf-8");
-    if (o_ids) {
+    if (o_ids || o_groups) {
         size_t at = (b32(&b, 0), b.n);
         if (o_celery) celery_headers(&b, s, n);
-        else five_headers(&b, s);
+        else if (o_rich) five_headers(&b, s);
+        else group_header(&b, n);
         u32 size = htonl(b.n - at);
         memcpy(b.p + at - 4, &size, 4);
     }
@@ -290,7 +304,7 @@ static size_t method_frame_size(const char *exchange, const char *key) {
 static void make_blob(conn *c, const char *exchange, char **keys, u32 nkeys) {
     buf b = {0};
     u32 n = 0, cap = 0;
-    while (blob_messages ? n < blob_messages : n == 0 || b.n < (size_t)o_chunk * 2)
+    while (blob_messages ? n < blob_messages : n == 0 || n < (u32)o_groups || b.n < (size_t)o_chunk * 2)
         for (u32 k = 0; k < nkeys; k++) {
             if (n + 2 > cap) {
                 cap = cap * 2 + 4096;
@@ -429,7 +443,11 @@ static void check_header(conn *c, const u8 *header, u32 size) {
         c->v_size = g32(header + 8);
         return;
     }
-    if (size != s->header_size || memcmp(header, s->header, size)) wrong++;
+    if (o_groups) { /* the body tells of which group it is */
+        u32 at = s->header_size - 1 - GROUP_DIGITS;
+        if (size != s->header_size || memcmp(header, s->header, at) || header[size - 1] != s->header[size - 1]) wrong++;
+        else memcpy(c->v_group, header + at, GROUP_DIGITS);
+    } else if (size != s->header_size || memcmp(header, s->header, size)) wrong++;
 }
 static void check_body(conn *c, const u8 *body, u32 size, u64 nth) {
     u64 number;
@@ -438,6 +456,7 @@ static void check_body(conn *c, const u8 *body, u32 size, u64 nth) {
     const sample *s = &samples[o_rate || !number ? 0 : (number - 1) % blob_messages];
     if (size != s->body_size || (size > 8 && memcmp(body + 8, body_tail, size - 8))) wrong++;
     else if (o_ids ? number != c->v_serial : o_bodymax > o_body && size != c->v_size) wrong++;
+    else if (o_groups && memcmp(c->v_group, s->header + s->header_size - 1 - GROUP_DIGITS, GROUP_DIGITS)) wrong++;
     else if (o_rate && o_consumers == 1) {
         if (last_due && number != last_due + step) wrong++;
         last_due = number;
@@ -592,7 +611,7 @@ static void prepare_keys(conn *control, const char *exchange, char **keys, u32 *
     buf b = {0};
     for (int i = 0; i < o_queues; i++) {
         if (o_keep && !o_drain) delete_queue(control, queue_name(i)); /* what an earlier run may have left */
-        declare_queue(control, queue_name(i), o_durable, o_stream);
+        declare_queue(control, queue_name(i), o_durable, o_stream, o_groupby);
     }
     *nkeys = 0;
     if (o_fanout) {

@@ -42,6 +42,7 @@ typedef struct {
     u64 v_before, v_gaps; /* of a stream: offsets that are no message's, before the first one here and since */
     u64 v_serial; /* the id in the header whose body is next, */
     u32 v_size;   /* and the size that a header without one has announced */
+    u8 v_group[8]; /* the digits of its group */
     /* publisher: the blob is a run of whole publishes, sent over and over; bo bytes of message bi are already out */
     u8 *blob;
     size_t *off, *uniq, bo; /* uniq: where a message's unique key stands, or its content header, which has its ids */
@@ -164,12 +165,13 @@ static void dial(conn *c, const char *host, int port, const char *user, const ch
     free(b.p);
 }
 /* A stream is durable whatever is asked for. */
-static void declare_queue(conn *c, const char *name, int durable, int stream) {
+static void declare_queue(conn *c, const char *name, int durable, int stream, int groups) {
     buf b = {0};
     size_t at = method_begin(&b, 1, 50, 10);
     b16(&b, 0), bshort(&b, name), b8(&b, durable || stream ? 2 : 0);
-    b32(&b, stream ? 1 + 12 + 1 + 4 + 6 : 0);
+    b32(&b, (stream ? 1 + 12 + 1 + 4 + 6 : 0) + (groups ? 1 + 10 + 1 + 4 + 12 : 0));
     if (stream) bshort(&b, "x-queue-type"), b8(&b, 'S'), blong(&b, "stream");
+    if (groups) bshort(&b, "x-group-by"), b8(&b, 'S'), blong(&b, "header:group");
     call(c, &b, at, 50, 11);
     free(b.p);
 }

@@ -91,6 +91,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("S3h", "S3, five headers, one an id of its own, and an expiration each", _faster(13, 18)),
     Scenario("S3c", "S3 with Celery task messages: ids of their own, 60 to 260 B", _faster(15, 20)),
     Scenario("S3x200", "S3 over 200 durable queues with a consumer connection each", _faster(5, 12), longer=2),
+    Scenario("S3x50", "S3 with 50 consumers of one queue (prefetch 100), a header that names one of 10,000 groups"),
+    Scenario("S3g", "the same in a queue with message groups (x-group-by)"),
     Scenario("ST3", "S3 into a stream, its consumer at the end of it", _faster(5, 12)),
     Scenario(
         "STpub",
@@ -107,7 +109,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 """In the order of the report."""
 
-DURABLE = frozenset({"S3", "S3h", "S3c", "S3x200", "S4", "S4cold", "ST", "ST3"})
+DURABLE = frozenset({"S3", "S3h", "S3c", "S3x200", "S3x50", "S3g", "S4", "S4cold", "ST", "ST3"})
 """Run last in a round: what they leave to be written does not disturb the others."""
 
 
