@@ -113,7 +113,9 @@ class TestDeclare:
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         exchanges.declare(room.vhost, ExchangeDeclaration("d", kind, True, False, False, table))
 
-    @pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "headers", "x-jms-topic"])
+    @pytest.mark.parametrize(
+        "kind", ["direct", "fanout", "topic", "headers", "x-jms-topic", "x-random", "x-recent-history"]
+    )
     def test_every_type(self, room: Any, kind: str) -> None:
         self.declare(room, x_delayed_type=kind)
         self.declare(room, x_delayed_type=kind)
@@ -131,6 +133,22 @@ class TestDeclare:
             self.declare(room, x_delayed_type="nonsense")
         with pytest.raises(PreconditionFailed, match="invalid arg 'x-delayed' .*unacceptable_type,longstr"):
             self.declare(room, "fanout", x_delayed="yes")
+
+    def test_arguments_of_the_type_it_routes_by(self, room: Any) -> None:
+        with pytest.raises(PreconditionFailed, match="x-cache-size"):
+            self.declare(room, x_delayed_type="x-message-deduplication")
+        with pytest.raises(PreconditionFailed, match="Unsupported property"):
+            self.declare(room, x_delayed_type="x-consistent-hash", hash_property="nonsense")
+        self.declare(room, x_delayed_type="x-consistent-hash", hash_property="message_id")
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'hash-property'"):
+            self.declare(room, x_delayed_type="x-consistent-hash", hash_property="correlation_id")
+        for name in ("one", "other"):
+            room.bind("d", room.queue(name), "1")
+        for number in range(40):
+            later(room, 100, b"x", "d", message_id=f"m{number}")
+        leap(room, 110)
+        counts = [room.vhost.queues[name].ready_count for name in ("one", "other")]
+        assert sum(counts) == 40 and min(counts) > 0, counts
 
     def test_which_delay(self) -> None:
         assert delays_of("x-delayed-message", {})
