@@ -183,6 +183,7 @@ class Server:
         self.broker.jobs.stop()
         self.broker.delays.stop()
         self.broker.republisher.stop()
+        self.broker.audit.stop()
         self.broker.auth.close()
         self.broker.catalogue.stored_offsets.flush()
         self.broker.catalogue.deletions.tidy()

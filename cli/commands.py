@@ -7,6 +7,7 @@ from typing import Final
 
 from amqpd.cli import (
     alarms,
+    audit,
     delayed,
     evaluate,
     export,
@@ -62,6 +63,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *vhosts.COMMANDS,
         *listings.COMMANDS,
         *logs.COMMANDS,
+        *audit.COMMANDS,
         *operations.COMMANDS,
         *alarms.COMMANDS,
         *evaluate.COMMANDS,

@@ -156,6 +156,22 @@ class Storage(LogKeeper):
         self._openings.expect(store)
         return store
 
+    def open_own(self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes) -> LocalLog:
+        """The store of a queue of the broker's own, in a directory beside `vhosts`; otherwise as `open_queue`."""
+        log = Log(
+            self.filesystem,
+            [self.data_dir, f"{self.data_dir}/{directory}"],
+            partial(describe, name, vhost_name, False, arguments, queue_id),
+            self.segment_size_bytes,
+            self._place.boot,
+            self._resources.reserve,
+            True,
+        )
+        store = LocalLog(self.context, log, "", queue_id, name, self, False)
+        self._stores[store] = None
+        self._openings.expect(store)
+        return store
+
     def recover_all(self) -> None:
         """Recovers every log that is open, now rather than at its first use. Raises: OSError; UnknownFormat;
         DamagedLog (strict only).

@@ -16,6 +16,7 @@ from amqpd.testing import BrokerProcess
 DOCS = Path(__file__).parent.parent / "docs"
 # Page: what the log of its examples has to be like.
 PAGES = {
+    "audit.md": r"queue.created invoices-2025 guest amqp\nqueue.deleted invoices-2025 guest amqp\n",
     "consumer-timeouts.md": r"cancelled: hung\ndone by the other one, redelivered: True\n",
     "deduplication.md": r"order 4711\norder 4712\nNone\n",
     "exchange-types.md": r"orders.c has about half of them: True\neach customer is in one queue: True\n"

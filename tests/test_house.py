@@ -45,7 +45,7 @@ LAYERS = (
     ("amqpd.broker.session", "amqpd.broker.access"),
     ("amqpd.broker.broker",),
     ("amqpd.broker.hosting",),
-    ("amqpd.broker.surgery",),
+    ("amqpd.broker.audit", "amqpd.broker.surgery"),
     ("amqpd.broker.delays",),
     ("amqpd.broker.publishing",),
     ("amqpd.broker.catalogue",),

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import os
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from amqpd.auth.backends import BackendContext, InternalBackend
+from amqpd.broker.audit.audit import Audit, open_stream
 from amqpd.broker.catalogue import queues
 from amqpd.broker.catalogue.admission import Admission
 from amqpd.broker.catalogue.catalogue import Catalogue
@@ -33,6 +33,7 @@ from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
 from amqpd.broker.hosting import BrokerHost
+from amqpd.broker.own_queues import AUDIT
 from amqpd.broker.publishing.dead_letters import DeadLetters
 from amqpd.broker.publishing.event_exchange import add_event_exchange, start_events
 from amqpd.broker.publishing.kept import KeptOnLoop
@@ -42,6 +43,7 @@ from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
+from amqpd.broker.surgery.job import Job
 from amqpd.broker.surgery.jobs import Jobs
 from amqpd.broker.user_events import told_of
 from amqpd.storage.filesystem import Clock
@@ -101,13 +103,13 @@ class Broker:
             )
         )
         self.started_at = time.time()
-        self.node_name = f"amqpd@{os.uname().nodename}"
         self.global_parameters = GlobalParameters(self.catalogue)
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
         self.admission = Admission(self.user_limits)
         self.channels = ChannelTotals()  # see amqpd.metrics; of queues: the catalogue
         self.jobs = Jobs(self.republisher, self.turn, loop.call_soon)
+        self.jobs.begun = self._tell_job
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class Broker:
         )
         self.auth.listeners.append(self._user_changed)
         self.kept.load(state.seen_caches, state.seen)
+        self.auth.closed_names = frozenset({AUDIT})
         load(self.vhosts, state)
         self.delays.begin()
         self.global_parameters.load(state.global_parameters)
@@ -135,12 +138,23 @@ class Broker:
 
     def _begin_events(self) -> None:
         events = self.catalogue.events
+        settings = self.settings.audit
+        row = VhostRow(settings.vhost or self.settings.default.vhost, "")
+        stream = open_stream(self.storage, self._host_queues(row), settings)
+        self.audit = Audit(stream, self.turn, self.loop.call_soon, self.loop.call_later)
+        if settings.enabled:
+            events.recorder = self.audit.record
         events.vhost_name = self.settings.event_exchange_vhost
-        events.node, events.started_at = self.node_name, int(self.started_at)
+        events.node, events.started_at = f"amqpd@{os.uname().nodename}", int(self.started_at)
         events.alarmed = self._is_alarmed
-        self.vhosts.made = partial(add_event_exchange, events)
+        self.vhosts.made = self._vhost_made
         self.vhosts.added = self._vhost_added
         self.alarms.told = self._tell_alarm
+
+    def _vhost_made(self, vhost: VHost) -> None:
+        add_event_exchange(self.catalogue.events, vhost)
+        if vhost.name == self.audit.queue.vhost_name:
+            vhost.own_queues[AUDIT] = self.audit.queue
 
     def _vhost_added(self, vhost: VHost) -> None:
         events = self.catalogue.events
@@ -153,6 +167,17 @@ class Broker:
     def _tell_alarm(self, kind: str, on: bool) -> None:
         about = {"source": kind, "node": self.node_name}
         self.catalogue.events.tell("alarm.set" if on else "alarm.cleared", about, "")
+
+    def _tell_job(self, job: Job) -> None:
+        about = {"vhost": job.source.vhost_name, "name": job.source.name, "action": job.kind, "job": job.id}
+        limit = {"limit": int(job.limit)} if job.limit else {}
+        dry = {"dry_run": True} if job.counts_only else {}
+        self.catalogue.events.record("queue.messages", {**job.shown, **about, **limit, **dry})
+
+    @property
+    def node_name(self) -> str:
+        """`amqpd@host`."""
+        return self.catalogue.events.node
 
     @property
     def cluster_name(self) -> str:
@@ -192,6 +217,8 @@ class Broker:
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""
         ranges = store.take_failed_ranges()
+        if store is self.audit.queue.store:
+            self.audit.written_not(ranges)
         for vhost in self.vhosts.values():
             for queue in vhost.queues.values():
                 if queue.store is not store:
@@ -218,7 +245,7 @@ class Broker:
                 clients.alarm_ended()
 
     def _user_changed(self, change: AuthChange) -> None:
-        if self.catalogue.events.wanted:
+        if self.catalogue.events.heard:
             for key, about in told_of(self.auth, change):
                 self.catalogue.events.tell(key, about)
         if change.what == "user_deleted":

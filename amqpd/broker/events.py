@@ -7,6 +7,9 @@ bounded: beyond COUNT_MAX an event is lost, and while an alarm lasts all are but
 Keys and headers are those of RabbitMQ's plugin rabbitmq_event_exchange, measured on 3.10.8. Who did it, in
 `user_who_performed_action`, is told by `ACTOR`, which front ends set for each command of theirs.
 
+The audit log (audit/) hears the same through `recorder`, as long as there is one, and some things beside that the
+exchange does not know (`record`).
+
 Source: https://www.rabbitmq.com/docs/event-exchange, https://www.rabbitmq.com/docs/logging#internal-events.
 """
 
@@ -17,11 +20,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from amqpd.protocol.codec import Long
 
 log = logging.getLogger(__name__)
+
+Recorder: TypeAlias = Callable[[str, Mapping[str, object], str], None]
 
 EXCHANGE: Final = "amq.rabbitmq.event"
 INTERNAL: Final = "rmq-internal"
@@ -33,6 +38,17 @@ CLI: Final = "rmq-cli"
 ACTOR: Final = ContextVar("actor", default=INTERNAL)
 COUNT_MAX: Final = 10_000
 SLICE_S: Final = 0.003
+
+
+class Origin(Protocol):
+    """From where something is done: a session is one. peer: address and port."""
+
+    name: str
+    peer: tuple[str, int]
+
+
+ORIGIN: Final[ContextVar[Origin | None]] = ContextVar("origin", default=None)
+"""Set beside ACTOR; the audit log looks at it."""
 
 
 class Event(NamedTuple):
@@ -50,6 +66,8 @@ class Events:
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
         self.wanted = False
+        # The audit log: key, headers, who did it.
+        self.recorder: Recorder | None = None
         # The vhost whose exchange it is; "" for none.
         self.vhost_name = ""
         self.publish: Callable[[Event], None] = _nobody
@@ -61,11 +79,26 @@ class Events:
         self._asked = False
         self.lost_count = 0
 
-    def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None) -> None:
-        """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who.
+    @property
+    def heard(self) -> bool:
+        """Whether anybody is told: for what is recorded, too."""
+        return self.wanted or self.recorder is not None
+
+    def record(self, key: str, about: Mapping[str, object]) -> None:
+        """It happened, and is for the audit log alone: RabbitMQ has no such event."""
+        if self.recorder is not None:
+            self.recorder(key, about, ACTOR.get())
+
+    def tell(
+        self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True
+    ) -> None:
+        """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who. recorded: whether it is for
+        the audit log, too, which takes what its rules name.
 
         Cost: some us, and as much as a publish later.
         """
+        if recorded and self.recorder is not None:
+            self.recorder(key, headers, ACTOR.get() if actor is None else actor)
         if not self.wanted:
             return
         if len(self._waiting) >= COUNT_MAX or (self.alarmed() and not key.startswith("alarm.")):

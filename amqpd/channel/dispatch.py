@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.events import ACTOR
+from amqpd.broker.events import ACTOR, ORIGIN
 from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
 from amqpd.channel.channel import Channel
 from amqpd.channel.durable import wait_for
-from amqpd.errors import AmqpError, CommandInvalid, FrameError, NotImplementedByBroker
+from amqpd.channel.events import refused
+from amqpd.errors import AccessRefused, AmqpError, CommandInvalid, FrameError, NotImplementedByBroker
 from amqpd.protocol import commands
 
 Handler = Callable[[Channel, commands.Command], None]
@@ -40,8 +41,9 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
             raise FrameError("Malformed UTF-8 in shortstr") from None
         raise FrameError(error.text, method) from None
     session = channel.session
-    if session.broker.catalogue.events.wanted:
+    if session.broker.catalogue.events.heard:
         ACTOR.set(session.user.name)
+        ORIGIN.set(session)
     try:
         handler(channel, command)
     except OnItsWay as name:
@@ -51,6 +53,8 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
     except AmqpError as error:
         if not error.method:
             error.method = method
+        if isinstance(error, AccessRefused):
+            refused(session, error)
         raise
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqpd.protocol.codec import decode_table
+from amqpd.protocol.commands import method_name
 
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Consumer
     from amqpd.broker.session import Session
+    from amqpd.errors import AmqpError
 
 
 def channel_created(session: Session, number: int) -> None:
@@ -32,6 +34,12 @@ def channel_closed(session: Session, number: int) -> None:
     events = session.broker.catalogue.events
     if events.wanted:
         events.tell("channel.closed", {"pid": events.pid(session.serial, number)}, session.user.name)
+
+
+def refused(session: Session, error: AmqpError) -> None:
+    """For the audit log: the user may not do what his command asks for."""
+    if session.broker.catalogue.events.recorder is not None:
+        session.broker.audit.refused(session.user.name, method_name(error.method), error.text, session.vhost.name)
 
 
 def consumer_created(session: Session, number: int, consumer: Consumer, prefetch_count: int) -> None:

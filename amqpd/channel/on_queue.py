@@ -139,8 +139,11 @@ def purge(channel: Channel, command: QueuePurge) -> None:
     name = queue_name(channel, command.queue)
     check(session, "read", "queue", name)
     queue = session.vhost.usable_queue(name, session)
+    session.vhost.check_not_own(name)
     refuse_of_streams(queue, "queue.purge", commands.QUEUE_PURGE)
     count = queue.purge()
+    about = {"vhost": session.vhost.name, "name": name, "messages": count}
+    session.broker.catalogue.events.record("queue.purged", about)
     session.turn.want()
     if not command.no_wait:
         channel.output.send(channel.number, QueuePurgeOk(count))

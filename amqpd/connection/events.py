@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def logged_in(broker: Broker, connection: Connection, name: str, error: str) -> None:
     """error: why not; "" for a success. rabbit: nobody is told who did it."""
     events = broker.catalogue.events
-    if events.wanted:
+    if events.heard:
         outcome = {"error": error} if error else {}
         events.tell(
             f"user.authentication.{'failure' if error else 'success'}",

@@ -16,7 +16,7 @@ from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.restore import Report
 from amqpd.broker.publishing.firehose import trace
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
-from amqpd.management.connections import pid, reason
+from amqpd.management.connections import pid, reason, tell_forced
 from amqpd.management.health import failed_logs
 from amqpd.management.overview import Totals, listeners
 from amqpd.management.queues import drop, purge
@@ -135,7 +135,9 @@ async def close_connection(call: Call) -> Reply:
         raise BadRequest("name or pid is needed")
     for connection in call.server.connections:
         if connection.name == name or pid(call, connection.session) == wanted:
-            connection.control.force(reason(call.text("reason", "")))
+            why = reason(call.text("reason", ""))
+            tell_forced(call, connection, why)
+            connection.control.force(why)
             call.broker.turn.want()
             return NO_CONTENT
     raise NotThere(f"no connection '{name or wanted}'")
@@ -156,6 +158,7 @@ async def close_all_connections(call: Call) -> Reply:
     slices = Slices()
     for connection in found[:limit] if limit else found:
         if call.server.connections.by_name.get(connection.name) is connection:
+            tell_forced(call, connection, why)
             connection.control.force(why)
             closed += 1
         if delay_ms:

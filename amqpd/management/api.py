@@ -10,6 +10,7 @@ from typing import Final
 from amqpd.management import (
     alarms,
     amqpctl,
+    audit,
     bindings,
     connections,
     definitions,
@@ -52,6 +53,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *unbuilt.ROUTES,
     *amqpctl.ROUTES,
     *alarms.ROUTES,
+    *audit.ROUTES,
     *logs.ROUTES,
     *exports.ROUTES,
 )

@@ -218,10 +218,23 @@ async def get_connection(call: Call) -> Reply:
     return one(call, connection_item(call, _find(call)))
 
 
+def tell_forced(call: Call, connection: Connection, why: str) -> None:
+    """For the audit log."""
+    about = {
+        "vhost": connection.session.vhost.name,
+        "name": connection.name,
+        "user": connection.session.user.name,
+        "why": why,
+    }
+    call.broker.catalogue.events.record("connection.force_closed", about)
+
+
 async def delete_connection(call: Call) -> Reply:
     """rabbit: the owner may, and an administrator; monitoring alone may not."""
     connection = _find(call, Role.ADMINISTRATOR)
-    connection.control.force(reason(call.headers.get("X-Reason", "")))
+    why = reason(call.headers.get("X-Reason", ""))
+    tell_forced(call, connection, why)
+    connection.control.force(why)
     call.broker.turn.want()
     return NO_CONTENT
 

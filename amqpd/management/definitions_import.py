@@ -301,7 +301,10 @@ async def post_definitions(call: Call) -> Reply:
     except (ApiError, OnItsWay):
         await work.drop()
         raise
+    counts = {kind: len(items) for kind, items in work.items.items() if items}
     await work.make()
+    about = {"vhost": vhost or "", "name": "definitions", "items": counts}
+    call.broker.catalogue.events.record("definitions.imported", about)
     return NO_CONTENT
 
 

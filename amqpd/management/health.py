@@ -67,6 +67,12 @@ async def check_alarms(call: Call) -> Reply:
     return reply({"status": "failed", "reason": "There are alarms in effect", "alarms": alarms}, 503)
 
 
+async def check_audit(call: Call) -> Reply:
+    """The audit log takes records. RabbitMQ has no such check; the broker goes on without."""
+    trouble = call.broker.audit.trouble()
+    return reply({"status": "failed", "reason": trouble}, 503) if trouble else _ok()
+
+
 async def check_vhosts(call: Call) -> Reply:
     down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
     if not down:
@@ -115,6 +121,7 @@ ROUTES: Final = (
     Route("GET", "api/healthchecks/node/{node}", Role.MONITORING, check_node),
     Route("GET", "api/health/checks/alarms", Role.MONITORING, check_alarms),
     Route("GET", "api/health/checks/local-alarms", Role.MONITORING, check_alarms),
+    Route("GET", "api/health/checks/audit-log", Role.MONITORING, check_audit),
     Route("GET", "api/health/checks/virtual-hosts", Role.MONITORING, check_vhosts),
     Route("GET", "api/health/checks/port-listener/{port}", Role.MONITORING, check_port),
     Route("GET", "api/health/checks/protocol-listener/{protocol}", Role.MONITORING, check_protocol),

@@ -27,9 +27,11 @@ from aiohttp import web
 
 from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.broker.audit.audit import Request
+from amqpd.broker.audit.record import REQUEST
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.events import ACTOR, CLI
+from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queues.opening import opening_over
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
@@ -129,12 +131,14 @@ class AdminServer:
             reply = await self._reply(request, operator)
         except ApiError as error:
             reply = _error_reply(error)
+            self._tell_refusal(request, error)
         except Exception as error:
             translated = _translate(error)
             if translated is None:
                 log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
                 translated = ApiError("an error of the broker; its log says more")
             reply = _error_reply(translated)
+            self._tell_refusal(request, translated)
             # aiohttp keeps what has ended a body; through these frames it would keep its connection, and itself.
             error.__traceback__ = None
         if isinstance(reply.body, list) and len(reply.body) > 1:
@@ -149,10 +153,13 @@ class AdminServer:
 
     async def _reply(self, request: web.BaseRequest, operator: bool) -> Reply:
         path, _, query_text = request.raw_path.partition("?")
+        ORIGIN.set(None)
         if not path.startswith("/"):
             raise BadRequest("the path begins with a slash")
         route, params = self._router.find(request.method, path)
         caller = OPERATOR if operator else await self._caller(request, route)
+        ACTOR.set(CLI if operator else caller.user.name)
+        ORIGIN.set(Request("amqpctl" if operator else "http", _peer(request)))
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
         if NEEDS_APP in request.headers and not self._server.app_running:
@@ -168,7 +175,6 @@ class AdminServer:
         call = Call(
             self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
         )
-        ACTOR.set(CLI if operator else caller.user.name)
         try:
             while True:
                 try:
@@ -190,7 +196,20 @@ class AdminServer:
             who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
             about = {"user": caller.user.name, "peer": peer_address(request.transport) or None}
             level = logging.DEBUG if route.quiet else logging.INFO
-            log.log(level, "%s did %s %s", who, request.method, request.raw_path[:PATH_SHOWN_MAX], extra=about)
+            shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
+            log.log(level, "%s did %s", who, shown, extra=about)
+            origin = ORIGIN.get()
+            if not route.quiet and isinstance(origin, Request) and origin.told_count == 0:
+                # No event has told what it did.
+                self._broker.catalogue.events.record(REQUEST, {"name": shown})
+
+    def _tell_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
+        """For the audit log: who is known may not change that."""
+        if request.method not in UNSAFE or error.status not in (401, 403) or not isinstance(ORIGIN.get(), Request):
+            return
+        if self._broker.catalogue.events.recorder is not None:
+            shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
+            self._broker.audit.refused(ACTOR.get(), shown, error.reason)
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
@@ -203,9 +222,21 @@ class AdminServer:
             user = await self._broker.auth.authenticate(name, password, is_loopback(peer), peer)
         except Refused as refused:
             log.warning("admin API: login from %s refused: %s", peer, refused.reason)
+            self._login(name, peer, refused.reason)
             await asyncio.sleep(self._broker.auth.failures.delay_s(peer, name))
             raise NotAuthorised("Login failed", REALM) from None
+        self._login(name, peer, "")
         return Caller(user, False)
+
+    def _login(self, name: str, peer: str, error: str) -> None:
+        if self._broker.catalogue.events.recorder is not None:
+            self._broker.audit.login(name, peer, error)
+
+
+def _peer(request: web.BaseRequest) -> tuple[str, int]:
+    """Address and port; no address for the unix socket."""
+    name = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) > 1 else ("", 0)
 
 
 def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:

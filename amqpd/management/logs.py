@@ -43,7 +43,7 @@ async def get_logs(call: Call) -> Reply:
     vhost = call.vhost()
     found: list[dict[str, Any]] = []
     slices = Slices()
-    for queue in list(vhost.queues.values()):
+    for queue in (*vhost.queues.values(), *vhost.own_queues.values()):
         store = _store(queue)
         if store is not None and _may_read(call, vhost, queue.name):
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})

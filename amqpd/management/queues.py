@@ -196,9 +196,12 @@ async def purge_queue(call: Call) -> Reply:
 
 def purge(call: Call, queue: Queue) -> int:
     """Removes what is ready. Returns how many went."""
+    call.broker.vhosts[queue.vhost_name].check_not_own(queue.name)
     refuse_of_streams(queue, "queue.purge")
     queue.prepare()
     count = queue.purge()
+    about = {"vhost": queue.vhost_name, "name": queue.name, "messages": count}
+    call.broker.catalogue.events.record("queue.purged", about)
     call.broker.turn.want()
     return count
 

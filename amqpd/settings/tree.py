@@ -152,6 +152,18 @@ class StorageSettings:
 
 
 @dataclass(frozen=True)
+class AuditSettings:
+    """The audit log: the stream `amq.audit` of who did what."""
+
+    enabled: bool = _setting(True, BOOLEAN, "Whether anything is recorded; what there is can be read in both cases.")
+    vhost: str = _setting("", TEXT, "Vhost in which administrators find amq.audit; empty is default.vhost.")
+    age_max_s: float = _setting(2_592_000.0, seconds(1.0, 3.2e9), "How long records stay, 30 days by default.")
+    size_max_bytes: int = _setting(
+        1 << 28, byte_count(1 << 20, 1 << 40), "How many bytes of them stay; the oldest go first, a sixteenth at once."
+    )
+
+
+@dataclass(frozen=True)
 class LimitSettings:
     """When publishers are held until there is room again, by connection.blocked where an alarm is the reason."""
 
@@ -224,6 +236,7 @@ class Settings:
     log: LogSettings = LogSettings()
     metadata: MetadataSettings = MetadataSettings()
     storage: StorageSettings = StorageSettings()
+    audit: AuditSettings = AuditSettings()
     limits: LimitSettings = LimitSettings()
     default: DefaultSettings = DefaultSettings()
 

@@ -25,7 +25,7 @@ ASKED_FOR = (
     "set_vhost_limits clear_vhost_limits list_vhost_limits set_user_limits clear_user_limits list_user_limits "
     "set_vhost_tags update_vhost_metadata enable_vhost_deletion_protection disable_vhost_deletion_protection "
     "set_cluster_name "
-    "browse_queue move_messages copy_messages delete_messages redrive rewind_queue list_jobs stop_job "
+    "browse_queue move_messages copy_messages delete_messages redrive rewind_queue list_jobs stop_job audit_log "
     "list_stream_offsets set_stream_offset delete_stream_offset list_delayed_messages cancel_delayed_message "
     "close_connection close_all_connections set_vm_memory_high_watermark set_disk_free_limit "
     "set_alarm clear_alarm eval stop_app start_app stop help "

@@ -94,6 +94,12 @@ def api(amqpd_broker: BrokerProcess) -> Api:
 
 
 @pytest.fixture(scope="session")
+def make_api() -> type[Api]:
+    """For a broker of a test's own: make_api(broker, user, password)."""
+    return Api
+
+
+@pytest.fixture(scope="session")
 def operator(amqpd_broker: BrokerProcess) -> Api:
     return Api(amqpd_broker, None)
 

@@ -37,7 +37,7 @@ def test_the_first_request_after_a_torn_write(
         fresh.done("PUT", "/api/queues/%2F/q", {"durable": True})
         fresh.done("POST", PUBLISH, PERSISTENT)
         broker.kill()
-        (log,) = (tmp_path / "data").rglob("00000000000000000000.log")
+        (log,) = (tmp_path / "data" / "vhosts").rglob("00000000000000000000.log")
         with log.open("ab") as file:
             file.write(b"torn" * 5)  # what recovery cuts off, in its thread
         broker.start()

@@ -29,9 +29,13 @@ def bind(
     arguments: dict[str, object],
     done: Done = unheard,
 ) -> None:
-    """done(None) once it is there, at once where it was there already. Raises: PreconditionFailed, OnItsWay."""
+    """done(None) once it is there, at once where it was there already. Raises: PreconditionFailed,
+    AccessRefused, OnItsWay.
+    """
     assert source.matcher is not None  # the front end has refused the default exchange
     kind: DestinationType = "exchange" if isinstance(destination, Exchange) else "queue"
+    if kind == "queue":
+        names.vhost.check_not_own(destination.name)
     key = BindingKey(source.name, kind, destination.name, routing_key, encode_table(arguments))
     if names.has_binding(source, key):
         done(None)
@@ -89,6 +93,8 @@ def unbind(
 
 def _take(vhost: VHost, binding: Binding) -> None:
     """Its row is gone."""
+    if not binding.private:
+        vhost.catalogue.events.record("binding.deleted", binding.told(vhost.name))
     vhost.catalogue.deletions.delete(drop_binding(vhost, binding))
 
 

@@ -62,6 +62,12 @@ class Binding:
         }
 
     @property
+    def private(self) -> bool:
+        """Whether it ends at an exclusive queue, which is its connection's own matter."""
+        end = self.destination
+        return not isinstance(end, Exchange) and end.exclusive_owner is not None
+
+    @property
     def properties_key(self) -> str:
         """How the admin API names a binding among those between the same two: RabbitMQ's `~` when it is plain."""
         if not self.routing_key and not self.arguments:

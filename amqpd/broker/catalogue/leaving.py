@@ -34,7 +34,8 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
     queue.version += 1
-    vhost.catalogue.events.tell("queue.deleted", {"vhost": vhost.name, "name": queue.name})
+    about_it = {"vhost": vhost.name, "name": queue.name}
+    vhost.catalogue.events.tell("queue.deleted", about_it, recorded=queue.exclusive_owner is None)
     changes: list[Change] = []
     for binding in vhost.take_queue(queue):
         changes += drop_binding(vhost, binding)
@@ -74,7 +75,7 @@ def drop_binding(vhost: VHost, binding: Binding) -> list[Change]:
     there = not source.deleted and binding.key in source.bindings
     vhost.take_binding(binding)
     if vhost.catalogue.events.wanted:
-        vhost.catalogue.events.tell("binding.deleted", binding.told(vhost.name))
+        vhost.catalogue.events.tell("binding.deleted", binding.told(vhost.name), recorded=False)
     if there and source.auto_delete and not source.bindings:
         return drop_exchange(vhost, source)
     return []

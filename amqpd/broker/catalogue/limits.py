@@ -102,10 +102,12 @@ def _put(vhost: VHost, limits: Limits) -> None:
     about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER}
     if limits is NO_LIMITS:
         events.tell("parameter.cleared", about)
-        events.tell("vhost.limits.cleared", {"name": PARAMETER})
+        events.tell("vhost.limits.cleared", {"name": PARAMETER}, recorded=False)
+        events.record("vhost.limits.cleared", {"vhost": vhost.name})
     else:
         events.tell("parameter.set", {**about, "value": limits.value})
-        events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value})
+        events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value}, recorded=False)
+        events.record("vhost.limits.set", {"vhost": vhost.name, **limits.value})
     log.info("limits of vhost '%s' are now %s", vhost.name, json.dumps(limits.value), extra={"vhost": vhost.name})
 
 

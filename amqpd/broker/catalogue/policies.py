@@ -73,7 +73,7 @@ def _put(vhost: VHost, policy: Policy) -> None:
     vhost.policies.put(policy)
     vhost.follow_all()
     events = vhost.catalogue.events
-    if events.wanted:
+    if events.heard:
         value = policy.value
         if row.operator:
             events.tell(

@@ -39,6 +39,7 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
     if asked.exclusive and asked.durable:
         # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
         asked = asked._replace(durable=False)
+    names.vhost.check_not_own(asked.name)
     queue = names.find_queue(asked.name)
     if queue is not None:
         check_queue(names, queue, asked)
@@ -107,7 +108,7 @@ def _make(vhost: VHost, new: NewQueue) -> None:
     new.made = queue
     vhost.catalogue.queue_created_count += 1
     events = vhost.catalogue.events
-    if events.wanted:
+    if events.heard:
         owner = new.exclusive_owner
         events.tell(
             "queue.created",
@@ -120,6 +121,7 @@ def _make(vhost: VHost, new: NewQueue) -> None:
                 "owner_pid": "" if owner is None else events.pid(getattr(owner, "serial", 0)),
                 "arguments": new.arguments,
             },
+            recorded=owner is None,
         )
     log.debug("queue '%s' was added", new.name, extra={"vhost": vhost.name, "queue": new.name})
 
@@ -136,8 +138,10 @@ def delete(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
     """Deletes it with its bindings; its consumers are told. Returns how many messages were ready, which is not known
     (0) where nobody has prepared it since the start.
 
-    done: called when it does not come back, or with the error of the first try, which others follow.
+    done: called when it does not come back, or with the error of the first try, which others follow. Raises:
+    AccessRefused of the broker's own.
     """
+    vhost.check_not_own(queue.name)
     count, changes = drop_queue(vhost, queue)
     vhost.catalogue.deletions.delete(changes, [queue], done)
     return count

@@ -89,6 +89,7 @@ class VHost(Names):
         self.become(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
+        self.own_queues: dict[str, Queue] = {}  # the broker's, found by their names and in no list: own_queues.py
         # Consumers behind direct reply-to keys, of whatever vhost.
         self.reply_consumers: dict[str, Destination] = reply_consumers
         # Bindings by where they end, to find what goes with a queue or an exchange.
@@ -188,10 +189,15 @@ class VHost(Names):
 
     def find_queue(self, name: str) -> Queue | None:
         """None when there is none, nor one on its way. Raises: OnItsWay."""
-        queue = self.queues.get(name)
+        queue = self.queues.get(name) or self.own_queues.get(name)
         if queue is None:
             self.catalogue.declared.check(self.name, "queue", name)
         return queue
+
+    def check_not_own(self, name: str) -> None:
+        """The broker's own queues are nobody's to declare, bind or delete. Raises: AccessRefused."""
+        if name in self.own_queues:
+            raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is the broker's own and can only be read")
 
     def find_exchange(self, name: str) -> Exchange | None:
         """Likewise. Raises: OnItsWay."""
@@ -249,7 +255,7 @@ class VHost(Names):
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)
         self._link_alternate(exchange)
-        if self.catalogue.events.wanted:
+        if self.catalogue.events.heard:
             self.catalogue.events.tell("exchange.created", exchange.told(self.name))
         if self.policies:
             self.follow(exchange)
@@ -259,7 +265,7 @@ class VHost(Names):
         for binding in list(exchange.bindings.values()):
             exchange.remove(binding)
             if self.catalogue.events.wanted:
-                self.catalogue.events.tell("binding.deleted", binding.told(self.name))
+                self.catalogue.events.tell("binding.deleted", binding.told(self.name), recorded=False)
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         exchange.touch()
         del self.exchanges[exchange.name]
@@ -345,8 +351,8 @@ class VHost(Names):
         """Its row is committed, or it has none."""
         binding.source.add(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
-        if self.catalogue.events.wanted:
-            self.catalogue.events.tell("binding.created", binding.told(self.name))
+        if self.catalogue.events.heard:
+            self.catalogue.events.tell("binding.created", binding.told(self.name), recorded=not binding.private)
 
     def take_binding(self, binding: Binding) -> None:
         """It is in neither table any more, if it was."""

@@ -187,7 +187,7 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
 def tell(vhost: VHost, key: str) -> None:
     """It came to be, or is another one now."""
     events = vhost.catalogue.events
-    if events.wanted:
+    if events.heard:
         events.tell(
             key,
             {

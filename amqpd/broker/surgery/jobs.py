@@ -72,12 +72,13 @@ class Request(NamedTuple):
 
 
 class Jobs:
-    """One per broker. call_soon: the loop's."""
+    """One per broker. call_soon: the loop's. begun: told of each job."""
 
     def __init__(
         self, republisher: Republisher, turn: Turn, call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
         self.runner = Runner(call_soon)
+        self.begun: Callable[[Job], object] = _unheard
         self._republisher = republisher
         self._turn = turn
         self._jobs: dict[str, Job] = {}
@@ -147,6 +148,7 @@ class Jobs:
         over = [each for each, old in self._jobs.items() if old.ended_ms > 0]
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
             del self._jobs[each]
+        self.begun(job)
         log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.about())
         return job
 
@@ -181,6 +183,10 @@ class Jobs:
             waiting = self._waiting.get(job.id, [])
             if future in waiting:
                 waiting.remove(future)
+
+
+def _unheard(_job: Job) -> None:
+    """Nobody asked."""
 
 
 def _shown(request: Request) -> dict[str, object]:

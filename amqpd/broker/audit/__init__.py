@@ -1,0 +1,1 @@
+"""The audit log: who did what, from where, and whether it succeeded."""

@@ -1,0 +1,52 @@
+"""The audit log over HTTP: /audit, for administrators. RabbitMQ has no such route.
+
+A page of records, oldest first. Which ones: `offset` and `since` say where it begins, `last` as many from the end;
+`until` ends it; `where` is a selector on the records' fields (docs/audit.md), `count` how many there are at most. More:
+ask again with `offset` of `next_offset`, until `ended`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from amqpd.broker.queues.opening import opened
+from amqpd.broker.surgery.browsing import browse
+from amqpd.management.call import Call, Reply, Role, Unavailable, number, reply
+from amqpd.management.router import Route
+from amqpd.management.slices import Slices
+from amqpd.management.surgery import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
+
+
+async def get_audit(call: Call) -> Reply:
+    """`lost`: records that could not be written, so far not made up for by one that says so."""
+    query = call.query
+    count = number("count", query.get("count", 100), 1, COUNT_MAX)
+    begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    begin_ms = time_ms(query.get("since"))
+    until_ms = time_ms(query["until"]) if "until" in query else OFFSET_MAX
+    selector = selector_of(query.get("where"))
+    queue = call.broker.audit.queue
+    if not await opened(queue):
+        raise Unavailable("the audit log cannot be read; the broker's log says more")
+    if "last" in query:
+        assert queue.store is not None  # a stream has one
+        begin = max(begin, queue.store.high_watermark - number("last", query["last"], 1, OFFSET_MAX))
+    page = await browse(queue, selector, count, begin, begin_ms)
+    slices = Slices()
+    records: list[dict[str, Any]] = []
+    ended = page.ended
+    for entry, _ in page.messages:
+        message = entry.message
+        assert message is not None  # what is read has its message
+        if message.logged_ms > until_ms:
+            ended = True
+            break
+        records.append({"offset": entry.offset, **json.loads(message.body())})
+        if slices.due:
+            await slices.rest()
+    lost = call.broker.audit.lost_count
+    return reply({"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost})
+
+
+ROUTES: Final = (Route("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)

@@ -1,0 +1,275 @@
+"""The audit log without a broker: what a record says, what is repeated, what a failure costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amqpd.broker.audit.audit import DIRECT_MAX, WAITING_MAX, Audit, Request
+from amqpd.broker.audit.record import LOST, RULES, Record, Where, fields_of, message_of
+from amqpd.broker.audit.repeats import SOURCES_MAX, USERS_MAX, Repeats
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.events import ACTOR, CLI, INTERNAL, ORIGIN, Events
+from amqpd.protocol.properties import decode_properties
+
+NOW_MS = 1_700_000_000_123
+
+
+class Stream:
+    """A queue that remembers what it was offered. failing: it takes nothing. closed: it is not open yet."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.failing = False
+        self.closed = False
+        self.opening = None
+        self.store = None
+        self.when_opened: list[Callable[[], object]] = []
+
+    def prepare(self) -> None:
+        if self.closed:
+            raise NotOpenYet([self])  # type: ignore[list-item]
+
+    def when_open(self, done: Callable[[], object]) -> None:
+        self.when_opened.append(done)
+
+    def offer(self, message: Any) -> bool:
+        if not self.failing:
+            self.records.append(json.loads(message.body()))
+        return not self.failing
+
+
+class Loop:
+    """A turn with a number, and what the loop was asked for."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[Callable[[], None]] = []
+
+    def want(self) -> None:
+        """The end of the turn writes."""
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        assert delay_s > 0
+        self.timers.append(call)
+
+    def turns(self) -> int:
+        """Until it is idle; returns how many."""
+        count = 0
+        while self.soon:
+            self.number += 1
+            count += 1
+            calls, self.soon = self.soon, []
+            for call in calls:
+                call()
+        return count
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def audit(loop: Loop, stream: Stream) -> Audit:
+    return Audit(stream, loop, loop.call_soon, loop.later)  # type: ignore[arg-type]
+
+
+def deleted(name: str = "q") -> dict[str, object]:
+    return {"vhost": "/", "name": name}
+
+
+class TestARecord:
+    def test_it_says_who_where_what_and_when(self) -> None:
+        where = Where("amqp", "10.0.0.1:5000", "10.0.0.1:5000 -> 10.0.0.2:5672")
+        about = {"vhost": "/", "name": "q", "durable": True, "auto_delete": False, "arguments": {"x-max-length": 3}}
+        message = message_of(Record("queue.created", NOW_MS, "alice", where, about))
+        assert json.loads(message.body()) == {
+            "event": "queue.created",
+            "time": "2023-11-14T22:13:20.123Z",
+            "user": "alice",
+            "front_end": "amqp",
+            "peer": "10.0.0.1:5000",
+            "connection": "10.0.0.1:5000 -> 10.0.0.2:5672",
+            "vhost": "/",
+            "name": "q",
+            "result": "ok",
+            "details": {"durable": True, "auto_delete": False, "arguments": {"x-max-length": 3}},
+        }
+        properties = decode_properties(message.properties())
+        assert properties.type == message.envelope.routing_key == "queue.created"
+        assert properties.headers is not None
+        assert (properties.headers["user"], properties.headers["name"]) == ("alice", "q")
+        assert "details" not in properties.headers
+        assert message.persistent
+
+    def test_only_what_its_rule_names(self) -> None:
+        about = {"vhost": "/", "name": "up", "component": "shovel", "value": {"src-uri": "amqp://u:secret@host"}}
+        text = json.dumps(fields_of(Record("parameter.set", NOW_MS, "alice", Where(), about)))
+        assert "shovel" in text
+        assert "secret" not in text
+
+    @pytest.mark.parametrize("event", RULES)
+    def test_no_rule_lets_secrets_in(self, event: str) -> None:
+        secret = {"password", "password_hash", "hash", "value", "client_properties", "body"}
+        assert not secret & set(RULES[event].details)
+
+    def test_what_is_large_is_cut(self) -> None:
+        about = {"vhost": "/", "name": "n" * 100_000, "arguments": {"x": "y" * 60_000}}
+        message = message_of(Record("queue.created", NOW_MS, "u" * 100_000, Where(), about))
+        assert message.body_size < 2000
+        assert json.loads(message.body())["details"]["omitted_bytes"] > 60_000
+
+    def test_any_name_and_any_argument_can_be_told(self) -> None:
+        about = {"vhost": "/", "name": "\udc80\0", "arguments": {"a": b"\xff", "b": object(), "c": float("nan")}}
+        message = message_of(Record("queue.created", NOW_MS, "\udcff", Where(), about))
+        assert json.loads(message.body())["name"] == "?\0"
+
+
+class TestWho:
+    def test_a_session_a_request_and_the_broker(self, audit: Audit, stream: Stream) -> None:
+        events = Events(lambda call: None)
+        events.recorder = audit.record
+
+        class Session:
+            name, peer = "a -> b", ("10.0.0.1", 7)
+
+        for actor, origin in (("alice", Session()), (CLI, Request("amqpctl", ("", 0))), (INTERNAL, Session())):
+            tokens = ACTOR.set(actor), ORIGIN.set(origin)
+            events.tell("queue.deleted", deleted())
+            ACTOR.reset(tokens[0])
+            ORIGIN.reset(tokens[1])
+        told = [(each["user"], each["front_end"], each.get("peer"), each.get("connection")) for each in stream.records]
+        assert told == [
+            ("alice", "amqp", "10.0.0.1:7", "a -> b"),
+            ("rmq-cli", "amqpctl", None, None),
+            ("rmq-internal", "broker", None, None),
+        ]
+
+    def test_events_that_are_nobodys_business_are_not_recorded(self, audit: Audit, stream: Stream) -> None:
+        for key in ("channel.created", "consumer.created", "connection.created"):
+            audit.record(key, {"name": "x"}, "alice")
+        audit.record("parameter.set", {"name": "limits", "component": "vhost-limits"}, "alice")  # has its own
+        assert stream.records == []
+
+
+class TestRepetitions:
+    def test_the_first_at_once_the_others_as_one_a_minute(self) -> None:
+        written: list[Record] = []
+        loop, now = Loop(), [0.0]
+        repeats = Repeats(written.append, loop.later, 60.0, lambda: now[0])
+        for number in range(100_000):
+            repeats.add("10.0.0.1", Record("user.authentication.failure", NOW_MS, f"u{number}", Where(), {"name": "x"}))
+        assert len(written) == len(repeats) == 1
+        for minute in (1, 2):
+            now[0] = 60.0 * minute
+            repeats.add("10.0.0.1", Record("user.authentication.failure", NOW_MS, "last", Where(), {"name": "x"}))
+            loop.timers.pop()()
+        assert [each.times for each in written] == [1, 100_000, 1]
+        assert written[1].user == "last"
+        assert written[1].about["users"] == [f"u{number}" for number in range(1, USERS_MAX + 1)]
+        now[0] = 180.0
+        loop.timers.pop()()
+        assert len(repeats) == 0
+        assert loop.timers == []
+
+    def test_sources_are_bounded(self) -> None:
+        written: list[Record] = []
+        loop, now = Loop(), [0.0]
+        repeats = Repeats(written.append, loop.later, 60.0, lambda: now[0])
+        for number in range(SOURCES_MAX + 5000):
+            repeats.add(number, Record("access.refused", NOW_MS, "u", Where(), {}))
+        assert len(repeats) == SOURCES_MAX + 1  # all the others are one
+        assert len(written) == SOURCES_MAX + 1
+        now[0] = 61.0
+        while loop.timers:
+            began = time.thread_time()
+            loop.timers.pop()()
+            assert time.thread_time() - began < 0.02
+            now[0] += 0.01
+            if now[0] > 200:
+                break
+            if len(repeats) <= 1:
+                now[0] += 60
+        assert len(repeats) == 0
+        assert written[-1].times == 4999
+
+    def test_a_hundred_thousand_wrong_passwords(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+        for number in range(100_000):
+            audit.login(f"user{number}", "10.0.0.1", "invalid credentials")
+        audit.login("guest", "10.0.0.2", "invalid credentials")
+        assert len(stream.records) == 2
+        audit.stop()
+        assert [each.get("count") for each in stream.records] == [None, None, 99_999]
+        assert stream.records[-1]["result"] == "refused"
+
+    def test_logins_that_succeed_are_told_apart_by_user(self, audit: Audit, stream: Stream) -> None:
+        for _ in range(1000):
+            audit.login("alice", "10.0.0.1")
+            audit.login("bob", "10.0.0.1")
+        assert [each["user"] for each in stream.records] == ["alice", "bob"]
+
+
+class TestHowItIsWritten:
+    def test_at_once_and_many_in_slices(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+        audit.record("queue.deleted", deleted(), "alice")
+        assert len(stream.records) == 1  # before the answer is
+        count = 5000
+        longest = 0.0
+        for number in range(count):
+            audit.record("queue.deleted", deleted(f"q{number}"), "alice")
+        assert len(stream.records) == DIRECT_MAX
+        while loop.soon:
+            began = time.thread_time()
+            calls, loop.soon = loop.soon, []
+            loop.number += 1
+            for call in calls:
+                call()
+            longest = max(longest, time.thread_time() - began)
+        assert [each["name"] for each in stream.records[1:]] == [f"q{number}" for number in range(count)]
+        assert longest < 0.05, longest
+
+    def test_what_comes_before_the_stream_is_open_waits(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+        stream.closed = True
+        for number in range(1000):
+            audit.record("queue.deleted", deleted(f"q{number}"), "alice")
+        assert stream.records == []
+        assert len(stream.when_opened) == 1
+        stream.closed = False
+        stream.when_opened[0]()
+        loop.turns()
+        assert [each["name"] for each in stream.records] == [f"q{number}" for number in range(1000)]
+
+    def test_what_waits_is_bounded(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+        stream.closed = True
+        for _ in range(WAITING_MAX + 10):
+            audit.record("queue.deleted", deleted(), "alice")
+        assert audit.lost_count == 10
+
+    def test_a_failure_is_told_and_made_up_for(
+        self, audit: Audit, stream: Stream, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stream.failing = True
+        for _ in range(3):
+            audit.record("queue.deleted", deleted(), "alice")
+        assert audit.trouble() == "3 records of the audit log are lost"
+        assert sum("takes no records" in each.message for each in caplog.records) == 1
+        stream.failing = False
+        audit.record("queue.deleted", deleted("after"), "alice")
+        assert audit.trouble() == ""
+        assert [(each["event"], each.get("name")) for each in stream.records] == [
+            (LOST, "3"), ("queue.deleted", "after")
+        ]  # fmt: skip
