@@ -348,6 +348,34 @@ class TestBacklogs:
         assert not queue.grouped.groups
 
 
+    def test_ten_thousand_groups_over_fifty_consumers(self, room) -> None:
+        """With a consumer killed now and then: order in each group, nobody idle, a window of memory."""
+        chance = random.Random(7)
+        queue = room.queue("q", x_group_by="header:group")
+        for number in range(30_000):
+            room.publish("q", b"%d" % number, headers={"group": number * 7919 % 10_000}, turn=number % 1000 == 0)
+        takers = [take(room, queue, credit=10, turn=False) for _ in range(50)]
+        room.turns()
+        done: dict[int, list[int]] = defaultdict(list)
+        order = queue.grouped
+        while queue.ready_count or queue.unacked_count:
+            if chance.random() < 0.05:
+                gone = takers.pop(chance.randrange(len(takers)))
+                gone.leave()
+                takers.append(take(room, queue, credit=10, turn=False))
+            for taker in chance.sample(takers, 20):
+                for body in taker.got[len(taker.got) - len(taker.entries) :]:
+                    done[int(body) * 7919 % 10_000].append(int(body))
+                taker.ack_all()
+            room.turns()
+            able = [taker for taker in takers if taker.can_take()]
+            assert not able or not queue.ready_count or order.first_free() is None, "somebody is left waiting"
+            assert order.hot_count <= 4096 + 2000
+        assert len(done) == 10_000
+        assert all(numbers == sorted(numbers) and len(numbers) == 3 for numbers in done.values())
+        assert not order.groups
+
+
 def set_of(taker: Taker) -> set[bytes]:
     """What it has not answered; it answers in order."""
     return set(taker.got[len(taker.got) - len(taker.entries) :]) if taker.entries else set()
