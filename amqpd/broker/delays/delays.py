@@ -69,7 +69,8 @@ class Delays(Works):
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         super().__init__(storage, turn, timers, republisher, vhosts)
-        self.wheels: dict[tuple[str, str], Wheel] = {}
+        # By vhost, then by exchange.
+        self._wheels: dict[str, dict[str, Wheel]] = {}
         self._call_soon = call_soon
         self._line: deque[Turning] = deque()
         self._scheduled = False
@@ -81,19 +82,23 @@ class Delays(Works):
 
     def wheel(self, vhost: str, vhost_id: str, exchange: str) -> Wheel:
         """Of this exchange, made where it has none. On the disk nothing is made before its first message."""
-        key = (vhost, exchange)
-        wheel = self.wheels.get(key)
-        if wheel is None or wheel.dropped:
+        wheels = self._wheels.get(vhost)
+        if wheels is None:
+            wheels = {}
+            self._wheels[vhost] = wheels
+        wheel = wheels.get(exchange)
+        if wheel is None:
             wheel = Wheel(self, vhost, vhost_id, exchange, secrets.token_hex(16))
-            self.wheels[key] = wheel
+            wheels[exchange] = wheel
             if self._watch.tick < 0:
                 self._apart_ms = self.timers.wall_ms() - self.timers.now_ms()
                 self.timers.arm(self._watch, self.timers.now_ms() + WATCH_MS)
         return wheel
 
     def of_vhost(self, vhost: str) -> list[Wheel]:
-        """Those of its exchanges. Cost: all wheels."""
-        return [wheel for key, wheel in self.wheels.items() if key[0] == vhost and not wheel.dropped]
+        """Those of its exchanges that delay, or did."""
+        wheels = self._wheels.get(vhost)
+        return [] if wheels is None else list(wheels.values())
 
     def count_of(self, vhost: str) -> int:
         """Messages that wait in this vhost."""
@@ -102,12 +107,12 @@ class Delays(Works):
             total += wheel.count()
         return total
 
-    def count(self) -> int:
-        """Messages that wait."""
-        total: i64 = 0
-        for wheel in self.wheels.values():
-            total += wheel.count()
-        return total
+    def gone(self, vhost: str, exchange: str) -> None:
+        wheels = self._wheels.get(vhost)
+        if wheels is not None:
+            wheels.pop(exchange, None)
+            if not wheels:
+                del self._wheels[vhost]
 
     def end_vhost(self, vhost: str) -> list[QueueLog]:
         """The vhost is deleted. Returns the logs, which go with its directory."""
@@ -115,7 +120,7 @@ class Delays(Works):
         for wheel in self.of_vhost(vhost):
             self.tally.dropped += wheel.count()
             stores += wheel.end()
-            del self.wheels[(vhost, wheel.exchange)]
+        self._wheels.pop(vhost, None)
         return stores
 
     def stop(self) -> None:
@@ -159,13 +164,10 @@ class Delays(Works):
         drift_ms = apart_ms - self._apart_ms
         if drift_ms >= DRIFT_MS or drift_ms <= -DRIFT_MS:
             self._apart_ms = apart_ms
-            for key in list(self.wheels):
-                wheel = self.wheels[key]
-                if wheel.dropped:
-                    del self.wheels[key]
-                else:
+            for wheels in self._wheels.values():
+                for wheel in wheels.values():
                     wheel.rearm()
-        if self.wheels:
+        if self._wheels:
             timers.arm(self._watch, timers.now_ms() + WATCH_MS)
 
     # -- at the start ------------------------------------------------------------------------------------------------

@@ -386,6 +386,9 @@ class Wheel(Turning):
         self._slots.forget(bucket)
 
     def drop(self) -> None:
+        if self.dropped:
+            return
+        self.works.gone(self.vhost, self.exchange)
         tally = self.works.tally
         tally.dropped += self.count()
         if self.buckets:

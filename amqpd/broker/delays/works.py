@@ -43,6 +43,10 @@ class Works:
         """The wheel has something to do now: its `step` is called soon, until it says False."""
         raise NotImplementedError
 
+    def gone(self, vhost: str, exchange: str) -> None:
+        """The exchange is deleted: its wheel is not used any more."""
+        raise NotImplementedError
+
     def next_number(self) -> i64:
         """Of a message: above all before it."""
         number = self.timers.wall_ms() << 20
