@@ -16,6 +16,7 @@ What has left the log meanwhile is not taken back; `taken` says what is.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -28,11 +29,12 @@ from amqpd.storage.settle.settled import SettledSet
 
 logger = logging.getLogger(__name__)
 
-_WRITING: Final = 0
-_WRITTEN: Final = 1
-_SETTLED: Final = 2
-_REMOVING: Final = 3
-_OVER: Final = 4
+SLICE_S: Final = 0.002
+_WRITING: Final[int] = 0
+_WRITTEN: Final[int] = 1
+_SETTLED: Final[int] = 2
+_REMOVING: Final[int] = 3
+_OVER: Final[int] = 4
 
 
 class Rewind:
@@ -56,6 +58,7 @@ class Rewind:
         self._path = f"{store.log.directory}/{rewind_file.NAME}"
         self._step = _WRITING
         self._segment: Segment | None = None  # of what was added last
+        self._done: set[int] = set()  # base offsets of the segments that know it
 
     def add(self, offset: int, body_size_bytes: int) -> None:
         """A message that is settled and still in the log. Ascending offsets cost least: 0.5 us."""
@@ -92,12 +95,13 @@ class Rewind:
         except (OSError, LogFailed) as error:
             self._end(error)
             return
-        data = rewind_file.encode_rewind(self.taken, self.body_bytes, log.epoch)
+        epoch = log.epoch
         self._gather(store)
-        self._submit(Task(lambda: self._write(data), self._written))
+        self._submit(Task(lambda: self._write(epoch), self._written))
 
-    def _write(self, data: bytes) -> None:
-        """In the committer's thread."""
+    def _write(self, epoch: int) -> None:
+        """In the committer's thread. What it reads changes no more before this has returned."""
+        data = rewind_file.encode_rewind(self.taken, self.body_bytes, epoch)
         filesystem = self._store.log.filesystem
         filesystem.replace_file(self._path, data, sync=True)
         filesystem.fsync_dir(self._store.log.directory)
@@ -116,7 +120,12 @@ class Rewind:
         if store.failed or store.deleted:
             self._end(LogFailed(store.name))  # the next start does it
         elif self._step == _WRITTEN:
-            self._take_back()
+            began = time.perf_counter()
+            while self._step == _WRITTEN:
+                before = len(self._done)
+                self._take_back()
+                if len(self._done) == before or time.perf_counter() - began > SLICE_S:
+                    break
         elif not any(segment.swapping for segment in self._segments()):
             self._remove(None)
 
@@ -127,37 +136,49 @@ class Rewind:
         return [segment for segment in found if not segment.gone and not segment.removing]
 
     def _take_back(self) -> None:
+        """One segment after the other: what has come back of some is nobody's yet."""
         store = self._store
         log = store.log
         store.write_late()  # nothing may be told behind the new files that was true before
         segments = self._segments()
-        if any(segment.swapping for segment in segments):
+        todo = [segment for segment in segments if segment.base not in self._done]
+        if not todo:
+            self._taken_back(segments)
+            return
+        segment = todo[0]
+        if segment.swapping:
             self._gather(store)
             return
-        if log.settled_files.pending or not segments:
-            self._remove(log.error if log.settled_files.pending and log.error is not None else LogFailed(store.name))
+        if log.settled_files.pending:
+            self._undo(segments, log.error or OSError("what was settled could not be written"))
             return
-        self.taken = {segment.base: self.taken[segment.base] for segment in segments}
-        last = -1
-        for segment in segments:
-            offsets = self.taken[segment.base]
-            self.count += segment.settled.take_out(offsets)
-            size = min(self.body_bytes[segment.base], segment.settled_body_bytes)
-            segment.settled_body_bytes -= size
-            self.size_bytes += self.body_bytes[segment.base]
-            last = max(last, offsets.highest)
-        store.recount(last + 1)
-        log.settled_files.rewrite_all(segments, log.delivered_mark, store.returned)
-        if not all(segment.swapping for segment in segments):  # no room: as if nothing had been asked
-            for segment in segments:
-                for first, end in self.taken[segment.base].ranges():
-                    log.settle(first, end, 0)
-            store.recount()
-            self.count = self.size_bytes = 0
-            self._remove(log.error or OSError("the settlements could not be written"))
+        offsets = self.taken[segment.base]
+        self.count += segment.settled.take_out(offsets)
+        segment.settled_body_bytes = max(0, segment.settled_body_bytes - self.body_bytes[segment.base])
+        self._done.add(segment.base)
+        store.recount(offsets.highest + 1)
+        if not log.settled_files.rewrite_now(segment, log.delivered_mark, store.returned):
+            self._undo(segments, log.error or OSError("the settlements could not be written"))
             return
-        self._step = _SETTLED
         self._gather(store)
+
+    def _taken_back(self, segments: list[Segment]) -> None:
+        self.taken = {segment.base: self.taken[segment.base] for segment in segments}
+        self.size_bytes = sum(self.body_bytes[segment.base] for segment in segments)
+        self._step = _SETTLED
+        self._gather(self._store)
+
+    def _undo(self, segments: list[Segment], error: Exception) -> None:
+        """No room: as if nothing had been asked."""
+        store = self._store
+        for segment in segments:
+            if segment.base in self._done:
+                for first, last in self.taken[segment.base].ranges():
+                    store.log.settle(first, last, 0)
+                segment.settled_body_bytes += self.body_bytes[segment.base]
+        store.recount()
+        self.count = 0
+        self._remove(error)
 
     def _remove(self, why: Exception | None) -> None:
         """The file goes. why: what has come in between; None: all is done."""

@@ -150,12 +150,14 @@ class SettledFiles:
             self._swapping.append(segment)
             self._renames.append((path, f"{segment.prefix}.settled"))
 
-    def rewrite_all(self, segments: list[Segment], delivered_mark: i64, returned: dict[int, int]) -> None:
-        """As `rewrite`, of these: what was taken back from them is told by the new files alone. `swapping` says of each
-        whether it could be written. Nothing of them is pending.
+    def rewrite_now(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> bool:
+        """As `rewrite`, of this one: what was taken back from it is told by the new file alone. Nothing of it is
+        pending, and it is not `swapping`. False: it could not be written.
         """
-        self._grown += [segment for segment in segments if segment not in self._grown]
+        if segment not in self._grown:
+            self._grown.append(segment)
         self.rewrite(delivered_mark, returned)
+        return segment.swapping
 
     def drop(self, segment: Segment) -> None:
         """The segment is cut: nothing that was to be written to its file is, nor does a file get its name."""

@@ -34,7 +34,7 @@ from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, OffsetIndex, TimeIndex
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import segment_name
-from amqpd.storage.settle import settled
+from amqpd.storage.settle import rewind_file, settled
 from amqpd.storage.settle.hold import decode_hold, is_hold
 from amqpd.storage.settle.settled_reader import KIND_NAMES, SettledFile
 
@@ -143,6 +143,7 @@ def is_known(name: str) -> bool:
         is_segment_file(name)
         or name in CHECKPOINTS
         or is_hold(name)
+        or name == rewind_file.NAME
         or name
         in {
             checkpoint.CLEAN_SHUTDOWN,
@@ -425,6 +426,12 @@ def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
             yield Damage(path, 0, "a wrong checksum", harmless=True)
         else:
             yield Text(path, f"offsets below {mark} are synced")
+    elif name == rewind_file.NAME:
+        told = rewind_file.decode_rewind(data)
+        if told is None:
+            yield Damage(path, 0, "not whole; nothing is rewound", harmless=True)
+        else:
+            yield Text(path, "a rewind that the next start completes")
     elif is_hold(name):
         held = decode_hold(data)
         if held is None:

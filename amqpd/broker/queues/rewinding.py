@@ -197,6 +197,10 @@ class Rewinding(SettledSearch):
     def _gather(self) -> None:
         rewind = self._rewind
         queue = self.queue
+        order = queue.order
+        if isinstance(order, LevelOrder) and not order.at_hand(queue):
+            self.waits = True  # its index is being made, of what is live
+            return
         self._scans.begin_alone(SLICE_MS)
         while self._limit == 0 or self._count < self._limit:
             entry = self.next_settled()
