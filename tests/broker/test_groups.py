@@ -381,6 +381,28 @@ def set_of(taker: Taker) -> set[bytes]:
     return set(taker.got[len(taker.got) - len(taker.entries) :]) if taker.entries else set()
 
 
+def test_heaps_do_not_grow_by_what_has_gone(room) -> None:
+    """A head that is free again and again stands in the heap once more each time, and is thrown out."""
+    queue = room.queue("q", x_group_by="header:group")
+    publish(room, "abc")
+    order = queue.grouped
+    free = [order.groups[name] for name in "abc"]
+    for _ in range(500):
+        for group in free:
+            order._head_changed(group, group.head())
+    assert len(order._again) < 200
+    one = take(room, queue, credit=1)
+    for _ in range(500):
+        one.requeue()
+        room.turns()
+    assert len(order._again) + len(order._behind) + len(order.holders[one].own) < 500
+    one.ack()
+    room.turns()
+    one.ack()
+    room.turns()
+    assert texts(one.got[-3:]) == "a0 b1 c2"
+
+
 class TestRefusals:
     @pytest.mark.parametrize("value", ["", "header:", "Routing_Key", "headers:x", "header:" + "x" * 256])
     def test_a_value_that_means_nothing(self, room, value) -> None:

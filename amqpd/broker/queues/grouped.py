@@ -41,6 +41,10 @@ class Waiting:
     def __lt__(self, other: Waiting) -> bool:
         return self.offset < other.offset
 
+    def __hash__(self) -> int:
+        # Compiled, a class with a comparison has none of its own accord.
+        return id(self)
+
 
 @final
 class Holder:
