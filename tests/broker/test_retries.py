@@ -394,6 +394,59 @@ class TestRestart:
         assert room.bodies(queue) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("purged", [False, True])
+def test_very_many_after_a_restart(room, purged) -> None:
+    """More than are read for their size."""
+    queue = room.queue("q", **ALL)
+    bodies = [b"x" * (number % 7) + b"%d" % number for number in range(200)]
+    for body in bodies:
+        room.publish("q", body, turn=False)
+    room.turns()
+    fail(queue, 150)
+    room.turn.want()
+    room.turns()
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    assert counts(queue) == (50, 0, 150)
+    assert queue.ready_bytes + queue.delayed_bytes == sum(len(body) for body in bodies)
+    if purged:
+        assert queue.purge() == 200
+        room.turn.want()
+        room.turns()
+    else:
+        room.advance(1100)
+        assert counts(queue) == (200, 0, 0)
+        assert queue.ready_bytes == sum(len(body) for body in bodies)
+        assert room.bodies(queue) == bodies
+    assert (queue.ready_bytes, queue.delayed_bytes, queue.store.record_count) == (0, 0, 0)
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_its_time_survives_a_file_that_is_written_anew(room) -> None:
+    queue = room.queue("q", **ALL)
+    room.publish("q", b"kept")
+    fail(queue)
+    for number in range(400):
+        room.publish("q", b"%d" % number, turn=False)
+    room.turns()
+    for _ in range(30):
+        entries = [queue.get(False) for _ in range(400)]
+        for entry in entries:
+            queue.requeue(entry, False)
+        room.turn.want()
+        room.turns()
+    files = list(room.data_dir.rglob("*.settled*"))
+    assert 0 < sum(file.stat().st_size for file in files) < 12000 * 32, "it was never written anew"
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    assert counts(queue) == (400, 0, 1)
+
+
 def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
     queue = room.queue("q", x_group_by="routing_key", **ALL)
     room.publish("q", b"0")

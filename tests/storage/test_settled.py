@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.storage.settle.settled import (
     BITS,
     BOOT,
+    COUNT_MAX,
     ENTRY_SIZE,
     RETURNED,
     SETTLED,
+    TALLY_BITS,
     SettledSet,
     encode_entry,
+    tally,
 )
 from amqpd.storage.settle.settled_reader import SettledFile
 
@@ -63,6 +67,19 @@ def test_ten_million_alternating_settlements_cost_bits() -> None:
     if bits is not None:
         assert len(bits) < 200_000 // 8 + 128
     assert settled.count == 100_000
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_048_575])
+@pytest.mark.parametrize("due_ms", [0, 1, 1_700_000_000_000, (1 << 42) - 1])
+def test_a_tally_is_both_numbers(count: int, due_ms: int) -> None:
+    told = tally(count, due_ms)
+    assert (told & COUNT_MAX, told >> TALLY_BITS) == (count, due_ms)
+
+
+def test_a_tally_of_too_much_stands_still() -> None:
+    assert tally(1 << 40, 5) == tally(COUNT_MAX, 5)
+    assert tally(1, 1 << 50) >> TALLY_BITS == (1 << 42) - 1
+    assert tally(3, -1) == 3
 
 
 ENTRIES = [(SETTLED, 3, 9, 700), (RETURNED, 4, 2, 0), (BITS, 128, -1, 5), (BOOT, -(1 << 62), 1 << 62, 0)]

@@ -12,7 +12,7 @@ timer a queue watches the first that is due; what is due at once goes in slices.
 (`QueueLog.mark_delayed`), with the turn in which it came back: after a kill it waits for the rest of its time, and
 counts as redelivered; after a power cut, or with a log of another kind, what was not noted is ready at once. A wall
 clock that was set back makes nobody wait longer than the rule's longest time. What waited at a start is passed over by
-the ready order (`restore`), and its size is not known until it is due: `ready_bytes` has it till then. Queues with
+the ready order (`restore`); of very many the size of a body is an equal share of all until it is due. Queues with
 groups take it as ready.
 
 **Memory.** Some 150 bytes a message that waits, beside what the log's books have of it. Its body is kept while all of a
@@ -46,8 +46,8 @@ LOOK_COUNT: Final = 32
 SLICE_COUNT_MAX: Final = 4096
 # Until a log that could not be read is tried again.
 FAILED_MS: Final = 1000
-# So many bodies are read for their size alone when a queue is purged: some 10 ms.
-MEASURED_COUNT_MAX: Final = 1000
+# Of what waited at a start so many are read for their size; some 10 us each.
+MEASURED_COUNT_MAX: Final = 64
 
 
 @final
@@ -146,8 +146,29 @@ class Retries(Timer):
             count: i64 = len(offsets)
             queue.ready_count -= count
             queue.delayed_count += count
+            self._measure_first(heap)
             timers.arm(self, heap[0].due_ms)
         return offsets
+
+    def _measure_first(self, heap: list[Delayed]) -> None:
+        """Those that waited at the start have a size: a true one, or an equal share of what is left of all."""
+        queue = self._queue
+        left: i64 = len(heap)
+        read = True
+        for index, delayed in enumerate(heap):
+            if read and index < MEASURED_COUNT_MAX:
+                try:
+                    self._measure(delayed)
+                    delayed.entry.message = None
+                except OSError as error:
+                    log.warning("queue %r: what waits in it could not be read yet: %s", queue.name, error)
+                    read = False
+            if not delayed.sized:
+                share = queue.ready_bytes // (queue.ready_count + left)
+                delayed.entry.body_size = share
+                queue.delayed_bytes += share
+                queue.ready_bytes -= share
+            left -= 1
 
     # -- out
 
@@ -197,19 +218,19 @@ class Retries(Timer):
         return None
 
     def _measure(self, delayed: Delayed) -> bool:
-        """The size of one that waited at the start. False: the log has lost it. Raises: OSError."""
+        """The true size of one that waited at the start. False: the log has lost it. Raises: OSError."""
         entry = delayed.entry
         self._backing.read_back(entry)
         message = entry.message
         if message is None:
             return False
+        more = message.body_size - entry.body_size
         entry.body_size = message.body_size
         delayed.sized = True
         queue = self._queue
-        queue.delayed_bytes += entry.body_size
-        queue.ready_bytes -= entry.body_size
-        if queue.ready_bytes < 0:
-            queue.ready_bytes = 0
+        queue.delayed_bytes += more
+        if queue.ready_count > 0:
+            queue.ready_bytes = queue.ready_bytes - more if queue.ready_bytes > more else 0
         return True
 
     def _leave(self, delayed: Delayed) -> None:
@@ -231,7 +252,6 @@ class Retries(Timer):
         """Settles all that waits, before what is ready is. Returns how many they were."""
         heap = self._heap
         queue = self._queue
-        self._measure_all(heap)
         self._heap = []
         self._timers.cancel(self)
         for delayed in heap:
@@ -239,24 +259,6 @@ class Retries(Timer):
             self._backing.settle(delayed.entry)
             order.release(queue, delayed.entry)
         return len(heap)
-
-    def _measure_all(self, heap: list[Delayed]) -> None:
-        """The sizes of those that waited at the start; of very many, or where the disk does not answer, what is left of
-        all in equal shares.
-        """
-        unsized = [delayed for delayed in heap if not delayed.sized]
-        try:
-            for delayed in unsized[:MEASURED_COUNT_MAX]:
-                self._measure(delayed)
-        except OSError as error:
-            log.warning("queue %r: what waits in it could not be read: %s", self._queue.name, error)
-        queue = self._queue
-        for delayed in unsized:
-            if not delayed.sized:
-                share = queue.ready_bytes // (queue.ready_count + len(unsized))
-                delayed.entry.body_size = share
-                queue.delayed_bytes += share
-                queue.ready_bytes -= share
 
     def end(self) -> None:
         """The queue is deleted."""

@@ -1,0 +1,242 @@
+"""A queue whose messages wait before they are tried again, beside a naive twin that keeps lists and a clock.
+
+Queues in order of arrival, with priorities, with groups; durable ones through kills. The twin says what is ready, what
+waits and till when, what a length drops (what waits first, the one that is due first), and how often each message came
+back; the queue has to agree after every step, and its log with both.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from amqpd.broker.queues.retries import Retries
+from amqpd.broker.queues.retry_rule import retry_rule
+
+EXAMPLES = int(os.environ.get("RETRY_EXAMPLES", "60"))
+KINDS: dict[str, dict[str, object]] = {
+    "arrival": {},
+    "quorum": {"x_queue_type": "quorum"},
+    "priorities": {"x_max_priority": 3},
+    "groups": {"x_group_by": "header:g"},
+}
+WAITS: tuple[dict[str, object], ...] = (
+    {"x_delayed_retry_type": "all", "x_delayed_retry_min": 200, "x_delayed_retry_max": 700},
+    {"x_delayed_retry_type": "failed", "x_delayed_retry_min": 300},
+    {"x_delayed_retry_type": "returned", "x_delayed_retry_levels": [100, 600, 400]},
+    {"x_delayed_retry_type": "all", "x_delayed_retry_levels": "1s,2s"},
+)
+
+
+class Held:
+    """A message as the twin sees it. due_ms: when its waiting ends, of one that waits."""
+
+    def __init__(self, number: int, body: bytes, level: int, group: str) -> None:
+        self.number = number
+        self.body = body
+        self.level = level
+        self.group = group
+        self.count = 0
+        self.due_ms = 0
+
+
+class RetryMachine(RuleBasedStateMachine):
+    make_room: Any = None
+    tmp_path_factory: Any = None
+
+    @initialize(
+        kind=st.sampled_from(sorted(KINDS)),
+        durable=st.sampled_from([True, True, False]),
+        waits=st.sampled_from(WAITS),
+        length=st.sampled_from([0, 0, 4]),
+        window=st.sampled_from([2, 1000]),
+    )
+    def begin(self, kind: str, durable: bool, waits: dict[str, object], length: int, window: int) -> None:
+        self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("retries"))
+        self.kind = kind
+        self.durable = durable or kind == "quorum"
+        self.length = length
+        self.window = window
+        limits: dict[str, object] = {"x_max_length": length} if length else {}
+        self.room.queue("q", durable=self.durable, **KINDS[kind], **waits, **limits)
+        names = {"x_delayed_retry_type": "retry_type", "x_delayed_retry_min": "retry_min_ms"}
+        names |= {"x_delayed_retry_max": "retry_max_ms", "x_delayed_retry_levels": "retry_levels"}
+        self.wait = retry_rule({names[name]: value for name, value in waits.items()})
+        self.ready: list[Held] = []
+        self.waiting: list[Held] = []
+        self.unacked: list[tuple[Any, Held]] = []
+        self.next = 0
+        self.open()
+
+    def open(self) -> None:
+        self.queue = self.room.vhost.queues["q"]
+        self.queue.order.count_max = self.window if self.durable else 32768
+
+    def now_ms(self) -> int:
+        return int(self.room.clock.now_ms)
+
+    def rest(self) -> None:
+        self.room.turn.want()
+        self.room.turns()
+
+    def make_ready(self, held: Held) -> None:
+        self.ready.append(held)
+        self.ready.sort(key=lambda each: (-each.level if self.kind == "priorities" else 0, each.number))
+
+    def cut(self) -> None:
+        """What is over the length goes."""
+        while self.length and len(self.ready) + len(self.waiting) > self.length:
+            if self.waiting:
+                self.waiting.remove(min(self.waiting, key=lambda each: (each.due_ms, each.number)))
+            else:
+                del self.ready[0]
+
+    def due(self) -> None:
+        for held in [each for each in self.waiting if each.due_ms <= self.now_ms()]:
+            self.waiting.remove(held)
+            self.make_ready(held)
+
+    # -- steps
+
+    @rule(levels=st.lists(st.integers(0, 3), min_size=1, max_size=6), size=st.sampled_from([0, 1, 40]))
+    def publish(self, levels: list[int], size: int) -> None:
+        for level in levels:
+            body = b"%d " % self.next + b"x" * size
+            held = Held(self.next, body, level, "ab"[self.next % 2])
+            properties: dict[str, Any] = {"headers": {"g": held.group}} if self.kind == "groups" else {}
+            assert self.room.publish("q", body, priority=level, **properties)
+            self.next += 1
+            self.make_ready(held)
+            self.cut()
+        self.check()
+
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            locked: set[str] = set()
+            if self.kind == "groups":
+                locked = {held.group for _, held in self.unacked} | {held.group for held in self.waiting}
+            expected = next((each for each in self.ready if each.group not in locked), None)
+            entry = self.queue.get(False)
+            while entry is None and self.queue.waits():
+                self.queue.when_ready(lambda: None)
+                self.room.turns()
+                entry = self.queue.get(False)
+            self.rest()
+            if expected is None:
+                assert entry is None
+                break
+            assert entry is not None
+            assert entry.message.body() == expected.body
+            assert entry.delivery_count == expected.count
+            assert entry.redelivered or expected.count == 0
+            self.ready.remove(expected)
+            self.unacked.append((entry, expected))
+        self.check()
+
+    @precondition(lambda self: self.unacked)
+    @rule(which=st.integers(0, 100), failed=st.booleans(), counts=st.sampled_from([True, True, True, False]))
+    def give_back(self, which: int, failed: bool, counts: bool) -> None:
+        entry, held = self.unacked.pop(which % len(self.unacked))
+        self.queue.requeue(entry, counts, failed)
+        self.queue.pump_later()
+        self.rest()
+        held.count += counts
+        delay_ms = self.wait.delay_ms(failed, held.count) if counts else 0
+        if delay_ms:
+            held.due_ms = self.now_ms() + delay_ms
+            self.waiting.append(held)
+        else:
+            self.make_ready(held)
+        self.cut()
+        self.check()
+
+    @precondition(lambda self: self.unacked)
+    @rule(which=st.integers(0, 100))
+    def ack(self, which: int) -> None:
+        entry, _ = self.unacked.pop(which % len(self.unacked))
+        self.queue.settle(entry)
+        self.rest()
+        self.check()
+
+    @rule(steps=st.integers(1, 12))
+    def time_goes_on(self, steps: int) -> None:
+        self.room.advance(steps * 100)
+        self.due()
+        self.check()
+
+    @rule()
+    def purge(self) -> None:
+        assert self.queue.purge() == len(self.ready) + len(self.waiting)
+        self.rest()
+        self.ready.clear()
+        self.waiting.clear()
+        self.check()
+
+    @precondition(lambda self: self.durable)
+    @rule(down_ms=st.sampled_from([0, 100, 500, 5000]))
+    def kill(self, down_ms: int) -> None:
+        self.rest()
+        before_ms = self.now_ms()
+        self.room.restart(down_ms=down_ms)
+        self.open()
+        self.queue.prepare()
+        self.rest()
+        for _, held in self.unacked:
+            self.make_ready(held)
+        self.unacked.clear()
+        for held in self.waiting:
+            left_ms = held.due_ms - before_ms - down_ms
+            held.due_ms = self.now_ms() + (0 if self.kind == "groups" else min(left_ms, self.wait.longest_ms))
+        self.due()
+        self.cut()
+        self.check()
+
+    def check(self) -> None:
+        queue = self.queue
+        counts = (queue.ready_count, queue.unacked_count, queue.delayed_count)
+        assert counts == (len(self.ready), len(self.unacked), len(self.waiting))
+        together = queue.ready_bytes + queue.delayed_bytes
+        assert together == sum(len(held.body) for held in self.ready + self.waiting)
+        retries = queue.limits.retries
+        assert isinstance(retries, Retries)
+        if self.waiting:
+            assert retries.tick >= 0
+        store = queue.store
+        if self.durable:
+            assert store is not None
+            assert store.record_count == sum(counts)
+
+    def teardown(self) -> None:
+        if hasattr(self, "room"):
+            if hasattr(self, "queue"):
+                self.empty()
+            self.room.storage.close(clean=False)
+
+    def empty(self) -> None:
+        """All that is left comes in the end, in its order."""
+        for entry, _ in self.unacked:
+            self.queue.settle(entry)
+        self.rest()
+        self.unacked.clear()
+        self.room.advance(2500)
+        self.due()
+        assert not self.waiting
+        assert self.room.bodies(self.queue) == [held.body for held in self.ready]
+
+
+def test_a_queue_whose_messages_wait_does_what_its_twin_does(make_room, tmp_path_factory) -> None:
+    RetryMachine.make_room = staticmethod(make_room)
+    RetryMachine.tmp_path_factory = tmp_path_factory
+    machine = RetryMachine.TestCase
+    machine.settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+    machine().runTest()
