@@ -3,12 +3,14 @@ is importable. No test: figures depend on the machine.
 
 Fills a durable queue with messages of 1 KiB (a million), every other one with a message id of its own, and moves,
 copies, deletes or redrives them, while another connection publishes to a queue and consumes from it, 200 messages a
-second. Prints the rate, the broker's memory before and at its highest, and how long the other one waits.
+second. Prints the rate, processor time, the memory of the broker before and at its highest, and how long the other one
+waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 import sys
 import time
@@ -31,6 +33,12 @@ PROBE_S: Final = 0.005
 def memory(broker: BrokerProcess) -> int:
     status = Path(f"/proc/{broker.pid}/status").read_text("ascii")
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def processor_s(broker: BrokerProcess) -> float:
+    """What all its threads have taken so far."""
+    fields = Path(f"/proc/{broker.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def properties(number: int, verb: str) -> bytes:
@@ -98,7 +106,7 @@ async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
     await asyncio.sleep(2)
     before, quiet = memory(broker), sorted(probe.waits)
     probe.waits.clear()
-    highest = before
+    highest, processor = before, processor_s(broker)
     body: dict[str, object] = {"action": verb}
     if verb in ("move", "copy"):
         body["to_queue"] = "target"
@@ -106,11 +114,13 @@ async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
     while job["ended"] is None:
         job = await asyncio.to_thread(broker.api, "GET", f"/api/amqpd/jobs/{job['id']}?wait_ms=100")
         highest = max(highest, memory(broker))
+    processor = processor_s(broker) - processor
     stop.set()
     await probing
     waits = sorted(probe.waits)
     took_s = (job["ended"] - job["begun"]) / 1000
     print(f"{verb}: {job['done']} in {took_s:.2f} s, {job['done'] / took_s:,.0f} a second ({job['state']})")
+    print(f"processor: {processor / job['done'] * 1e6:.1f} us a message, all threads")
     print(f"memory: {before / 2**20:.0f} MiB before, {highest / 2**20:.0f} MiB at its highest")
     for name, each in (("before", quiet), ("meanwhile", waits)):
         middle, late, last = each[len(each) // 2], each[len(each) * 99 // 100], each[-1]
