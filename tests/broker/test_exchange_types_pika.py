@@ -139,6 +139,7 @@ def test_modulus_and_random(shared: BrokerProcess) -> None:
         ("x-recent-history", {"x-recent-history-length": 0}, "Invalid argument 0, 'x-recent-history-length' must be"),
         ("x-recent-history", {"x-recent-history-length": "9"}, 'Invalid argument <<"9">>, \'x-recent-history-length'),
         ("x-message-deduplication", {}, "Missing or invalid argument, 'x-cache-size' must be an integer greater"),
+        ("x-delayed-message", {"x-delayed-type": "x-message-deduplication"}, "'x-cache-size' must be an integer"),
         ("x-message-deduplication", {"x-cache-size": 0}, "'x-cache-size' must be an integer greater than 0"),
         ("x-message-deduplication", {"x-cache-size": 9, "x-cache-ttl": -1}, "'x-cache-ttl' must be an integer"),
         ("x-message-deduplication", {"x-cache-size": 9, "x-cache-persistence": "ram"}, "either 'disk' or 'memory'"),
@@ -218,6 +219,18 @@ def test_no_order_twice(shared: BrokerProcess) -> None:
         once(channel, "dd", 0, "the oldest has gone")
         assert taken(channel, "dd0") == ["the oldest has gone"]
     assert item(shared, "dd")["cache_info"] == {"entries": 3, "size": 3, "duplicates": 3}
+
+
+def test_what_was_delayed_passes_once(shared: BrokerProcess) -> None:
+    with channel_of(shared) as channel:
+        arguments = {"x-delayed-type": "x-message-deduplication", "x-cache-size": 9}
+        channel.exchange_declare("later-once", "x-delayed-message", durable=True, arguments=arguments)
+        channel.queue_declare("later-once", durable=True)
+        channel.queue_bind("later-once", "later-once")
+        for _ in range(2):
+            put(channel, "later-once", "a", headers={"x-deduplication-header": "a", "x-delay": 50})
+        channel.connection.sleep(0.6)
+        assert taken(channel, "later-once") == ["a"]
 
 
 def test_a_copy_is_returned_and_confirmed(shared: BrokerProcess) -> None:
