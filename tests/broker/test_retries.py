@@ -418,6 +418,7 @@ def test_very_many_after_a_restart(room, purged) -> None:
         room.advance(1100)
         assert counts(queue) == (200, 0, 0)
         assert queue.ready_bytes == sum(len(body) for body in bodies)
+        assert [entry.message for entry in queue.order.returned] == [None] * 150
         assert room.bodies(queue) == bodies
     assert (queue.ready_bytes, queue.delayed_bytes, queue.store.record_count) == (0, 0, 0)
     room.restart()

@@ -122,7 +122,7 @@ class Retries(Timer):
 
     def restore(self, store: QueueLog) -> list[int]:
         """What waits since an earlier life of the broker, from the log, which has just been opened: it is not ready.
-        Returns the offsets, which the ready order is to pass over. Cost: some 2 us a message.
+        Returns the offsets, which the ready order is to pass over. Cost: 7 us a message, uncompiled.
         """
         rule = self._rule
         offsets: list[int] = []
@@ -202,7 +202,11 @@ class Retries(Timer):
     def _let_go(self, delayed: Delayed) -> None:
         """The first is ready again. Raises: OSError, and it stays."""
         entry = delayed.entry
-        if delayed.sized or self._measure(delayed):
+        there = delayed.sized
+        if not there:
+            there = self._measure(delayed)
+            entry.message = None  # it is read when it is delivered
+        if there:
             self._queue.ready_again(entry)
         self._leave(delayed)
 
