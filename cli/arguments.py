@@ -91,6 +91,7 @@ SPECIFIC: Final = (
     Option("until-offset", "", "<offset>", "what has this offset or a higher one stays"),
     Option("from-offset", "", "<offset>", "the first offset to look at"),
     Option("from-time", "", "<time>", "from what came then on: ISO 8601 (UTC), or ms since 1970"),
+    Option("correlation-id", "", "", "the id is the property correlation_id, not message_id"),
     Option("since", "", "<time>", "from what was recorded then on: ISO 8601 (UTC), or ms since 1970"),
     Option("until", "", "<time>", "up to what was recorded then"),
     Option("dry-run", "", "", "count, and do nothing"),

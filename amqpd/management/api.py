@@ -21,6 +21,7 @@ from amqpd.management import (
     health,
     limits,
     logs,
+    message_trace,
     overview,
     parameters,
     policies,
@@ -54,6 +55,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *amqpctl.ROUTES,
     *alarms.ROUTES,
     *audit.ROUTES,
+    *message_trace.ROUTES,
     *logs.ROUTES,
     *exports.ROUTES,
 )

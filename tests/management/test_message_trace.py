@@ -1,0 +1,88 @@
+"""One message's trace: ready, unacked, settled and kept, dead-lettered, gone; who may see it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from amqpd.testing import BrokerProcess, Vhost
+
+
+def found(api: Any, v: str, **query: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    going_on: dict[str, Any] = {}
+    while True:
+        text = "&".join(f"{key}={quote(str(value), safe='')}" for key, value in {**query, **going_on}.items())
+        page = api.get(f"/api/amqpd/trace/{v}?{text}")
+        items += page["found"]
+        if page["next"] is None:
+            return items
+        going_on = page["next"]
+
+
+def states(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(each["queue"], each["state"]) for each in items]
+
+
+def publish(channel: BlockingChannel, queue: str, id_: str) -> None:
+    properties = pika.BasicProperties(delivery_mode=2, message_id=id_, correlation_id="c-" + id_)
+    channel.basic_publish("", queue, b"x", properties)
+
+
+def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    channel.queue_declare("failed", durable=True)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "failed"}
+    channel.queue_declare("orders", durable=True, arguments=arguments)
+    channel.queue_declare("kept", durable=True, arguments={"x-retain": "1D"})
+    for queue in ("orders", "kept"):
+        publish(channel, queue, "it's")
+        publish(channel, queue, "another")
+    channel.confirm_delivery()
+    publish(channel, "orders", "last")
+    assert states(found(api, v, id="it's")) == [("kept", "ready"), ("orders", "ready")]
+    assert states(found(api, v, id="c-it's", by="correlation_id")) == [("kept", "ready"), ("orders", "ready")]
+    method, _, _ = channel.basic_get("kept")
+    channel.basic_ack(method.delivery_tag)
+    method, _, _ = channel.basic_get("orders")
+    held = found(api, v, id="it's")[-1]
+    assert held["state"] == "unacked"
+    assert held["connection"].count("->") == 1
+    assert held["user"] == "guest"
+    channel.basic_nack(method.delivery_tag, requeue=False)
+    until = time.monotonic() + 5
+    wanted = {("failed", "ready"), ("kept", "settled")}
+    while not wanted <= set(states(found(api, v, id="it's"))) and time.monotonic() < until:
+        time.sleep(0.05)
+    items = {each["queue"]: each for each in found(api, v, id="it's")}
+    assert items["failed"]["deaths"][0]["queue"] == "orders"
+    assert items["kept"]["state"] == "settled"
+    shown = amqpd_broker.ctl("trace_message", "-q", "-p", amqpd_vhost.name, "it's", "queue", "state")
+    assert "failed\tready" in shown.stdout.splitlines(), shown
+    assert {line.split("\t")[0] for line in shown.stdout.splitlines()} == {"queue", "failed", "kept", "orders"}
+    none = amqpd_broker.ctl("trace_message", "-p", amqpd_vhost.name, "nobody")
+    assert none.returncode == 0
+    assert "No log has it" in none.stderr
+
+
+def test_only_what_may_be_read(channel: BlockingChannel, user: Callable[..., Any], v: str) -> None:
+    for queue in ("mine", "secret"):
+        channel.queue_declare(queue, durable=True)
+        publish(channel, queue, "m")
+    channel.queue_declare("mine", passive=True)
+    caller = user("management", read="^mine$")
+    page = caller.get(f"/api/amqpd/trace/{v}?id=m")
+    assert (states(page["found"]), page["skipped"]) == ([("mine", "ready")], 1)
+
+
+@pytest.mark.parametrize("query", ["", "id=", "id=x&by=body", "id=x&part=all", "id=x&offset=-1"])
+def test_bad_questions(api: Any, v: str, query: str) -> None:
+    answer = api("GET", f"/api/amqpd/trace/{v}?{query}")
+    assert answer.status == 400, answer
+    assert json.loads(answer.body)["reason"]
