@@ -73,9 +73,17 @@ class Rewind:
         self.taken[segment.base].add(offset, offset)
         self.body_bytes[segment.base] += body_size_bytes
 
+    def bases(self) -> list[int]:
+        """Base offsets of the segments of which something is, or was, taken back, ascending."""
+        return sorted(base for base, offsets in self.taken.items() if offsets.count > 0)
+
+    def ranges_of(self, base: int) -> list[tuple[int, int]]:
+        """Of this segment: ascending, ends included. Cost: a step per range, or per offset where they are many."""
+        return self.taken[base].ranges()
+
     def ranges(self) -> list[tuple[int, int]]:
-        """What is, or was, taken back: ascending, ends included. Cost: a step per range, or per offset of many."""
-        return [each for base in sorted(self.taken) for each in self.taken[base].ranges()]
+        """Of all of them."""
+        return [each for base in self.bases() for each in self.ranges_of(base)]
 
     @property
     def over(self) -> bool:

@@ -25,6 +25,7 @@ from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.filters import Filters
 from amqpd.broker.queues.levels import LevelOrder
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import SLICE_MS, LogReader, Search
 from amqpd.storage.log.record import Record
@@ -180,6 +181,11 @@ class Rewinding(SettledSearch):
         self._fail = fail
         self._count: i64 = 0
         self._size_bytes: i64 = 0
+        # Segments whose ranges are still to be asked for; in order of arrival, what is not ready between them.
+        self._bases: list[int] = []
+        self._between = OffsetBits()
+        self._first: i64 = -1
+        self._last: i64 = -1
         # Of a queue with priorities: what comes back, range by range, and where in the first of them.
         self._ranges: list[tuple[int, int]] = []
         self._at: i64 = 0
@@ -187,8 +193,10 @@ class Rewinding(SettledSearch):
 
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
-        if self._back:
+        if self._back and isinstance(self.queue.order, LevelOrder):
             self._give_levels()
+        elif self._back:
+            self._give_all()
         elif self.committed:
             self._go_on()
         else:
@@ -237,15 +245,31 @@ class Rewinding(SettledSearch):
             self.ended = True
             self._fail(f"queue '{self.queue.name}' could not be rewound: {error}")
             return
-        ranges = rewind.ranges()
-        if isinstance(self.queue.order, LevelOrder):
-            self._ranges = ranges
-            self._back = True
-            self._at = ranges[0][0]
-            self._reader.close()
-            self._reader = LogReader(self.wake)
-            return
-        make_ready(self.queue, ranges, rewind.count, rewind.size_bytes)
+        self._bases = rewind.bases()
+        self._back = True
+        self._reader.close()
+        self._reader = LogReader(self.wake)
+
+    def _give_all(self) -> None:
+        """A segment after the other, until a slice is over; then all are ready at once."""
+        rewind = self._rewind
+        scans = self._scans
+        scans.begin_alone(SLICE_MS)
+        between = self._between
+        while self._bases:
+            if scans.over:
+                return
+            ranges = rewind.ranges_of(self._bases.pop(0))
+            if self._first < 0:
+                self._first = ranges[0][0]
+                self._last = self._first - 1
+            between.add_range(self._last + 1, ranges[-1][1])
+            for low, high in ranges:
+                between.remove_range(low, high)
+            self._last = ranges[-1][1]
+            scans.step(64 * len(ranges))
+        if self._first >= 0:
+            make_ready(self.queue, self._first, self._last, between, rewind.count, rewind.size_bytes)
         self.done_count += rewind.count
         self.ended = True
 
@@ -263,6 +287,9 @@ class Rewinding(SettledSearch):
         scans.begin_alone(SLICE_MS)
         count: i64 = 0
         while count < LEVEL_COUNT and not scans.over:
+            if not self._ranges and self._bases:
+                self._ranges = self._rewind.ranges_of(self._bases.pop(0))
+                self._at = self._ranges[0][0]
             if not self._ranges or store is None:
                 self.ended = True
                 break
@@ -290,12 +317,11 @@ class Rewinding(SettledSearch):
             queue.host.turn.want()
 
 
-def make_ready(queue: Queue, ranges: list[tuple[int, int]], count: i64, size_bytes: i64) -> None:
-    """Of a queue in order of arrival: these offsets, ascending ranges with their ends, are live in its log again, and
-    ready from now on. Cost: a step per range, and what stands in the window.
+def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: i64, size_bytes: i64) -> None:
+    """Of a queue in order of arrival: so many messages from `first` to `last` are live in its log again, and ready from
+    now on: all but those in `between`, which is the order's from now on. Cost: what stands in the window, and what was
+    taken out of the log before its turn.
     """
-    if not ranges:
-        return
     order = queue.order
     assert isinstance(order, FifoOrder)
     filters = queue.filters
@@ -304,31 +330,41 @@ def make_ready(queue: Queue, ranges: list[tuple[int, int]], count: i64, size_byt
         queue.filters = filters
         queue.order = filters.order
     filtered = filters.order
-    first: i64 = ranges[0][0]
-    behind = filtered.cold_offset
     if queue.ready_count == 0:
         filtered.pass_all()
-        behind = filtered.cold_offset
+    behind = filtered.cold_offset
+    # What was taken before its turn and did not come back stays out; so does, in front of the window, whatever is live
+    # and did not come back: it is unacked, returned, or a dead letter on its way.
     ahead = filtered.ahead
+    if ahead:
+        for low, high in between.gaps(first, last):
+            ahead.remove_range(low, high)
     if first < behind:
+        if last < behind - 1:
+            between.add_range(last + 1, behind - 1)
+        else:
+            between.remove_range(behind, last)
         hot = Entries()
         hot_bytes: i64 = 0
-        cold: list[int] = []
         for entry in filtered.hot.rest():
             if entry.offset < first:
                 hot.append(entry)
                 hot_bytes += entry.body_size
             else:
-                cold.append(entry.offset)
-        # What is live between them is unacked, came back, or is a dead letter on its way: not for the window to find.
-        ahead.add_range(first, behind - 1)
-        for offset in cold:
-            ahead.remove_range(offset, offset)
+                between.remove_range(entry.offset, entry.offset)
+        if ahead:
+            end: i64 = queue.backing.next_offset - 1
+            taken_from = behind
+            for low, high in ahead.gaps(behind, end):
+                if taken_from < low:
+                    between.add_range(taken_from, low - 1)
+                taken_from = high + 1
+            if taken_from <= end:
+                between.add_range(taken_from, end)
+        filtered.ahead = between
         filtered.hot = hot
         filtered.hot_bytes = hot_bytes
         filtered.cold_offset = first
-    for low, high in ranges:
-        ahead.remove_range(low, high)
     filtered.reading = False
     queue.ready_count += count
     queue.ready_bytes += size_bytes

@@ -1,0 +1,68 @@
+"""Figures of rewinds (not a test): python tests/broker/measure_rewind.py DIRECTORY [COUNT]
+
+A queue with so many messages of 1 KiB (200,000), all of them acked, is rewound as a whole and by a selector that takes
+every third. Told: messages a second from begin to ready, the longest slice, the longest of them by phase, memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.routing.selector import parse
+from amqpd.storage.filesystem import Clock
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import Room
+
+BODY = b"." * 1024
+
+
+def main() -> None:
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
+    room: Any = Room(Path(sys.argv[1]))
+    real = Clock()
+    room.clock.time_ms, room.clock.monotonic = real.time_ms, real.monotonic
+    gc.disable()
+    queue = room.queue("q", x_retain="1h")
+    queue.store.log.segment_size_bytes = 64 << 20
+    for number in range(count):
+        room.publish("q", BODY, headers={"n": number % 3}, turn=False)
+        if number % 1000 == 999:
+            room.turn.want()
+            room.turns()
+    for where in ("", "n = 1"):
+        queue.purge()
+        room.turn.want()
+        room.turns()
+        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.perf_counter()
+        job = jobs.begin(Request("rewind", room.vhost, queue, selector=parse(where) if where else None))
+        longest, what = 0.0, ""
+        while not job.ended_ms:
+            soon, room._soon[:] = room._soon[:], []
+            for call in soon:
+                at = time.perf_counter()
+                call()
+                if time.perf_counter() - at > longest:
+                    longest, what = time.perf_counter() - at, repr(call)
+            due = [entry for entry in room._later if entry[0] <= room.clock.monotonic()]
+            room._later = [entry for entry in room._later if entry not in due]
+            for _, call in due:
+                call()
+        took = time.perf_counter() - began
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print(
+            f"{where or 'all':8} {job.state} {job.done_count} of {count}: {count / took:,.0f} looked at a second, "
+            f"longest call {longest * 1000:.1f} ms, peak memory + {grown / 1024:.0f} MB"
+        )
+        print(what)
+
+
+main()
