@@ -230,7 +230,7 @@ def test_kill_while_they_wait(own_broker, kind, priorities) -> None:
     """Each is there once, in its order, and not before its time; the count goes on."""
     if priorities and kind == "quorum":
         pytest.skip("quorum queues have no priorities")
-    more: dict[str, object] = {"x-queue-type": kind, "x-delayed-retry-min": 4000}
+    more: dict[str, object] = {"x-queue-type": kind, "x-delayed-retry-min": 10_000}
     if priorities:
         more["x-max-priority"] = 3
     connection = connect(own_broker)
@@ -253,11 +253,11 @@ def test_kill_while_they_wait(own_broker, kind, priorities) -> None:
     connection = connect(own_broker)
     channel = connection.channel()
     assert shown(own_broker, "q") == (250, 150, 0, 100)
-    assert time.monotonic() - begin < 3.5, "too slow a machine to see anything"
+    assert time.monotonic() - begin < 9, "too slow a machine to see anything"
     early = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
     assert early == [*range(3, 200, 4), *range(200, 300)]
-    (got, body), _ = wait_for(channel, "q")
-    assert time.monotonic() - begin > 3.9
+    (got, body), _ = wait_for(channel, "q", 20.0)
+    assert time.monotonic() - begin > 9.9
     assert (got.redelivered, body) == (True, b"0")
     time.sleep(0.3)
     late = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
