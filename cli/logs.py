@@ -182,7 +182,9 @@ def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str,
 
 def _batch(batch: Batch) -> tuple[str, dict[str, Any]]:
     flags = batch.flags
-    producer = f"  producer {batch.producer_id}" if batch.producer_id >= 0 else ""
+    producer = ""
+    if batch.producer_id >= 0:
+        producer = f"  producer {batch.producer_id}/{batch.producer_epoch} from {batch.base_sequence}"
     text = (
         f"offsets {batch.base_offset}-{batch.last_offset}  records {batch.record_count}  position {batch.position}  "
         f"size {batch.size}  epoch {batch.epoch}  time {_time(batch.timestamp_ms)}{producer}  crc {batch.crc:08x}"

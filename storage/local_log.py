@@ -36,6 +36,7 @@ from amqpd.storage.log.cursor import Cursors
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.lookup import offset_before
 from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
 from amqpd.storage.queue_log import Cursor, LogFailed
@@ -187,6 +188,19 @@ class LocalLog(TurnLog):
     def append_prepared(self, prepared: Prepared) -> i64:
         return self.appender.append_prepared(prepared)
 
+    def producers(self) -> Producers:
+        """See `QueueLog.producers`; remembered over restarts (log/producers.py)."""
+        if not self.ready:
+            self.recover()
+        if self._producers is None:
+            if self.log.producers is None:
+                self.log.producers = Producers()
+            self._producers = self.log.producers
+        return self._producers
+
+    def set_producer(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
+        self.appender.set_producer(producer_id, epoch, sequence)
+
     def begin_transaction(self) -> None:
         self.appender.begin_transaction()
 
@@ -232,6 +246,9 @@ class LocalLog(TurnLog):
             raise LogFailed(self.name) from error
         self.lost = [(first, min(last, cut.end - 1)) for first, last in self.lost if first < cut.end]
         self.next_offset = cut.end
+        if log.producers is not None:
+            log.producers.cut(cut.end)
+            log.producers.due = True  # until it is written, the start cuts what the old one tells
         self.recount()
         self.safety_cut(cut.end)
         return cut.end

@@ -18,6 +18,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.safety import Safety
 
@@ -140,6 +141,7 @@ class QueueLog:
         # Called when counts have changed by themselves: retention, compaction, a write that failed.
         self.recounted: Callable[[], None] | None = None
         self._safety: Safety | None = None
+        self._producers: Producers | None = None
 
     # -- its life
 
@@ -202,6 +204,19 @@ class QueueLog:
         """What was prepared, as one transaction; returns the offset of its first record. Raises: LogFailed."""
         raise NotImplementedError
 
+    def producers(self) -> Producers:
+        """Who has numbered what is in it: with `set_producer`, and noted by the caller. Not over restarts, where a
+        log does not say so.
+        """
+        if self._producers is None:
+            self._producers = Producers()
+        return self._producers
+
+    def set_producer(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
+        """The next message that is appended has these numbers of its producer; NO_PRODUCER behind it: and no other one.
+        Not in a transaction.
+        """
+
     def begin_transaction(self) -> None:
         """What is appended until `end_transaction` is there after a crash as a whole or not at all.
 
@@ -256,6 +271,8 @@ class QueueLog:
 
     def safety_not_written(self, first: i64, last: i64) -> None:
         """For who implements a log: these offsets are a gap. `safety_moved` follows."""
+        if self._producers is not None:
+            self._producers.unwritten(first)
         safety = self._safety
         if safety is not None:
             safety.not_written(first, last)

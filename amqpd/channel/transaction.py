@@ -35,7 +35,9 @@ class Transaction:
         self.committing = False
 
     def keep(self, route: Route, message: Message) -> None:
-        """Raises: PreconditionFailed where it is too much."""
+        """Raises: PreconditionFailed where it is too much, or numbered by its producer (publishing/once.py)."""
+        if message.info is not None and message.info.numbered:
+            raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
         self._bytes += message.size_bytes()
         if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")

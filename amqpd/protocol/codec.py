@@ -82,6 +82,8 @@ _SHAPES: Final = _shapes()
 _U64: Final = 18446744073709551616
 
 SENDER_SELECTED: Final = 1  # survey_table: there is an entry CC or BCC at the top
+PRODUCER_ID: Final = b"x-producer-id"
+NUMBERED: Final = 2  # survey_table: there is an entry x-producer-id at the top
 
 
 class CodecError(ValueError):
@@ -265,7 +267,7 @@ def validate_table(data: bytes, start: i64, end: i64) -> None:
 
 
 def survey_table(data: bytes, start: i64, end: i64) -> i64:
-    """validate_table, and on the way what a publish has to know of the names at the top: SENDER_SELECTED or 0."""
+    """validate_table, and on the way what a publish has to know of the names at the top: SENDER_SELECTED, NUMBERED."""
     if start < 0 or end > len(data) or end - start < 4:
         raise CodecError("table length is cut off")
     if start + 4 + read_u32(data, start) != end:
@@ -292,8 +294,8 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
             position = name + length
             if position >= limit:
                 raise CodecError("entry of a table is cut off")
-            if depth == 1 and length - 2 <= 1 and length >= 2 and _selects_sender(data, name, length):
-                found = SENDER_SELECTED
+            if depth == 1 and length >= 2 and (length <= 3 or length == 13):
+                found |= _told_by_name(data, name, length)
         kind: i64 = data[position]
         position += 1
         shape: i64 = _OCTETS
@@ -326,11 +328,16 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
         named = kind == _TABLE
 
 
-def _selects_sender(data: bytes, name: i64, length: i64) -> bool:
-    """Whether the name of two or three octets that begins at `name` is CC or BCC."""
+def _told_by_name(data: bytes, name: i64, length: i64) -> i64:
+    """What the name of 2, 3 or 13 octets that begins at `name` tells: CC and BCC, x-producer-id, 0 any other."""
+    if length == 13:
+        numbered = data[name] == 0x78 and data[name + 2] == 0x70 and data[name : name + 13] == PRODUCER_ID
+        return NUMBERED if numbered else 0
     if length == 3:
-        return data[name] == 0x42 and data[name + 1] == 0x43 and data[name + 2] == 0x43
-    return data[name] == 0x43 and data[name + 1] == 0x43
+        selects = data[name] == 0x42 and data[name + 1] == 0x43 and data[name + 2] == 0x43
+    else:
+        selects = data[name] == 0x43 and data[name + 1] == 0x43
+    return SENDER_SELECTED if selects else 0
 
 
 def encode_table(table: Mapping[str, object]) -> bytes:

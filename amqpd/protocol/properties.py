@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 from mypy_extensions import i64
 
 from amqpd.protocol.codec import (
+    NUMBERED,
     SENDER_SELECTED,
     CodecError,
     decode_table,
@@ -63,8 +64,9 @@ class PropertyInfo:
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
     priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is
     one of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from
-    the flags; 0 without headers. sender_selected: there is a header CC or BCC. direct_reply: reply-to is
-    amq.rabbitmq.reply-to, which the broker answers for; any other is between the clients.
+    the flags; 0 without headers. sender_selected: there is a header CC or BCC. numbered: there is
+    one x-producer-id. direct_reply: reply-to is amq.rabbitmq.reply-to, which the broker answers for; any other is
+    between the clients.
     """
 
     def __init__(self, flags: i64) -> None:
@@ -76,6 +78,8 @@ class PropertyInfo:
         self.user_id: bytes | None = None
         self.headers_start: i64 = 0
         self.sender_selected: bool = False
+        self.numbered: bool = False
+        self.surveyed: i64 = 0  # the last two as one
         self.direct_reply: bool = False
 
     @property
@@ -117,7 +121,7 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         raise CodecError("property flags with a bit that means nothing")
     position = start + 2
     headers_start: i64 = 0
-    sender_selected = False
+    surveyed: i64 = 0
     delivery_mode: i64 = 0
     priority: i64 = -1
     direct_reply = False
@@ -139,7 +143,7 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
     if flags & HEADERS != 0:
         stop = _skip_table(data, position, end)
         headers_start = position - start
-        sender_selected = survey_table(data, position, stop) & SENDER_SELECTED != 0
+        surveyed = survey_table(data, position, stop)
         position = stop
     if flags & DELIVERY_MODE != 0:
         if position >= end:
@@ -200,7 +204,7 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         and before.headers_start == headers_start
         and before.delivery_mode == delivery_mode
         and before.priority == priority
-        and before.sender_selected == sender_selected
+        and before.surveyed == surveyed
         and before.direct_reply == direct_reply
         and (expiration_start == 0 or _is_text(data, expiration_start, expiration_end, before.expiration))
         and (user_id_start == 0 or _is_text(data, user_id_start, user_id_end, before.user_id))
@@ -210,7 +214,9 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
     info.headers_start = headers_start
     info.delivery_mode = delivery_mode
     info.priority = priority
-    info.sender_selected = sender_selected
+    info.surveyed = surveyed
+    info.sender_selected = surveyed & SENDER_SELECTED != 0
+    info.numbered = surveyed & NUMBERED != 0
     info.direct_reply = direct_reply
     if expiration_start > 0:
         info.expiration = data[expiration_start:expiration_end]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from amqpd.storage.commit.job import JobPart, SyncJob
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.log.producers import SUFFIX, write_snapshot
 from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.settle.settled_files import FULL
 
@@ -120,7 +121,10 @@ def _follow(filesystem: FileSystem, part: JobPart) -> None:
 
 def _write_checkpoints(filesystem: FileSystem, part: JobPart) -> None:
     for path, data in part.checkpoints:
-        filesystem.replace_file(path, data, sync=False)
+        if path.endswith(SUFFIX):
+            write_snapshot(filesystem, path, data)
+        else:
+            filesystem.replace_file(path, data, sync=False)
 
 
 def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:

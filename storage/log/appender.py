@@ -63,6 +63,12 @@ class Appender:
         # the open transaction
         self._transaction_start: i64 = -1
         self._sequence: i64 = 0
+        # whose messages the open batch has, and its first one's number; the next append is one of theirs
+        self._producer: i64 = NO_PRODUCER
+        self._producer_epoch: i64 = 0
+        self._base_sequence: i64 = -1
+        self._producing: bool = False
+        self._room: i64 = RECORDS_MAX  # 0: what comes next does not go into the open batch
 
     def append(
         self,
@@ -79,7 +85,7 @@ class Appender:
         if writer is None:
             writer = self._open_batch(persistent)
         elif self._count > 0 and (
-            self._count >= RECORDS_MAX
+            self._count >= self._room
             or persistent != self._persistent
             or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
             > RECORDS_SIZE_BYTES_MAX
@@ -100,6 +106,32 @@ class Appender:
         offset: i64 = owner.next_offset
         owner.next_offset = offset + 1
         return offset
+
+    def set_producer(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
+        """See `QueueLog.set_producer`. A batch goes on while the same producer's sequences do."""
+        if producer_id == NO_PRODUCER:
+            self._producing = False
+            self._room = 0
+            if self._count == 0:
+                self._no_producer()
+            return
+        if self._count > 0 and (
+            producer_id != self._producer
+            or epoch != self._producer_epoch
+            or sequence != self._base_sequence + self._count
+        ):
+            self._close_batch()
+        if self._count == 0:
+            self._producer = producer_id
+            self._producer_epoch = epoch
+            self._base_sequence = sequence
+        self._producing = True
+        self._room = RECORDS_MAX
+
+    def _no_producer(self) -> None:
+        self._producer = NO_PRODUCER
+        self._base_sequence = -1
+        self._room = RECORDS_MAX
 
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
@@ -225,6 +257,7 @@ class Appender:
         return (
             self.codec != 0
             and self._count < _PACKED_RECORDS_MAX
+            and self._room > 0
             and persistent == self._persistent
             and size <= RECORDS_SIZE_BYTES_MAX
         )
@@ -250,8 +283,8 @@ class Appender:
                 attributes |= codec
         if not self._persistent:
             attributes |= TRANSIENT
-        producer: i64 = NO_PRODUCER
-        sequence: i64 = -1
+        producer: i64 = self._producer
+        sequence: i64 = self._base_sequence
         if self._transaction_start >= 0:
             attributes |= TRANSACTIONAL
             producer = self._transaction_start
@@ -271,8 +304,13 @@ class Appender:
                 sequence,
                 self._transaction_start,
                 more,
+                self._producer_epoch if self._transaction_start < 0 else 0,
             )
         )
+        if self._producing:
+            self._base_sequence += self._count
+        elif producer != NO_PRODUCER:
+            self._no_producer()
         if self._persistent and self._log.durable:
             self.owner.needs_commit = True
         self._count = 0

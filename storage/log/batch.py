@@ -111,20 +111,25 @@ def close_batch(
     sequence: i64,
     transaction_start: i64,
     more: list[bytes] = _NO_PARTS,
+    producer_epoch: i64 = 0,
 ) -> ClosedBatch:
     """Puts the header before `records` and what follows them. Cost: about 1 us and the CRC (26 GB/s).
 
-    scratch: any writer, emptied here. producer_id: NO_PRODUCER, or the transaction's number.
+    scratch: any writer, emptied here. producer_id: NO_PRODUCER, the transaction's number, or whose messages these are:
+    `sequence` is the first one's number then.
     transaction_start: first offset of the transaction the batch belongs to, -1 for none.
     """
     last_delta: i64 = count - 1
-    epoch_of_producer: i64 = 0xFFFF if producer_id < 0 else 0
+    epoch_of_producer: i64 = 0xFFFF if producer_id < 0 else producer_epoch
     scratch.truncate(0)
     # The 40 bytes that the CRC covers are five words, whatever the fields' borders.
     write_i64_be(scratch, (attributes << 48) | (last_delta << 16) | (timestamp_ms >> 48))
     write_i64_be(scratch, (timestamp_ms << 16) | (timestamp_ms >> 48))
     write_i64_be(scratch, (timestamp_ms << 16) | ((producer_id >> 48) & 0xFFFF))
-    write_i64_be(scratch, (producer_id << 16) | epoch_of_producer)
+    low: i64 = producer_id & 0xFFFF_FFFF_FFFF
+    if low >= 0x8000_0000_0000:
+        low -= 0x1_0000_0000_0000  # a number of a word's size, to Python too
+    write_i64_be(scratch, (low << 16) | epoch_of_producer)
     write_i64_be(scratch, (sequence << 32) | count)
     covered = scratch.getvalue()
     crc: i64 = extend(value(covered), records)
@@ -171,6 +176,9 @@ class BatchHeader:
         self.base_timestamp_ms: i64 = read_i64_be(data, position + 27)
         self.max_timestamp_ms: i64 = read_i64_be(data, position + 35)
         self.producer_id: i64 = read_i64_be(data, position + 43)
+        word = read_i64_be(data, position + 49)
+        self.producer_epoch: i64 = (word >> 32) & 0xFFFF
+        self.base_sequence: i64 = word & 0xFFFF_FFFF
         self.count: i64 = read_i64_be(data, position + 53) & 0xFFFF_FFFF
 
     def plausible(self) -> bool:

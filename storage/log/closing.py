@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.producers import snapshot_path, write_snapshot
 
 
 def finish(log: Log) -> None:
@@ -33,6 +34,9 @@ def mark_clean(log: Log, delivered: int) -> None:
         return
     if log.watermark.unpublished:
         log.publish()
+    if log.producers is not None:
+        snapshot = log.producers.encode(log.end)
+        write_snapshot(log.filesystem, snapshot_path(log.directory, log.end), snapshot)
     active = log.segments[-1]
     path = f"{log.directory}/{checkpoint.CLEAN_SHUTDOWN}"
     mark = checkpoint.encode_clean(log.end, active.base, active.size, delivered)

@@ -19,6 +19,7 @@ from amqpd.storage.commit.job import JobPart
 from amqpd.storage.filesystem import FileSystem, Reserve
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log import checkpoint
+from amqpd.storage.log.producers import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.unsynced import Unsynced
 from amqpd.storage.log.watermark import HighWatermark
@@ -74,6 +75,7 @@ class Log:
         self.sealed: list[Segment] = []  # files to close after the next sync
         self.found: Segment | None = None  # where the last offset was found
         self.removals = Removals(self.directory)
+        self.producers: Producers | None = None  # who has numbered what is in it, if anybody has
 
     # -- beginning, segments
 
@@ -150,6 +152,8 @@ class Log:
         if self.durable:
             point = checkpoint.encode_lines([(segment.end,)])
             self.unsynced.checkpoints.append((f"{self.directory}/{checkpoint.RECOVERY_POINT}", point))
+            if self.producers is not None:
+                self.producers.due = True
         if segment.live == 0:
             self.removals.wanted = True
 
@@ -350,6 +354,10 @@ class Log:
         if part.renames and self.directory not in part.directories:
             part.directories.append(self.directory)  # the new file's name, or what it alone tells would be lost
         part.end_offset = self.segments[-1].end if self.segments else 0  # behind it are offsets that were not written
+        if self.producers is not None and self.producers.due and not self.failed and self.durable:
+            self.producers.due = False
+            snapshot = (snapshot_path(self.directory, part.end_offset), self.producers.encode(part.end_offset))
+            part.checkpoints.insert(0, snapshot)  # before the recovery point, and before a segment goes
         if self.removals.wanted and not self.cleaning and not self.failed:  # a failed log's settlements are not safe
             self.removals.collect(self.segments, self.start_offset(), part)
 
@@ -400,31 +408,6 @@ class Log:
             write()
         self.recovery_rest = None
 
-    def after_recovery(self, *, clean: bool) -> None:
-        """What a kill left in the page cache counts from now on, so the next job syncs it."""
-        if True in [segment.sealed and segment.live == 0 for segment in self.segments]:
-            self.removals.wanted = True
-        if clean:
-            self.watermark.begin(self.end)
-            return
-        if not self.segments:
-            return
-        safe = self.filesystem.safe_directories
-        self.unsynced.directories += [parent for parent in self.chain[:-1] if parent not in safe]
-        self.unsynced.directories += self.chain[-2:]
-        # What was settled in an earlier life may be in the page cache only; drained segments go with the next job.
-        self.unsynced.paths += [
-            f"{segment.prefix}.settled"
-            for segment in self.segments
-            if segment.settled_size != 0 and (segment.gone or segment is not self.segments[-1])
-        ]
-        for segment in self.segments[-1:]:
-            if segment.gone:
-                continue
-            self.unsynced.note(segment.open_log())
-            if segment.settled_size:
-                self.unsynced.note_settled(segment.open_settled())
-
     # -- closing
 
     def reset(self) -> None:
@@ -432,6 +415,7 @@ class Log:
         self._forget()
         self.end = 0
         self.watermark.offset = 0
+        self.producers = None
         self.epochs = []
         self.clean = False
 

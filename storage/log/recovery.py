@@ -36,7 +36,8 @@ from amqpd.storage.keep.swap import finish_swaps
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.damage import find_missing, set_aside_foreign, untold
-from amqpd.storage.log.recovery_rest import Rest, make_whole, rest_of
+from amqpd.storage.log.producers import SUFFIX, read_snapshot
+from amqpd.storage.log.recovery_rest import Rest, after_recovery, make_whole, rest_of
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.recovery_told import apply_entries, apply_rewind, delivered_mark, load_segments, read_checkpoints
@@ -109,7 +110,7 @@ class Opening:
                 if again.errno not in FULL:
                     raise
                 logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
-        log.after_recovery(clean=state.clean is not None)
+        after_recovery(log, clean=state.clean is not None)
         seen_end = state.delivered_mark + 1
         if state.clean is None:
             logger.info(
@@ -145,6 +146,8 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
         return Opening(store, None, boot, power_cut)
     names = set_aside_foreign(log.filesystem, log.directory, names)
     read_checkpoints(state, names)
+    state.snapshot = read_snapshot(state.filesystem, log.directory, names)
+    state.snapshot_damaged = state.snapshot is None and True in [name.endswith(SUFFIX) for name in names]
     if power_cut and state.clean is not None:
         state.filesystem.unlink(f"{log.directory}/{checkpoint.CLEAN_SHUTDOWN}")
         state.cut = True

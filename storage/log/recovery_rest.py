@@ -10,6 +10,7 @@ import logging
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
+from amqpd.storage.log.log import Log
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled_files import replace_settled
@@ -93,3 +94,29 @@ def make_whole(state: Recovery) -> None:
     rest = rest_of(state)
     rest.write(state.filesystem)
     rest.written()
+
+
+def after_recovery(log: Log, *, clean: bool) -> None:
+    """What a kill left in the page cache counts from now on, so the next job syncs it."""
+    if True in [segment.sealed and segment.live == 0 for segment in log.segments]:
+        log.removals.wanted = True
+    if clean:
+        log.watermark.begin(log.end)
+        return
+    if not log.segments:
+        return
+    safe = log.filesystem.safe_directories
+    log.unsynced.directories += [parent for parent in log.chain[:-1] if parent not in safe]
+    log.unsynced.directories += log.chain[-2:]
+    # What was settled in an earlier life may be in the page cache only; drained segments go with the next job.
+    log.unsynced.paths += [
+        f"{segment.prefix}.settled"
+        for segment in log.segments
+        if segment.settled_size != 0 and (segment.gone or segment is not log.segments[-1])
+    ]
+    for segment in log.segments[-1:]:
+        if segment.gone:
+            continue
+        log.unsynced.note(segment.open_log())
+        if segment.settled_size:
+            log.unsynced.note_settled(segment.open_settled())

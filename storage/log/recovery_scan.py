@@ -11,6 +11,7 @@ import logging
 
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.damage import untold_ranges
+from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.scan import Scan
 from amqpd.storage.log.segment import Segment
@@ -30,9 +31,11 @@ def check_tail(state: Recovery) -> None:
     segments = log.segments
     highest_epoch = -1
     before: Scan | None = None
+    producers = Producers()
     for number, segment in enumerate(segments):
         next_base = segments[number + 1].base if number + 1 < len(segments) else -1
         trusted = not state.strict and (state.clean is not None or (segment.base < point and segment.sealed))
+        trusted = trusted and not state.snapshot_damaged
         trusted = trusted and segment.base not in state.doubtful  # holes that the cleaner left may not be known
         if segment.gone or (trusted and _trust_totals(state, segment, next_base)):
             if segment.gone:
@@ -46,6 +49,7 @@ def check_tail(state: Recovery) -> None:
             state.torn_bytes += scan.torn_bytes
             _cut_log(state, segment, segment.size)
         state.scanned.append(segment)
+        producers.merge(scan.producers, 0)
         before = scan
         state.aborted += scan.aborted
         highest_epoch = max(highest_epoch, scan.epoch)
@@ -61,8 +65,20 @@ def check_tail(state: Recovery) -> None:
     if state.clean is not None:
         end = max(end, state.clean[0])
     log.end = end
+    _know_producers(state, producers)
     if highest_epoch >= 0 and (not log.epochs or log.epochs[-1][0] < highest_epoch):
         log.epochs.append((highest_epoch, end))
+
+
+def _know_producers(state: Recovery, scanned: Producers) -> None:
+    """Who has numbered what is in the log: as the snapshot tells it, then as the scan has found it."""
+    log = state.log
+    known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
+    known.merge(scanned, start)
+    known.cut(log.end)
+    if state.snapshot is not None or state.snapshot_damaged or len(known) > 0:
+        log.producers = known
+        known.due = state.clean is None or state.snapshot_damaged
 
 
 def _trust_totals(state: Recovery, segment: Segment, next_base: int) -> bool:

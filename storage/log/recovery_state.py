@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled_reader import Entry
 
@@ -18,7 +19,7 @@ class Recovery:
     aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
     mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
     these logs. outdated: files that go when the rest is synced. doubtful: base offsets of segments of whose
-    `.settled` something could not be read.
+    `.settled` something could not be read. snapshot: of the producers, and its offset.
     """
 
     def __init__(self, log: Log, strict: bool, clock: Clock) -> None:
@@ -41,3 +42,5 @@ class Recovery:
         self.outdated: list[str] = []
         self.entries: dict[int, list[Entry]] = {}
         self.doubtful: set[int] = set()
+        self.snapshot: tuple[Producers, int] | None = None
+        self.snapshot_damaged = False

@@ -25,6 +25,7 @@ from amqpd.storage.log.batch import (
 )
 from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OffsetIndex
+from amqpd.storage.log.producers import Producer, Producers
 from amqpd.storage.log.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Scan:
     """What scanning found; `run` sets the segment's size, end, body bytes and indexes besides.
 
     next_base: where the next segment starts, -1 for none. lost: offset ranges behind which good batches follow.
+    producers: who has numbered what is there.
     transient: (first, last, bytes of bodies) of messages that do not count after a restart. aborted: likewise, pieces
     of transactions that are not whole, also in segments before this one. gaps: offsets that never were a message.
     high_watermark: of the log. before: the scan of the segment before, whose last transaction may go on here.
@@ -48,6 +50,7 @@ class Scan:
     ) -> None:
         self.lost: list[tuple[int, int]] = []
         self.gaps: list[tuple[int, int]] = []
+        self.producers = Producers()
         self.transient: list[tuple[int, int, int]] = []
         self.aborted: list[tuple[int, int, int]] = []
         self.epoch = -1
@@ -160,6 +163,14 @@ class Scan:
                 self.open_transaction = (header.producer_id, start, segment.body_bytes, segment.base)
             self._transaction_parts.append((header.base_offset, header.last_offset, bodies))
             self._transaction_end = header.last_offset + 1
+        elif header.producer_id >= 0 and not header.transient():
+            last: int = header.base_sequence + header.last_offset - header.base_offset
+            self.producers.note(
+                Producer(
+                    header.producer_id, header.producer_epoch, last, header.last_offset, header.max_timestamp_ms
+                ),
+                header.last_offset + 1,
+            )
         if header.transient():
             self.transient.append((header.base_offset, header.last_offset, bodies))
         segment.note(header.last_offset, header.size, header.max_timestamp_ms)

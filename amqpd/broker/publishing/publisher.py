@@ -32,6 +32,7 @@ from amqpd.broker.message_view import NO_MESSAGE, MessageView
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.checks import judge, needs_judging, sender_selected
 from amqpd.broker.publishing.offering import TAKEN, offer
+from amqpd.broker.publishing.once import once_route
 from amqpd.broker.publishing.route import KnownExchange, Route
 from amqpd.broker.session import Session
 from amqpd.broker.tap import Tap
@@ -127,7 +128,7 @@ class Publisher:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
-        if route.per_message or (info is not None and (info.direct_reply or info.sender_selected)):
+        if route.per_message or (info is not None and (info.direct_reply or info.surveyed != 0)):
             return self._reroute(route, message)
         if self.route is not route:
             self.route = route
@@ -145,7 +146,7 @@ class Publisher:
         route = self._find(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
         info = self._look_into(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
-        if route.per_message or info.direct_reply or info.sender_selected:
+        if route.per_message or info.direct_reply or info.surveyed != 0:
             return self._reroute(route, message)
         self.route = route
         return message
@@ -216,7 +217,8 @@ class Publisher:
     def _reroute(self, route: Route, message: Message) -> Message:
         """Finds the destinations of a message whose headers or reply-to have a say, and rewrites what must be.
 
-        CC and BCC add routing keys, BCC is removed; reply-to `amq.rabbitmq.reply-to` becomes the session's own key.
+        CC and BCC add routing keys, BCC is removed; reply-to `amq.rabbitmq.reply-to` becomes the session's own key;
+        what a producer has numbered goes where it is not yet (once.py).
         """
         info = message.info
         if info is not None and info.direct_reply:
@@ -226,7 +228,7 @@ class Publisher:
             info = message.info
         selected = info is not None and info.sender_selected
         if not selected and not route.per_message:
-            self.route = route
+            self.route = once_route(route, message) if info is not None and info.numbered else route
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
@@ -242,6 +244,8 @@ class Publisher:
         if selected and "BCC" in view.headers():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         self.route = route.to(destinations)
+        if info is not None and info.numbered:
+            self.route = once_route(self.route, message)
         if selected and route.tap is not None:
             self.route.keys = keys
         return message

@@ -15,6 +15,7 @@ from amqpd.broker.delivery import Entry
 from amqpd.broker.message import Envelope, FromLog, Message
 from amqpd.broker.queues.compaction import is_tombstone
 from amqpd.protocol.frames import LARGE_BODY_BYTES
+from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -31,6 +32,9 @@ class Backing:
         self.compacts = False
         self.log_start: i64 = 0
         self.next_offset: i64 = 0
+        # A message with its producer's numbers is being offered; who has numbered what, where no log remembers it.
+        self.numbered = False
+        self._producers: Producers | None = None
         self._from_log: FromLog | None = None
 
     def append(self, message: Message) -> i64:
@@ -106,6 +110,35 @@ class Backing:
         if store is None:
             return 1 << 62
         return store.size_bytes + (hot_bytes if self.spilled else 0)
+
+    def producers(self) -> Producers:
+        """Who has numbered what is in the queue: its log's, or, where it has none that lasts, in memory."""
+        store = self.store
+        if store is not None and not self.spilled:
+            return store.producers()
+        if self._producers is None:
+            self._producers = Producers()
+        return self._producers
+
+    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+        """The log could not take these (inclusive): their producers may send them again."""
+        if self._producers is not None:
+            for first, _ in ranges:
+                self._producers.unwritten(first)
+
+    def pass_through(self, message: Message) -> bool:
+        """A numbered message goes straight to a consumer without acks: the log is told, so that a copy is known for one
+        after a restart. False: it accepts nothing.
+        """
+        store = self.store
+        if store is None:
+            return True
+        offset = self.append(message)
+        if offset < 0:
+            return False
+        store.settle(offset, message.body_size)
+        store.settle_with_turn()
+        return True
 
     def has(self, offset: i64) -> bool:
         """Whether the log has the message of this offset, if anybody has."""

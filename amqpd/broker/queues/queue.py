@@ -239,6 +239,8 @@ class Queue(Source):
                 if consumer.no_ack:
                     # Delivered at most once whatever happens: it never touches the log.
                     self.delivered_no_ack_count += 1
+                    if backing.numbered and not backing.pass_through(message):
+                        return False
                     consumer.deliver(message, None, False)
                     return True
                 offset = backing.append(message)
@@ -488,6 +490,7 @@ class Queue(Source):
         What a consumer holds already stays with it, and has no place to come back to.
         """
         self.order.unwritten(self, ranges)
+        self.backing.unwritten(ranges)
         # The sizes of those that were in the log alone are known to nobody any more.
         self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.hot_bytes))
         if self.limits is not None:

@@ -1,0 +1,263 @@
+"""Who has numbered what is in a log: batches, the table and its file, kills and cuts at calls of the file system."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from google_crc32c import value
+
+from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
+from amqpd.storage.log.producers import PRODUCERS_MAX, SILENT_MS_MAX, Producer, Producers
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.simulation import SimulatedFileSystem
+
+ROUTE = RecordRoute(b"", b"q")
+
+
+def send(house: Any, sequence: int, producer: int = 5, epoch: int = 0, size: int = 0) -> bool:
+    """As the broker does it: False for a copy."""
+    store = house.store
+    now_ms = house.clock.time_ms()
+    last = store.producers().find(producer, now_ms)
+    if last is not None and last.has(epoch, sequence):
+        return False
+    store.set_producer(producer, epoch, sequence)
+    try:
+        offset = house.append(b"%d/%d/%d" % (producer, epoch, sequence) + b"." * size)[0]
+    finally:
+        store.set_producer(NO_PRODUCER, 0, -1)
+    store.producers().note(Producer(producer, epoch, sequence, offset, now_ms), store.high_watermark)
+    return True
+
+
+def batches(house: Any) -> list[tuple[int, int, int, int]]:
+    """(producer id, epoch, base sequence, records) of each."""
+    data = bytes(house.log())
+    found = []
+    position = 0
+    while position < len(data):
+        header = BatchHeader(data, position)
+        sequence = header.base_sequence if header.producer_id >= 0 else -1
+        found.append((header.producer_id, header.producer_epoch, sequence, header.count))
+        position += header.size
+    return found
+
+
+def snapshots(house: Any) -> list[str]:
+    return [name for name in house.filesystem.listdir(house.directory) if name.endswith(".snapshot")]
+
+
+def test_a_batch_has_one_producers_sequences_without_a_gap(house: Any) -> None:
+    house.begin()
+    for sequence in (0, 1, 2, 4):
+        send(house, sequence)
+    send(house, 5, epoch=1)
+    send(house, 0, producer=2**63 - 1, epoch=32767)
+    send(house, 2**31 - 1, producer=2**63 - 1, epoch=32767)
+    house.append(b"plain", b"plain")
+    send(house, 6, epoch=1)
+    house.turn()
+    house.append(b"plain")
+    house.turn()
+    highest = 2**63 - 1
+    assert batches(house) == [
+        (5, 0, 0, 3),
+        (5, 0, 4, 1),
+        (5, 1, 5, 1),
+        (highest, 32767, 0, 1),
+        (highest, 32767, 2**31 - 1, 1),
+        (-1, 0xFFFF, -1, 2),
+        (5, 1, 6, 1),
+        (-1, 0xFFFF, -1, 1),
+    ]
+
+
+def test_full_batches_go_on_in_the_sequence(house: Any) -> None:
+    house.begin()
+    for sequence in range(150):
+        send(house, sequence)
+    house.turn()
+    assert batches(house) == [(5, 0, 0, 64), (5, 0, 64, 64), (5, 0, 128, 22)]
+    large = [b"x" * 100_000] * 20
+    house.store.set_producer(5, 0, 150)
+    house.store.append_large(ROUTE, b"\x00\x00", large, 2_000_000, True)
+    house.store.set_producer(NO_PRODUCER, 0, -1)
+    house.append(b"plain")
+    house.turn()
+    assert batches(house)[3:] == [(5, 0, 150, 1), (-1, 0xFFFF, -1, 1)]
+
+
+def test_a_transaction_has_no_producer(house: Any) -> None:
+    house.begin()
+    send(house, 0)
+    house.store.begin_transaction()
+    house.append(*[b"part"] * 65)
+    house.store.end_transaction()
+    house.append(b"plain")
+    house.turn()
+    assert [each[0] for each in batches(house)] == [5, 1, 1, 1, -1]
+    store = house.again()
+    assert store.producers().find(1, house.clock.time_ms()) is None
+
+
+def test_known_after_a_kill_and_after_a_stop(house: Any) -> None:
+    house.begin()
+    for sequence in range(10):
+        assert send(house, sequence)
+    house.turn()
+    house.again()
+    assert not send(house, 9)
+    assert send(house, 10)
+    house.turn()
+    assert len(snapshots(house)) == 1  # after the kill
+    house.storage.close(clean=True)
+    house.loop()
+    assert snapshots(house) == ["00000000000000000011.snapshot"]
+    house.again(house.filesystem)
+    assert not send(house, 10)
+    assert send(house, 11)
+
+
+def test_kafkas_snapshot(house: Any) -> None:
+    producers = Producers()
+    producers.note(Producer(7, 3, 99, 1234, 1_700_000_000_000), 2000)
+    data = producers.encode(2000)
+    version, crc, count = struct.unpack_from(">hIi", data)
+    assert (version, count, crc) == (1, 1, value(data[6:]))
+    assert struct.unpack_from(">qhiqiqiq", data, 10) == (7, 3, 99, 1234, 0, 1_700_000_000_000, -1, -1)
+    again = Producers()
+    assert again.decode(data)
+    assert again.encode(2000) == data
+    for position in range(len(data)):
+        bad = bytearray(data)
+        bad[position] ^= 0x10
+        assert not Producers().decode(bytes(bad))
+        assert not Producers().decode(data[:position])
+
+
+def test_a_segment_that_went_is_remembered(make_house: Any) -> None:
+    house = make_house(segment_size_bytes=4096)
+    house.begin()
+    for sequence in range(40):
+        send(house, sequence, size=500)
+        house.turn()
+    house.store.settle_range(0, 39)
+    house.turn()
+    house.storage.commits.flush()
+    house.loop()
+    house.turn()
+    assert not house.filesystem.exists(f"{house.directory}/00000000000000000000.log")
+    for image in (house.filesystem.killed(), house.filesystem.crashed(1)):
+        house.again(image)
+        assert not send(house, 39)
+        assert not send(house, 0)
+        assert send(house, 40)
+
+
+def test_a_damaged_snapshot_has_the_log_read(make_house: Any) -> None:
+    house = make_house(segment_size_bytes=4096)
+    house.begin()
+    for sequence in range(40):
+        send(house, sequence, producer=sequence % 2, size=500)
+        house.turn()
+    (name,) = snapshots(house)
+    house.filesystem.replace_file(f"{house.directory}/{name}", b"damaged", sync=True)
+    house.again()
+    assert not send(house, 38, producer=0)
+    assert not send(house, 39, producer=1)
+    house.turn()
+    assert [each for each in snapshots(house) if each != name]
+
+
+def test_what_could_not_be_written_may_come_again(house: Any) -> None:
+    house.begin()
+    send(house, 0)
+    house.turn()
+    send(house, 1)
+    send(house, 0, producer=6)
+
+    def full(name: str, path: str) -> OSError | None:
+        return OSError(28, "full") if name in ("writev", "write") and path.endswith(".log") else None
+
+    house.filesystem.fault = full
+    house.turn()
+    house.filesystem.fault = None
+    assert house.store.take_failed_ranges() == [(1, 2)]
+    assert not send(house, 0)
+    assert send(house, 1)
+    assert send(house, 0, producer=6)
+    house.turn()
+    assert house.bodies() == [b"5/0/0", b"5/0/1", b"6/0/0"]
+
+
+def test_the_silent_are_forgotten() -> None:
+    producers = Producers()
+    for each in range(PRODUCERS_MAX + 1):
+        producers.note(Producer(each, 0, 0, each, 1000), 1 << 40)
+        producers.note(Producer(0, 0, each, each, 1000), 1 << 40)
+    assert len(producers) == PRODUCERS_MAX
+    assert producers.find(1, 1000) is None
+    assert producers.find(0, 1000) is not None
+    assert producers.find(2, 1000 + SILENT_MS_MAX) is not None
+    assert producers.find(2, 1001 + SILENT_MS_MAX) is None
+
+
+def work(house: Any, told: dict[int, int]) -> None:
+    """Two producers, in segments that go; told: of each, the last sequence that was confirmed."""
+    for turn in range(30):
+        for producer in (1, 2):
+            send(house, 2 * turn, producer=producer, size=300)
+            send(house, 2 * turn + 1, producer=producer, size=300)
+        house.append(b"plain")
+        if turn % 7 == 6:
+            house.store.settle_range(0, house.store.next_offset - 8)
+        house.turn()
+        for producer in (1, 2):
+            told[producer] = 2 * turn + 1
+        house.storage.commits.flush()
+        house.loop()
+
+
+def test_the_machine_ends_at_any_call(make_house: Any) -> None:
+    """Whatever was confirmed is a copy afterwards; whatever is in the log is; what is neither can be sent."""
+    at = 0
+    ended = True
+    checked = 0
+    while ended and at < 3000:
+        house = make_house(segment_size_bytes=4096)
+        house.begin()
+        left = [at]
+
+        def fault(name: str, path: str, left: list[int] = left) -> OSError | None:
+            if left[0] == 0:
+                raise KeyboardInterrupt  # the machine ends here
+            left[0] -= 1
+            return None
+
+        house.filesystem.fault = fault
+        told = {1: -1, 2: -1}
+        try:
+            work(house, told)
+            ended = False
+        except KeyboardInterrupt:
+            pass
+        house.filesystem.fault = None
+        images: list[SimulatedFileSystem] = [house.filesystem.killed(), house.filesystem.crashed(at)]
+        for image in images:
+            house.again(image)
+            stored = {tuple(map(int, body.rstrip(b".").split(b"/"))) for body in house.bodies() if body != b"plain"}
+            for producer in (1, 2):
+                last = max([told[producer], *(each[2] for each in stored if each[0] == producer)])
+                known = house.store.producers().find(producer, house.clock.time_ms())
+                sequence = known.sequence if known is not None else -1
+                assert sequence >= last, (at, producer, told, stored)
+                # What it takes for a copy was in the log: all that a kill leaves, or was confirmed.
+                if sequence > told[producer]:
+                    assert (producer, 0, sequence) in stored or image is images[0], (at, producer, sequence)
+                assert send(house, sequence + 1, producer=producer)
+                checked += 1
+            house.turn()
+        at += 3
+    assert not ended
+    assert checked > 400
