@@ -24,6 +24,7 @@ PAGES = {
     "delays.md": r"at once \{\}\nat a time \{\}\nin 600 ms \{'x-delay': -600\}\nafter 600 ms: True\n",
     "filters.md": r"order 1 25\norder 3 12\nsmall worker: resize\nsmall worker: thumbnail\nwaiting: 1\n"
     r"night-shift 1\narchive 2\nsite-7 1\n",
+    "idempotent-publishing.md": r"order 0\norder 1\norder 2\nNone\n",
     "groups.md": r"first has order 0 of anna\nsecond has order 2 of bob\nsecond has order 4 of bob\n"
     r"second has order 5 of cleo\nfirst has order 1 of anna\n",
     "retries.md": r"after 0 s: bad\nafter 0 s: good\nafter 1 s: bad\nafter 3 s: bad\nafter 6 s: bad\n"

@@ -68,7 +68,7 @@ class Appender:
         self._producer_epoch: i64 = 0
         self._base_sequence: i64 = -1
         self._producing: bool = False
-        self._room: i64 = RECORDS_MAX  # 0: what comes next does not go into the open batch
+        self._held: BytesWriter | None = None  # the open batch's, where what comes next does not go into it
 
     def append(
         self,
@@ -85,7 +85,7 @@ class Appender:
         if writer is None:
             writer = self._open_batch(persistent)
         elif self._count > 0 and (
-            self._count >= self._room
+            self._count >= RECORDS_MAX
             or persistent != self._persistent
             or len(writer) + route.fixed_size + 16 + (body_end - body_start) + (properties_end - properties_start)
             > RECORDS_SIZE_BYTES_MAX
@@ -111,10 +111,13 @@ class Appender:
         """See `QueueLog.set_producer`. A batch goes on while the same producer's sequences do."""
         if producer_id == NO_PRODUCER:
             self._producing = False
-            self._room = 0
             if self._count == 0:
                 self._no_producer()
+            else:
+                self._held = self._writer
+                self._writer = None
             return
+        self._take_back()
         if self._count > 0 and (
             producer_id != self._producer
             or epoch != self._producer_epoch
@@ -126,12 +129,16 @@ class Appender:
             self._producer_epoch = epoch
             self._base_sequence = sequence
         self._producing = True
-        self._room = RECORDS_MAX
 
     def _no_producer(self) -> None:
         self._producer = NO_PRODUCER
         self._base_sequence = -1
-        self._room = RECORDS_MAX
+
+    def _take_back(self) -> None:
+        """What a producer has numbered is in the open batch, which goes on or is closed."""
+        if self._held is not None:
+            self._writer = self._held
+            self._held = None
 
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
@@ -241,6 +248,8 @@ class Appender:
 
     def _open_batch(self, persistent: bool) -> BytesWriter:
         self.owner.ensure_open()
+        if self._held is not None:
+            self._close_batch()
         writer = self._writer
         if writer is None:
             writers = self._context.writers
@@ -257,12 +266,12 @@ class Appender:
         return (
             self.codec != 0
             and self._count < _PACKED_RECORDS_MAX
-            and self._room > 0
             and persistent == self._persistent
             and size <= RECORDS_SIZE_BYTES_MAX
         )
 
     def _close_batch(self) -> None:
+        self._take_back()
         writer = self._writer
         if writer is None:
             return

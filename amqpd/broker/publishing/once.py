@@ -79,7 +79,7 @@ def once_route(route: Route, message: Message) -> Route:
     for destination in route.destinations:
         if not isinstance(destination, Queue):
             if destination.durable and destination.routed:
-                raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': a message that is delayed cannot be numbered")
+                raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': what is delayed has no numbers")
             destinations.append(destination)
             continue
         last = destination.backing.producers().find(numbers.producer_id, _now_ms())
