@@ -61,9 +61,8 @@ def state(vhosts: int, queues: int, exchanges: int) -> MetadataState:
         for number in range(queues)
     ]
     exchange_rows = [ExchangeRow(Name("vhost 0"), Name(f"exchange {number}"), "fanout") for number in range(exchanges)]
-    return MetadataState(
-        "0" * 32, False, rows, empty, empty, empty, empty, exchange_rows, queue_rows, *[empty] * 7
-    )
+    nothing = MetadataState("0" * 32, False, *[empty] * (len(MetadataState._fields) - 2))
+    return nothing._replace(vhosts=rows, exchanges=exchange_rows, queues=queue_rows)
 
 
 def test_names_are_looked_up_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

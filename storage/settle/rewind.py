@@ -16,7 +16,6 @@ What has left the log meanwhile is not taken back; `taken` says what is.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -128,11 +127,12 @@ class Rewind:
         if store.failed or store.deleted:
             self._end(LogFailed(store.name))  # the next start does it
         elif self._step == _WRITTEN:
-            began = time.perf_counter()
+            clock = store.context.clock
+            began_s = clock.monotonic()
             while self._step == _WRITTEN:
                 before = len(self._done)
                 self._take_back()
-                if len(self._done) == before or time.perf_counter() - began > SLICE_S:
+                if len(self._done) == before or clock.monotonic() - began_s > SLICE_S:
                     break
         elif not any(segment.swapping for segment in self._segments()):
             self._remove(None)

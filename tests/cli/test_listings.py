@@ -180,19 +180,35 @@ def test_banners_headers_and_default_columns(
     assert ctl(command) == (0, expected, "")
 
 
+# Of those whose route is not what they list, in a vhost: the route.
+PATHS = {
+    "list_connections": "connections",
+    "list_channels": "channels",
+    "list_vhosts": "vhosts",
+    "list_stream_offsets": "queues/%2F/q/offsets",
+    "list_delayed_messages": "delayed/%2F",
+    "list_jobs": "amqpd/jobs",
+    "browse_queue": "queues/%2F/q/messages",
+    "trace_message": "amqpd/trace/%2F",
+    "audit_log": "audit",
+}
+# Of those whose items are not the whole answer: what else is in it, and under which name they are.
+AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "browse_queue": ("messages", {"ended": True}),
+    "trace_message": ("found", {"skipped": 0, "next": None}),
+    "audit_log": ("records", {"ended": True, "next_offset": 1, "lost": 0}),
+}
+
+
 @pytest.mark.parametrize("command", sorted(name for name, one in COMMANDS.items() if one.columns))
 def test_every_column_can_be_shown(broker: FakeBroker, ctl: Ctl, command: str) -> None:
-    path = {
-        "list_connections": "connections",
-        "list_channels": "channels",
-        "list_vhosts": "vhosts",
-        "list_stream_offsets": "queues/%2F/q/offsets",
-        "list_delayed_messages": "delayed/%2F",
-    }.get(command, command.removeprefix("list_") + "/%2F")
+    path = PATHS.get(command, command.removeprefix("list_") + "/%2F")
     broker.answers["GET", "/api/connections"] = broker.answers["GET", "/api/consumers/%2F"] = (200, [])
-    broker.answers["GET", f"/api/{path}"] = (200, [{"name": "x"}])
+    items = [{"name": "x", "queue": "q", "deaths": None}]
+    name, rest = AROUND.get(command, ("", {}))
+    broker.answers["GET", f"/api/{path}"] = (200, {name: items, **rest} if name else items)
     columns = COMMANDS[command].columns
-    operands = ["q"] if "/q/" in path else []
+    operands = ["q"] if COMMANDS[command].least else []
     result = ctl(command, "--formatter", "json", *operands, *columns)
     assert result.code == 0
     assert list(json.loads(result.out)[0]) == list(columns)
