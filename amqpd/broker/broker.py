@@ -135,6 +135,9 @@ class Broker:
             start_events(events, self.vhosts.get(events.vhost_name))
             if events.vhost_name not in self.vhosts:
                 log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EXCHANGE)
+        if self.settings.audit.enabled:
+            # From here on: what a start brings back is nobody's doing.
+            events.recorder = self.audit.record
 
     def _begin_events(self) -> None:
         events = self.catalogue.events
@@ -142,8 +145,6 @@ class Broker:
         row = VhostRow(settings.vhost or self.settings.default.vhost, "")
         stream = open_stream(self.storage, self._host_queues(row), settings)
         self.audit = Audit(stream, self.turn, self.loop.call_soon, self.loop.call_later)
-        if settings.enabled:
-            events.recorder = self.audit.record
         events.vhost_name = self.settings.event_exchange_vhost
         events.node, events.started_at = f"amqpd@{os.uname().nodename}", int(self.started_at)
         events.alarmed = self._is_alarmed

@@ -377,6 +377,19 @@ class TestRestart:
         queue.prepare()
         assert counts(queue) == (0, 0, 0)
 
+    def test_alone(self, room, kind) -> None:
+        """Its bytes are counted once: where nothing was ready they stayed among what is ready, too."""
+        queue = room.queue("q", **KINDS[kind], **ALL)
+        room.publish("q", b"alone")
+        fail(queue)
+        room.turn.want()
+        room.turns()
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        assert counts(queue) == (0, 0, 1)
+        assert (queue.ready_bytes, queue.delayed_bytes) == (0, 5)
+
     def test_twice(self, room, kind) -> None:
         queue = room.queue("q", **KINDS[kind], **ALL)
         for number in range(3):

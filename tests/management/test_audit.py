@@ -245,11 +245,15 @@ def test_it_survives_a_kill_and_its_vhost(tmp_path: Path, make_api: Any) -> None
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker, None)
         connection = connect(broker)
+        api.done("PUT", "/api/exchanges/%2F/last-exchange", {"type": "fanout", "durable": True})
+        last(api, "exchange.created", "last-exchange")
         connection.channel().queue_declare("last-words", durable=True)
         broker.kill()  # the answer was there
         ended(connection)
         broker.start()
         assert last(api, "queue.created", "last-words")["user"] == "guest"
+        made = [each for each in records(api) if each["event"] in ("exchange.created", "binding.created")]
+        assert [each["name"] for each in made] == ["last-exchange"], "what a start brings back is nobody's doing"
         count = len(records(api))
         api.done("DELETE", "/api/vhosts/%2F")
         broker.stop()

@@ -99,6 +99,7 @@ def header_text(data: bytes, start: i64, name: bytes) -> str | None:
 def _number(data: bytes, start: i64, name: bytes) -> str | None:
     headers, _ = decode_table(data, start)
     value = headers.get(name.decode("utf-8", "surrogateescape"))
-    if isinstance(value, int) and not isinstance(value, bool | Timestamp):
-        return str(int(value))
-    return None
+    # mypyc makes an int of what is known to be one: a bool is seen before that, or never.
+    if isinstance(value, bool | Timestamp) or not isinstance(value, int):
+        return None
+    return str(int(value))

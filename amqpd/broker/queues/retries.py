@@ -143,17 +143,13 @@ class Retries(Timer):
             offsets.append(offset)
         if offsets:
             heapify(heap)
-            count: i64 = len(offsets)
-            queue.ready_count -= count
-            queue.delayed_count += count
             self._measure_first(heap)
             timers.arm(self, heap[0].due_ms)
         return offsets
 
     def _measure_first(self, heap: list[Delayed]) -> None:
-        """Those that waited at the start have a size: a true one, or an equal share of what is left of all."""
+        """Those that waited at the start are not ready, and have a size: a true one, or an equal share of the rest."""
         queue = self._queue
-        left: i64 = len(heap)
         read = True
         for index, delayed in enumerate(heap):
             if read and index < MEASURED_COUNT_MAX:
@@ -164,11 +160,14 @@ class Retries(Timer):
                     log.warning("queue %r: what waits in it could not be read yet: %s", queue.name, error)
                     read = False
             if not delayed.sized:
-                share = queue.ready_bytes // (queue.ready_count + left)
+                share = queue.ready_bytes // queue.ready_count
                 delayed.entry.body_size = share
                 queue.delayed_bytes += share
                 queue.ready_bytes -= share
-            left -= 1
+            queue.ready_count -= 1
+            queue.delayed_count += 1
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
 
     # -- out
 
