@@ -3,8 +3,8 @@ back (broker/surgery).
 
     FifoSearch    through a cursor of its own in the order that consumers with filters use (filtered_order.py), which a
                   queue has for as long as somebody searches
-    LevelSearch   a queue with priorities: over what is in memory, then over its log in order of offset, whatever the
-                  level
+    LogSearch     over what is in memory, then over its log in order of offset: `LevelSearch` of a queue with
+                  priorities, `GroupedSearch` (grouped_search.py) of one with groups
 
 What is unacked is not ready, so nobody takes it; where it comes back before the search has ended, a `FifoSearch` looks
 at it. What was taken is counted as unacked and belongs to no consumer; it is marked in the log as delivered, so that it
@@ -20,6 +20,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Entry
 from amqpd.broker.flow.scans import Scans
+from amqpd.broker.message import Message
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import FilterCursor, Judge, free_bit
 from amqpd.broker.queues.filtered_order import NOTHING, FilteredOrder
@@ -28,6 +29,7 @@ from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import SLICE_MS, LogReader, Search
 from amqpd.routing.selector import EVERYTHING
+from amqpd.storage.log.record import Record
 
 # Of what came back to a queue with priorities: how many of them one slice notes in its index.
 COOL_COUNT: Final = 8192
@@ -122,34 +124,48 @@ class FifoSearch(TakingSearch):
             self.queue.pump_later()  # which goes on with a plain order, where that will do
 
 
-@final
-class LevelSearch(TakingSearch):
-    """Of a queue with priorities. What is requeued behind its place is not looked at."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LogSearch(TakingSearch):
+    """Over what memory alone has, then over the log in order of offset. What comes back behind its place is looked at
+    once more. `_held`: of one `collect`, what is in memory, by offset.
+    """
 
     def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
-        order = queue.order
-        assert isinstance(order, LevelOrder)
-        self._order = order
         self._scans = Scans(queue.host.timers)
         self._reader = LogReader(wake)
         self._from_memory = True
-        # Entries in memory, by offset; those of them that are to be taken out.
         self._held: dict[int, Entry] = {}
-        self._wanted: dict[Entry, None] = {}
+
+    # -- the queue's order, of each kind
+
+    def _begin_slice(self) -> bool:
+        """Fills `_held`. False: the order is not at hand just now, and nothing is looked at."""
+        raise NotImplementedError
+
+    def _has_logged(self, record: Record) -> bool:
+        """Whether what is not in memory is ready."""
+        raise NotImplementedError
+
+    def _take_logged(self, record: Record) -> Entry:
+        """It is ready no more."""
+        raise NotImplementedError
+
+    def _want(self, entry: Entry, message: Message) -> None:
+        """It is in memory, maybe without its message, and is taken out when the slice ends."""
+        raise NotImplementedError
+
+    def _end_slice(self) -> None:
+        """What is wanted of what is in memory is ready no more."""
+        raise NotImplementedError
+
+    # -- a slice
 
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
-        order = self._order
-        scans = self._scans
         self.waits = False
-        if not order.at_hand(queue):
-            self.waits = True  # its index is being made
+        if not self._begin_slice():
             return
-        if not order.cool(COOL_COUNT):
-            return
-        scans.begin_alone(SLICE_MS)
-        self._held = {entry.offset: entry for entry in order.in_memory()}
         found: list[Entry] = []
         try:
             if self._from_memory:
@@ -157,9 +173,7 @@ class LevelSearch(TakingSearch):
             else:
                 self._look_at_log(found, count_max, bytes_max)
         finally:
-            if self._wanted:
-                order.take_held(queue, self._wanted)
-                self._wanted = {}
+            self._end_slice()
             self._held = {}
         for entry in found:
             if queue.ended(entry):
@@ -167,7 +181,7 @@ class LevelSearch(TakingSearch):
             queue.unacked_count += 1
             store = queue.backing.store
             if store is not None and entry.offset >= queue.backing.log_start:
-                order.mark_delivered(store, entry.offset)
+                queue.order.mark_delivered(store, entry.offset)
             entries.append(entry)
 
     def _look_at_memory(self, found: list[Entry], count_max: i64, bytes_max: i64) -> None:
@@ -184,7 +198,7 @@ class LevelSearch(TakingSearch):
             self.position = offset + 1
             scans.step(message.header_size)
             if self.judge.wants(message):
-                self._wanted[entry] = None
+                self._want(entry, message)
                 found.append(entry)
                 bytes_max -= entry.body_size
         self._from_memory = False
@@ -194,7 +208,6 @@ class LevelSearch(TakingSearch):
 
     def _look_at_log(self, found: list[Entry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
-        order = self._order
         scans = self._scans
         store = queue.backing.store
         while len(found) < count_max and bytes_max > 0 and not scans.over:
@@ -206,26 +219,23 @@ class LevelSearch(TakingSearch):
                 self.waits = self._reader.waits
                 self.ended = not self.waits
                 return
-            offset = record.offset
-            if offset >= self.end:
+            if record.offset >= self.end:
                 self.ended = True
                 return
-            self.position = offset + 1
-            held = self._held.get(offset)
-            cold = held is None and order.is_cold(offset)
+            self.position = record.offset + 1
             scans.step(len(record.properties))
-            if held is None and not cold:
+            entry = self._held.get(record.offset)
+            if entry is None and not self._has_logged(record):
                 continue
             message = queue.backing.message(record)
             if not self.judge.wants(message):
                 continue
-            if held is None:
-                held = order.take_cold(queue, record)
+            if entry is None:
+                entry = self._take_logged(record)
             else:
-                held.message = message
-                self._wanted[held] = None
-            found.append(held)
-            bytes_max -= held.body_size
+                self._want(entry, message)
+            found.append(entry)
+            bytes_max -= entry.body_size
 
     def give_back(self, entry: Entry) -> None:
         super().give_back(entry)
@@ -236,3 +246,42 @@ class LevelSearch(TakingSearch):
 
     def close(self) -> None:
         self._reader.close()
+
+
+@final
+class LevelSearch(LogSearch):
+    """Of a queue with priorities, whatever the level. What is requeued behind its place is not looked at."""
+
+    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+        super().__init__(queue, judge, wake)
+        order = queue.order
+        assert isinstance(order, LevelOrder)
+        self._order = order
+        # Of one `collect`: what is to be taken out of memory.
+        self._wanted: dict[Entry, None] = {}
+
+    def _begin_slice(self) -> bool:
+        order = self._order
+        if not order.at_hand(self.queue):
+            self.waits = True  # its index is being made
+            return False
+        if not order.cool(COOL_COUNT):
+            return False
+        self._scans.begin_alone(SLICE_MS)
+        self._held = {entry.offset: entry for entry in order.in_memory()}
+        return True
+
+    def _has_logged(self, record: Record) -> bool:
+        return self._order.is_cold(record.offset)
+
+    def _take_logged(self, record: Record) -> Entry:
+        return self._order.take_cold(self.queue, record)
+
+    def _want(self, entry: Entry, message: Message) -> None:
+        entry.message = message
+        self._wanted[entry] = None
+
+    def _end_slice(self) -> None:
+        if self._wanted:
+            self._order.take_held(self.queue, self._wanted)
+            self._wanted = {}
