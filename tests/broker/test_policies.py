@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.catalogue import policies, policy_keys
+from amqpd.broker.catalogue import policies, policy_keys, walk
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.catalogue.exchanges import declare as declare_exchange
@@ -79,11 +80,11 @@ class TestPatterns:
         with pytest.raises(InvalidPattern):
             compile_names(pattern)
 
-    def test_a_hostile_one_is_not_slow(self) -> None:
+    def test_a_hostile_one_is_not_slow(self, processor_s: Callable[..., float]) -> None:
+        """One that goes back over what it has tried would need years."""
         compiled = compile_names("^(?!(a+)+$)(a|aa)+$")
-        start = time.perf_counter()
-        compiled.matches("a" * 250 + "b")
-        assert time.perf_counter() - start < 0.02
+        name = "a" * 250 + "b"
+        assert min(processor_s(lambda: compiled.matches(name)) for _ in range(5)) < 0.02
 
 
 class TestKeys:
@@ -315,35 +316,49 @@ class TestEffect:
 class TestWalk:
     """The loop's turns are the room's: one call of `_soon` is one slice."""
 
-    def slices(self, room: Any) -> list[float]:
-        """Processor time of each call that the loop was asked for, until it is idle, seconds."""
-        took = []
-        while room._soon:
-            call: Callable[[], None] = room._soon.pop(0)
-            start = time.thread_time()
-            call()
-            took.append(time.thread_time() - start)
-        return took
-
     def many(self, room: Any, count: int) -> list[Any]:
         for number in range(count):
             room.declare(QueueDeclaration(f"q{number}", False, False, False, {}))
         room.turns()
         return list(room.vhost.queues.values())
 
-    def test_ten_thousand_queues_hold_nobody(self, room: Any) -> None:
+    def declare(self, room: Any, length_max: int) -> list[object]:
+        """A policy for 10,000 queues, the first slice not yet done. Returns what `done` is called with."""
+        answered: list[object] = []
+        value = {"pattern": "^q", "definition": {"max-length": length_max, "dead-letter-exchange": "d"}, "priority": 1}
+        policies.declare(room.vhost, "p", value, False, answered.append)
+        return answered
+
+    def test_ten_thousand_queues_hold_nobody(self, room: Any, processor_s: Callable[..., float]) -> None:
+        """Each slice has its 3 ms; the best of three, since a machine may count what others take as ours."""
         queues = self.many(room, 10_000)
         for number in range(20):
             put(room, f"other{number}", f"^other{number}$", MAX, priority=number)
-        answered: list[float] = []
-        value = {"pattern": "^q", "definition": {"max-length": 5, "dead-letter-exchange": "d"}, "priority": 1}
-        policies.declare(room.vhost, "p", value, False, lambda error: answered.append(time.perf_counter()))
-        took = self.slices(room)
-        assert len(answered) == 1
-        assert all(queue.rules.length_max == 5 for queue in queues)
-        assert len({id(queue.rules) for queue in queues}) == 1, "queues without arguments share them"
-        assert len(took) > 10
-        assert max(took) < 0.02, sorted(took)[-5:]
+        longest_s = []
+        for length_max in (5, 6, 7):
+            answered = self.declare(room, length_max)
+            took_s = []
+            while room._soon:
+                took_s.append(processor_s(room._soon.pop(0)))
+            assert answered == [None]
+            assert all(queue.rules.length_max == length_max for queue in queues)
+            assert len({id(queue.rules) for queue in queues}) == 1, "queues without arguments share them"
+            longest_s.append(max(took_s))
+        assert min(longest_s) < 0.02
+
+    def test_the_clock_is_looked_at_after_each_queue(self, room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where each takes 0.6 of a slice, a slice has two."""
+        queues = self.many(room, 100)
+        looks = itertools.count()  # at a clock on which time goes by from look to look
+        monkeypatch.setattr(walk, "time", SimpleNamespace(perf_counter=lambda: next(looks) * 0.6 * walk.SLICE_S))
+        answered = self.declare(room, 5)
+        obeyed = [0]
+        while room._soon:
+            room._soon.pop(0)()
+            obeyed.append(sum(queue.rules.length_max == 5 for queue in queues))
+        assert obeyed[-1] == 100
+        assert max(after - before for before, after in itertools.pairwise(obeyed)) == 2
+        assert answered == [None]
 
     def test_the_answer_comes_when_all_obey(self, room: Any) -> None:
         queues = self.many(room, 3000)
