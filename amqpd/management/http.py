@@ -20,6 +20,7 @@ import socket
 import struct
 from base64 import b64decode
 from binascii import Error as Base64Error
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -180,6 +181,7 @@ class AdminServer:
                 try:
                     reply = await route.handler(call)
                     self._tell(request, route, caller)
+                    await self._recorded()
                     return reply
                 # Nothing is changed yet: the request is answered from the start ...
                 except OnItsWay as name:
@@ -202,6 +204,14 @@ class AdminServer:
             if not route.quiet and isinstance(origin, Request) and origin.told_count == 0:
                 # No event has told what it did.
                 self._broker.catalogue.events.record(REQUEST, {"name": shown})
+
+    async def _recorded(self) -> None:
+        """Returns when the audit log has what this request did on disk, or cannot have it."""
+        origin = ORIGIN.get()
+        if isinstance(origin, Request) and origin.told_count > 0:
+            there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._broker.audit.when_safe(partial(_go_on, there))
+            await there
 
     def _tell_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
         """For the audit log: who is known may not change that."""
@@ -231,6 +241,11 @@ class AdminServer:
     def _login(self, name: str, peer: str, error: str) -> None:
         if self._broker.catalogue.events.recorder is not None:
             self._broker.audit.login(name, peer, error)
+
+
+def _go_on(there: asyncio.Future[None], _safe: bool) -> None:
+    if not there.done():
+        there.set_result(None)
 
 
 def _peer(request: web.BaseRequest) -> tuple[str, int]:

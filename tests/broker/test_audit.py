@@ -14,23 +14,29 @@ from amqpd.broker.audit.record import LOST, RULES, Record, Where, fields_of, mes
 from amqpd.broker.audit.repeats import SOURCES_MAX, USERS_MAX, Repeats
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.events import ACTOR, CLI, INTERNAL, ORIGIN, Events
+from amqpd.errors import ResourceError
 from amqpd.protocol.properties import decode_properties
 
 NOW_MS = 1_700_000_000_123
 
 
 class Stream:
-    """A queue that remembers what it was offered. failing: it takes nothing. closed: it is not open yet."""
+    """A queue that remembers what it was offered. failing: it takes nothing. closed: it is not open yet. unusable: and
+    cannot be opened.
+    """
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
         self.failing = False
         self.closed = False
+        self.unusable = False
         self.opening = None
-        self.store = None
+        self.store: Log | None = None
         self.when_opened: list[Callable[[], object]] = []
 
     def prepare(self) -> None:
+        if self.unusable:
+            raise ResourceError("it cannot be read")
         if self.closed:
             raise NotOpenYet([self])  # type: ignore[list-item]
 
@@ -41,6 +47,38 @@ class Stream:
         if not self.failing:
             self.records.append(json.loads(message.body()))
         return not self.failing
+
+
+class Log:
+    """The log of the stream, safe up to where it was committed."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.failed = False
+        self._stream = stream
+        self._safe_count = 0
+        self._waiting: list[tuple[int, Callable[[bool], None]]] = []
+
+    @property
+    def next_offset(self) -> int:
+        return len(self._stream.records)
+
+    def when_safe(self, offset: int, done: Callable[[bool], None]) -> None:
+        self._waiting.append((offset, done))
+        self._look()
+
+    def _look(self) -> None:
+        for offset, done in list(self._waiting):
+            if offset < self._safe_count or self.failed:
+                self._waiting.remove((offset, done))
+                done(offset < self._safe_count)
+
+    def commit(self) -> None:
+        self._safe_count = self.next_offset
+        self._look()
+
+    def fail(self) -> None:
+        self.failed = True
+        self._look()
 
 
 class Loop:
@@ -258,6 +296,42 @@ class TestHowItIsWritten:
         for _ in range(WAITING_MAX + 10):
             audit.record("queue.deleted", deleted(), "alice")
         assert audit.lost_count == 10
+
+    def test_who_asks_is_answered_when_all_that_came_is_safe(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+        stream.store = log = Log(stream)
+        answers: list[bool] = []
+        audit.when_safe(answers.append)
+        assert answers == [True]  # nothing has come
+        for number in range(DIRECT_MAX + 10):
+            audit.record("queue.deleted", deleted(f"q{number}"), "alice")
+        audit.when_safe(answers.append)
+        log.commit()
+        assert answers == [True]  # ten of them wait for their slice
+        loop.turns()
+        assert len(stream.records) == DIRECT_MAX + 10
+        assert answers == [True]
+        log.commit()
+        assert answers == [True, True]
+
+    def test_who_asks_is_answered_where_nothing_can_be_written(self, audit: Audit, stream: Stream) -> None:
+        stream.store = log = Log(stream)
+        answers: list[bool] = []
+        stream.closed = True
+        audit.record("queue.deleted", deleted(), "alice")
+        audit.when_safe(answers.append)
+        assert answers == []  # it is being opened
+        stream.unusable = True
+        stream.when_opened[0]()
+        assert answers == [True]  # it is lost, and nobody waits for it
+        assert audit.lost_count == 1
+        stream.closed = stream.unusable = False
+        audit.record("queue.deleted", deleted(), "alice")
+        audit.when_safe(answers.append)
+        log.fail()
+        assert answers == [True, False]
+        audit.record("queue.deleted", deleted(), "alice")
+        audit.when_safe(answers.append)
+        assert answers == [True, False, False]
 
     def test_a_failure_is_told_and_made_up_for(
         self, audit: Audit, stream: Stream, caplog: pytest.LogCaptureFixture

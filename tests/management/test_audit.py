@@ -263,6 +263,16 @@ def test_it_survives_a_kill_and_its_vhost(tmp_path: Path, make_api: Any) -> None
         assert api.get("/api/health/checks/audit-log") == {"status": "ok"}
 
 
+def test_a_change_over_http_is_answered_when_its_record_is_on_disk(tmp_path: Path, make_api: Any) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        api = make_api(broker)
+        api.done("PUT", "/api/queues/%2F/orders", {"durable": True})
+        api.done("DELETE", "/api/queues/%2F/orders")
+        broker.kill()
+        broker.start()
+        assert [each["event"] for each in records(api, where="name = 'orders'")] == ["queue.created", "queue.deleted"]
+
+
 def test_off_it_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         make_api(broker).done("PUT", "/api/vhosts/a", {})

@@ -5,9 +5,10 @@ record (record.py) in a stream like any other: consumers, the admin API and Spar
 they bound a stream; there is no other way for a record to go.
 
 **When.** A record is appended in the turn of the loop in which its change came into force, before the answer of that
-change is sent, and is written and synced with the next commit; nobody waits for that. So `kill -9` leaves what was
-written, and a power cut may take records of the last commit, some ms, whose changes may be there. Where a turn brings
-more than DIRECT_MAX records (a vhost with all its queues is deleted), the others follow in slices.
+change is sent, and is written and synced with the next commit. The admin API waits for that before it answers
+(`when_safe`), an AMQP connection does not: `kill -9` leaves what was written, and a power cut may take records of the
+last commit, some ms, whose changes may be there. Where a turn brings more than DIRECT_MAX records (a vhost with all its
+queues is deleted), the others follow in slices.
 
 **Failure.** The broker does not depend on it. A record that cannot be appended is counted; the log says so, and so does
 the health check, and when the stream takes records again the first of them, `audit.lost`, says how many are missing.
@@ -112,6 +113,9 @@ class Audit:
         self._logins = Repeats(self._write, call_later, LOGINS_S)
         self._waiting: deque[Record] = deque()
         self._asked = False
+        # Records that have come so far; who asks when those up to this number are safe, in that order.
+        self._count = 0
+        self._asking: deque[tuple[int, Callable[[bool], None]]] = deque()
         # Records that this turn of the loop has appended.
         self._turn_number = -1
         self._direct_count = 0
@@ -170,6 +174,7 @@ class Audit:
         if len(self._waiting) >= WAITING_MAX:
             self._lose(1)
             return
+        self._count += 1
         self._waiting.append(record)
         if self._asked:
             return
@@ -202,6 +207,7 @@ class Audit:
             log.error("audit log: %s", error.reply_text)
             self._lose(len(waiting))
             waiting.clear()
+            self._answer()
             return
         until = time.perf_counter() + SLICE_S
         while waiting:
@@ -209,7 +215,26 @@ class Audit:
             if waiting and time.perf_counter() >= until:
                 self._ask()
                 break
+        self._answer()
         self._turn.want()
+
+    def when_safe(self, done: Callable[[bool], None]) -> None:
+        """`done(True)` when what has come so far is synced, `done(False)` when it cannot be; in here where it is known.
+        A record that follows in a slice is waited for.
+        """
+        self._asking.append((self._count, done))
+        self._answer()
+
+    def _answer(self) -> None:
+        """Who asks for nothing that still waits has his answer of the log."""
+        there = self._count - len(self._waiting)
+        store = self.queue.store
+        while self._asking and self._asking[0][0] <= there:
+            done = self._asking.popleft()[1]
+            if store is None:
+                done(False)
+            else:
+                store.when_safe(store.next_offset - 1, done)
 
     def _append(self, record: Record) -> None:
         if self.lost_count and not self._failed():
@@ -245,6 +270,7 @@ class Audit:
         self._logins.finish()
         while self._waiting and self.queue.opening is None:
             self._append(self._waiting.popleft())
+        self._answer()
 
 
 def _where(origin: Origin | None) -> Where:
