@@ -440,6 +440,34 @@ def test_very_many_after_a_restart(room, purged) -> None:
     assert counts(queue) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("kind", ["classic", "priorities"])
+def test_what_is_due_first_comes_first_after_a_restart(room, kind) -> None:
+    """More than are read for their size, among them what comes back anew; few of them are in memory meanwhile."""
+    queue = room.queue("q", **{**KINDS[kind], **ALL, "x_delayed_retry_min": 10_000})
+    for number in range(200):
+        room.publish("q", b"%d" % number, turn=False)
+    room.turns()
+    for entry in reversed([queue.get(False) for _ in range(190)]):
+        queue.requeue(entry, True, True)
+        room.clock.now_ms += 20
+    room.turn.want()
+    room.turns()
+    room.restart()
+    queue = room.vhost.queues["q"]
+    queue.prepare()
+    assert counts(queue) == (10, 0, 190)
+    assert len(queue.limits.retries._heap) < 70
+    room.advance(5000)
+    fail(queue)  # 190, due behind the others
+    seen: list[int] = []
+    while queue.delayed_count:
+        room.advance(20)
+        while queue.ready_count > 9:
+            seen.append(int(room.get(queue).body))
+    assert seen == [*range(189, -1, -1), 190]
+    assert counts(queue) == (9, 0, 0)
+
+
 def test_its_time_survives_a_file_that_is_written_anew(room) -> None:
     queue = room.queue("q", **ALL)
     room.publish("q", b"kept")

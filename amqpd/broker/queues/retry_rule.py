@@ -3,7 +3,10 @@
 A message comes back *failed* (basic.reject with requeue; its channel or connection ended) or *returned* (basic.nack
 with requeue, basic.recover, a consumer timeout), which is how RabbitMQ 4.3 tells them apart; the type says which of
 them wait. The n-th time it waits `min` x n, `max` at most, which is `min` where it is not given; or by a list of levels
-the n-th of them, and the last one from then on. n is the message's delivery count, which every return raises here.
+the n-th of them, and the last one from then on. n is the message's delivery count, which every return raises here;
+there a nack, a recover or a timeout does not.
+
+Source: https://www.rabbitmq.com/docs/quorum-queues#delayed-retry, and its table of when the delivery count is raised.
 
 Compiled by mypyc.
 """
