@@ -64,7 +64,7 @@ SPECIFIC: Final = (
     Option("from", "", "<where>", "where the first run begins: earliest (default), an offset, a time (ISO 8601, UTC)"),
     Option("to-offset", "", "<offset>", "of an export: the first that is left out; of a rewind: back to this one"),
     Option("partition-by", "", "<names>", "directories by date, hour or columns, separated by commas"),
-    Option("where", "", "<SQL>", "only what this is true of: of an export its columns, else headers (docs/filters.md)"),
+    Option("where", "", "<SQL>", "only what this is true of: an export's columns, else headers, p.message-id, ..."),
     Option("columns", "", "<names>", "columns to export, separated by commas; docs/export.md lists them"),
     Option("table", "", "<name>", "table of a database (default amqp_messages)"),
     Option("name", "", "<name>", "what x-export calls this export (default export)"),

@@ -67,6 +67,8 @@ def browse_queue(context: Context) -> None:
             break
         query["offset"] = answer.data["next_offset"]
     context.show(columns, rows)
+    if not rows and answer.data["hint"]:
+        context.note(answer.data["hint"])
 
 
 def move_messages(context: Context) -> None:
@@ -163,6 +165,8 @@ def _follow(context: Context, job: Item) -> Item:
 
 def _tell(context: Context, job: Item) -> None:
     verb = DONE[job["action"]]
+    if job["hint"]:
+        context.note(job["hint"])
     left = "".join(f"\n{count} left: {why}" for why, count in sorted(job["left"].items()))
     if job["action"] == "rewind":
         left = f" from offset {job['from_offset']} on{left}"

@@ -21,6 +21,7 @@ from amqpd.management.slices import Slices
 from amqpd.protocol.codec import SHORT_STRING_SIZE_BYTES_MAX
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import EVERYTHING, Selector, parse
+from amqpd.routing.selector_hint import hint
 
 if TYPE_CHECKING:
     from amqpd.broker.delivery import Entry
@@ -59,7 +60,8 @@ async def get_messages(call: Call) -> Reply:
         messages.append(_shown(entry, state, encoding, truncate))
         if slices.due:
             await slices.rest()
-    return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended})
+    said = hint(selector.text) if selector is not None and not messages else ""
+    return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": said})
 
 
 def _shown(entry: Entry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:
@@ -205,6 +207,8 @@ def _job(call: Call) -> Job:
 def job_item(job: Job) -> dict[str, Any]:
     """A job as the API shows it."""
     took_ms: int = max(1, (job.ended_ms or job.now_ms()) - job.begun_ms)
+    selector = job.conditions.selector
+    nothing = job.ended_ms > 0 and job.done_count == 0 and not job.conditions.left
     return {
         "id": job.id,
         "action": job.kind,
@@ -219,6 +223,7 @@ def job_item(job: Job) -> dict[str, Any]:
         "looked_at": job.conditions.looked_count,
         "under_way": job.under_way_count,
         "left": dict(job.conditions.left),
+        "hint": hint(selector.text) if nothing and selector is not None else "",
         "begun": job.begun_ms,
         "ended": job.ended_ms or None,
         "rate": int(job.done_count) * 1000 // took_ms,

@@ -9,6 +9,7 @@ QUEUE = "/api/queues/shop/a%2Fb"
 JOB: dict[str, Any] = {
     "id": "3", "action": "move", "vhost": "shop", "queue": "a/b", "state": "done", "reason": "", "messages": 9,
     "done": 5, "left": {}, "dry_run": False, "ended": 1, "rate": 1000, "user": "guest",
+    "hint": "",
 }  # fmt: skip
 MESSAGE = {
     "offset": 7, "time": 1700000000000, "state": "ready", "routing_key": "k", "payload_bytes": 2, "payload": "hi",
@@ -17,7 +18,8 @@ MESSAGE = {
 
 
 def test_browse(broker: FakeBroker, ctl: Ctl) -> None:
-    broker.answers["GET", f"{QUEUE}/messages"] = (200, {"messages": [MESSAGE], "next_offset": 8, "ended": True})
+    page = {"messages": [MESSAGE], "next_offset": 8, "ended": True, "hint": ""}
+    broker.answers["GET", f"{QUEUE}/messages"] = (200, page)
     assert ctl("browse_queue", "-p", "shop", "a/b") == (
         0,
         ("Browsing queue a/b in vhost shop ...\noffset\ttime\tstate\trouting_key\tpayload_bytes\tpayload\n"
@@ -62,6 +64,16 @@ def test_what_is_asked_for(broker: FakeBroker, ctl: Ctl, line: tuple[str, ...], 
     words = {"move": "moved", "copy": "copied", "delete": "deleted", "redrive": "would be sent back"}[body["action"]]
     assert result.out == f"5 messages {words}\n2 left: no target\n"
     assert broker.asked[0].body == {**body, "wait_ms": 500}
+
+
+def test_a_selector_that_may_mean_something_else(broker: FakeBroker, ctl: Ctl) -> None:
+    hint = "p.message-id is the property, message_id a header"
+    broker.answers["POST", f"{QUEUE}/jobs"] = (200, {**JOB, "done": 0, "hint": hint})
+    nothing = {"messages": [], "next_offset": 0, "ended": True, "hint": hint}
+    broker.answers["GET", f"{QUEUE}/messages"] = (200, nothing)
+    line = ("--where", "message_id = 'm'", "-p", "shop", "a/b")
+    assert ctl("delete_messages", *line).err == hint + "\n"
+    assert ctl("browse_queue", *line).err == hint + "\n"
 
 
 def test_progress(broker: FakeBroker, ctl: Ctl) -> None:

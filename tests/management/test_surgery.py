@@ -55,6 +55,16 @@ class TestBrowse:
         assert api.get(place(v, "messages?count=1"))["messages"][0]["offset"] == 1, "what is settled is left out"
         assert second["redelivered"] is False
 
+    def test_a_selector_that_finds_nothing_and_may_mean_a_property(self, api, v, filled) -> None:
+        said = "p.message-id is the property, message_id a header"
+        assert api.get(place(v, "messages?where=message_id%20%3D%20'a'"))["hint"] == said
+        assert api.get(place(v, "messages?where=p.message_id%20%3D%20'a'"))["hint"] == ""
+        assert api.get(place(v, "messages?where=message_id%20IS%20NULL"))["hint"] == ""  # it finds some
+        delete = {"action": "delete", "where": "message_id = 'a'", "wait_ms": 5000}
+        assert api.done("POST", place(v, "jobs"), delete).json["hint"] == said
+        assert api.done("POST", place(v, "jobs"), {**delete, "where": "n = 1"}).json["hint"] == ""
+        assert api.done("POST", place(v, "jobs"), {**delete, "where": "message_id IS NULL"}).json["hint"] == ""
+
     def test_it_changes_nothing(self, api, v, filled, channel) -> None:
         for _ in range(3):
             api.get(place(v, "messages"))

@@ -1,0 +1,40 @@
+"""What is said of a selector that has found nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.routing.selector import parse
+from amqpd.routing.selector_hint import hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("message_id = 'm3'", ["p.message-id is the property, message_id a header"]),
+        ("message-id = 'm3'", ["p.message-id is the property, message-id a header"]),
+        (
+            "type = 'priority' OR priority > 3 OR type = 'b'",
+            ["p.type is the property, type a header", "p.priority is the property, priority a header"],
+        ),
+        ("x-retries IS NULL", ["[x-retries] is the header, x-retries a difference"]),
+    ],
+)
+def test_what_may_mean_something_else(text: str, said: list[str]) -> None:
+    assert parse(text)
+    assert hint(text) == "; ".join(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p.message_id = 'message_id' AND properties.type = \"type\"",
+        "[message-id] = 'a' AND a.type = 'b' AND h.priority > 3 AND JMSType = 'c'",
+        "[x-retries] IS NULL AND [x-a] = 'it''s type'",
+        "my_type = 'a' AND types = 'b' AND weight - 2 > 5",
+        "",
+    ],
+)
+def test_what_says_what_it_means(text: str) -> None:
+    assert parse(text)
+    assert hint(text) == ""
