@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 FOUND_MAX: Final = 100
+LOOK_COUNT: Final = 1024
+"""Unacked messages that are looked at between two looks at the clock."""
 SETTLED: Final = "settled"
 LIVE: Final = "live"
 FIELDS: Final = ("message_id", "correlation_id")
@@ -101,8 +103,9 @@ async def _look(
             entries: list[Entry] = []
             arrived.clear()
             search.collect(entries, FOUND_MAX, 1 << 24)
+            holders = await _holders(call, queue, entries) if part == LIVE else {}
             for entry in entries:
-                found.append(_item(call, queue, entry, part))
+                found.append(_item(queue, entry, part, holders.get(entry.offset)))
             if search.ended:
                 return -1
             if time.monotonic() >= until or len(found) >= FOUND_MAX:
@@ -120,12 +123,11 @@ async def _look(
         search.close()
 
 
-def _item(call: Call, queue: Queue, entry: Entry, part: str) -> dict[str, Any]:
+def _item(queue: Queue, entry: Entry, part: str, holder: dict[str, Any] | None) -> dict[str, Any]:
     message = entry.message
     assert message is not None  # what is read has its message
     properties = message.properties()
     headers = headers_of(properties, 0, len(properties))
-    holder = _holder(call, queue, entry.offset) if part == LIVE else None
     return {
         "queue": queue.name,
         "offset": entry.offset,
@@ -140,21 +142,28 @@ def _item(call: Call, queue: Queue, entry: Entry, part: str) -> dict[str, Any]:
     }
 
 
-def _holder(call: Call, queue: Queue, offset: int) -> dict[str, Any] | None:
-    """The channel that has it unacked. Cost: all that is unacked in the vhost."""
-    for connection in call.server.connections:
+async def _holders(call: Call, queue: Queue, entries: list[Entry]) -> dict[int, dict[str, Any]]:
+    """The channels that have these unacked, by offset. Cost: 0.1 us for each unacked of the vhost, in slices."""
+    holders: dict[int, dict[str, Any]] = {}
+    wanted = {entry.offset for entry in entries}
+    if not wanted or queue.unacked_count == 0:
+        return holders
+    slices = Slices()
+    for connection in list(call.server.connections):
         if connection.session.vhost.name != queue.vhost_name:
             continue
         for channel in connection.channels.all():
-            for entry in channel.deliveries.unacked.entries():
-                if entry.offset == offset and entry.queue is queue:
-                    return {
+            for place, entry in enumerate(channel.deliveries.unacked.entries()):
+                if entry.offset in wanted and entry.queue is queue:
+                    holders[entry.offset] = {
                         "connection": connection.name,
                         "channel": channel_name(channel),
                         "user": connection.session.user.name,
                         "consumer": None if entry.consumer is None else entry.consumer.tag,
                     }
-    return None
+                if place % LOOK_COUNT == 0 and slices.due:
+                    await slices.rest()
+    return holders
 
 
 ROUTES: Final = (Route("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)

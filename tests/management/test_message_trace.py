@@ -71,6 +71,27 @@ def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: Broke
     assert "No log has it" in none.stderr
 
 
+def test_who_has_each_of_several(channel: BlockingChannel, api: Any, v: str) -> None:
+    channel.queue_declare("q", durable=True)
+    for _ in range(3000):
+        publish(channel, "q", "other")
+    for _ in range(4):
+        publish(channel, "q", "m")
+    other = channel.connection.channel()
+    other.basic_qos(prefetch_count=3002)
+    seen: list[int] = []
+    tag = other.basic_consume("q", lambda *each: seen.append(each[1].delivery_tag))
+    until = time.monotonic() + 20
+    while len(seen) < 3002 and time.monotonic() < until:
+        channel.connection.process_data_events(0.05)
+    assert channel.basic_get("q")[0] is not None
+    items = found(api, v, id="m")
+    assert [(each["offset"], each["state"], each["consumer"]) for each in items] == [
+        (3000, "unacked", tag), (3001, "unacked", tag), (3002, "unacked", None), (3003, "ready", None)
+    ]  # fmt: skip
+    assert len({each["channel"] for each in items}) == 3
+
+
 def test_only_what_may_be_read(channel: BlockingChannel, user: Callable[..., Any], v: str) -> None:
     for queue in ("mine", "secret"):
         channel.queue_declare(queue, durable=True)
