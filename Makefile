@@ -169,7 +169,7 @@ $(VENV)/.spark: $(VENV)/.tools | $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
-	@echo "building amqpd into $(VENV): four minutes on a quiet machine, nine on a busy one"
+	@echo "building amqpd into $(VENV): two minutes on a quiet machine, four on a busy one"
 	@$(call TOLD,install --no-deps --no-build-isolation --force-reinstall .)
 	@$(VENV)/bin/amqpd --version
 	@if $(VENV)/bin/amqpd --version | grep -q interpreted; then echo "amqpd runs INTERPRETED, several times slower: no C compiler or" \
