@@ -397,6 +397,20 @@ class TestHindrances:
         room.advance(2 * WAIT_MS)
         assert (job.state, got(room, target)) == ("done", [8, 9])
 
+    @pytest.mark.parametrize("kind", [*KINDS, "groups"])
+    def test_what_comes_back_one_by_one_is_found_once_more(self, room: Any, jobs: Jobs, kind: str) -> None:
+        source = room.queue("source", x_group_by="routing_key") if kind == "groups" else declare(room, kind)
+        target = room.queue("target", x_max_length=1)
+        room.exchange("x", "fanout")
+        room.bind("x", target)
+        fill(room, "source", 5)
+        job = run(room, jobs, "move", source, to_exchange="x")
+        moved = []
+        for _ in range(8):
+            moved += got(room, target)
+            room.advance(2 * WAIT_MS)
+        assert (job.state, job.done_count, moved) == ("done", 5, list(range(5)))
+
     def test_a_target_with_a_length_in_bytes(self, room: Any, jobs: Jobs) -> None:
         source, target = room.queue("source"), room.queue("target", x_max_length_bytes=10)
         for number in range(6):

@@ -2,8 +2,7 @@
 
 All consumers with equal selectors share one. What is ready below `position` was looked at and is not wanted: it is
 counted (`refused_count`) and not remembered, as it stays where it is. What came back (was requeued) is looked at once
-more, wherever it lies: `again`. What is in the log alone is read through a cursor of the filter's own, a piece at a
-time.
+more, wherever it lies: `again`. What is in the log alone is read from a place of the filter's own (log_place.py).
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Entry, RoundRobin
 from amqpd.broker.message import Envelope, Message
+from amqpd.broker.queues.log_place import LogPlace
 from amqpd.routing.selector import Selector
-from amqpd.storage.log.record import Record
-from amqpd.storage.queue_log import Cursor, QueueLog
 
 _ENOUGH: i64 = 64
 
@@ -38,7 +36,8 @@ class FilterCursor:
 
     matched_offset: the message there is known to match, or -1. matched_back: the one that came back and does.
     behind: the slice was over before it came to the end. refused_count: ready messages that do not match. judge: asked
-    in the selector's place, where there is one; arrived: called in the queue's place when the disk has answered.
+    in the selector's place, where there is one; arrived: called in the queue's place when the disk has answered. place:
+    where it reads the log.
     """
 
     def __init__(self, selector: Selector, bit: int) -> None:
@@ -57,11 +56,7 @@ class FilterCursor:
         self.answer = False
         self.judge: Judge | None = None
         self.arrived: Callable[[], None] | None = None
-        self._log: QueueLog | None = None
-        self._cursor: Cursor | None = None
-        self._records: list[Record] = []
-        self._at: i64 = 0
-        self._read_offset: i64 = 0
+        self.place = LogPlace()
 
     def next_again(self, back: dict[Entry, int]) -> Entry | None:
         """The first of what came back and is still to be looked at. back: what is there of it (`FilteredOrder`)."""
@@ -88,60 +83,7 @@ class FilterCursor:
         self.matched_back = None
         self.again = list(back)
         heapify(self.again)
-        self._records = []
-        self._at = 0
-        self._read_offset = 0
-
-    # -- what the log alone has
-
-    def record(self, offset: i64) -> Record | None:
-        """The first that was read and is not below `offset`; it stays."""
-        records = self._records
-        at = self._at
-        size: i64 = len(records)
-        while at < size:
-            record = records[at]
-            if record.offset >= offset:
-                self._at = at
-                return record
-            at += 1
-        self._at = at
-        return None
-
-    def read(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None]) -> bool:
-        """Reads on, from `offset` at the earliest. False: the disk is asked, and `arrived` is called when it has
-        answered. Nothing is read where the log has no more. Raises: OSError.
-        """
-        cursor = self._cursor
-        if cursor is None or self._log is not log:
-            cursor = log.new_cursor()
-            self._cursor = cursor
-            self._log = log
-            self._read_offset = 0
-        if self._read_offset < offset:
-            self._read_offset = offset
-        if self.arrived is not None:
-            arrived = self.arrived
-        fetch = cursor.read_at_hand(self._read_offset, size_bytes, arrived)
-        self._records = fetch.records
-        self._at = 0
-        self._read_offset = fetch.next_offset
-        return len(fetch.records) > 0 or not fetch.waiting
-
-    def rest(self) -> None:
-        """It has come to the end: the bytes it holds go."""
-        self._records = []
-        self._at = 0
-        if self._cursor is not None:
-            self._cursor.release()
-
-    def close(self) -> None:
-        """Its last consumer has gone."""
-        self._records = []
-        if self._cursor is not None:
-            self._cursor.close()
-            self._cursor = None
-        self._log = None
+        self.place.forget()
 
 
 def free_bit(cursors: list[FilterCursor]) -> int:

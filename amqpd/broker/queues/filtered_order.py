@@ -29,9 +29,10 @@ from amqpd.broker.message_view import MessageView
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import FilterCursor
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.log_place import LogPlace
 from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.storage.log.record import Record
-from amqpd.storage.queue_log import Cursor, QueueLog
+from amqpd.storage.queue_log import QueueLog
 
 _FAR: Final = 1 << 62
 # What `find` answers beside an offset (-1 is one, of what no log could take), and `_scan`.
@@ -59,8 +60,7 @@ class FilteredOrder(FifoOrder):
                 self.back[entry] = 0
         self.ahead = OffsetBits()
         self.cursors: list[FilterCursor] = []
-        self._back_cursor: Cursor | None = None
-        self._back_log: QueueLog | None = None
+        self._back_place = LogPlace()
         # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
@@ -82,7 +82,7 @@ class FilteredOrder(FifoOrder):
         """The plain order that goes on with its messages."""
         plain = FifoOrder(self.backing)
         plain.go_on_from(self)
-        self._close_back()
+        self._back_place.close()
         return plain
 
     # -- filters -----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class FilteredOrder(FifoOrder):
 
     def remove_cursor(self, cursor: FilterCursor) -> None:
         self.cursors.remove(cursor)
-        cursor.close()
+        cursor.place.close()
 
     def end_pump(self) -> None:
         """Nothing more is looked at just now: no message is held."""
@@ -172,12 +172,14 @@ class FilteredOrder(FifoOrder):
     def _scan_log(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
         store = self.backing.store
         end = self.backing.next_offset
+        place = cursor.place
         while store is not None:
-            record = cursor.record(cursor.position)
+            record = place.record(cursor.position)
             if record is None:
-                if not cursor.read(store, cursor.position, self._read_bytes(), queue.log_arrived):
+                arrived = queue.log_arrived if cursor.arrived is None else cursor.arrived
+                if not place.read_on(store, cursor.position, self._read_bytes(), arrived):
                     return _STOPPED
-                record = cursor.record(cursor.position)
+                record = place.record(cursor.position)
                 if record is None:
                     break
             offset = record.offset
@@ -202,7 +204,7 @@ class FilteredOrder(FifoOrder):
             cursor.position = offset + 1
             cursor.refused_count += 1
         cursor.position = end
-        cursor.rest()
+        place.rest()
         return _NONE
 
     def _message(self, queue: Source, record: Record) -> Message:
@@ -240,19 +242,14 @@ class FilteredOrder(FifoOrder):
     def _read_again(self, queue: Source, entry: Entry) -> bool:
         """Reads an entry that came back. False: the disk is asked; or the log has lost it, and it is gone."""
         store = self.backing.store
-        fetch = None
         if store is not None and self.backing.has(entry.offset):
-            cursor = self._back_cursor
-            if cursor is None or self._back_log is not store:
-                cursor = store.new_cursor()
-                self._back_cursor = cursor
-                self._back_log = store
-            fetch = cursor.read_at_hand(entry.offset, 1, queue.log_arrived)
-            if fetch.records and fetch.records[0].offset == entry.offset:
-                entry.message = self._message(queue, fetch.records[0])
-                return True
-            if fetch.waiting:
+            place = self._back_place
+            if not place.read(store, entry.offset, 1, queue.log_arrived):
                 return False
+            record = place.record(entry.offset)
+            if record is not None and record.offset == entry.offset:
+                entry.message = self._message(queue, record)
+                return True
         self._leave_back(queue, entry)
         return False
 
@@ -269,7 +266,7 @@ class FilteredOrder(FifoOrder):
             entry = self.hot.remove_at(self.hot.index_from(offset))
             self.hot_bytes -= entry.body_size
         else:
-            record = cursor.record(offset)
+            record = cursor.place.record(offset)
             store = self.backing.store
             assert record is not None and store is not None  # `find` has seen it
             entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
@@ -492,9 +489,3 @@ class FilteredOrder(FifoOrder):
             self.back[entry] = 0
         for cursor in self.cursors:
             cursor.begin_anew(self.back)
-
-    def _close_back(self) -> None:
-        if self._back_cursor is not None:
-            self._back_cursor.close()
-            self._back_cursor = None
-            self._back_log = None

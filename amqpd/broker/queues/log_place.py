@@ -9,21 +9,28 @@ Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from mypy_extensions import i64
 
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
 
+# What is read without waiting for the disk: what is live, that of it which is below the high watermark, or what is
+# settled and still there.
+LIVE: Final = 0
+SAFE: Final = 1
+SETTLED: Final = 2
+
 
 @final
 class LogPlace:
-    """One reader's. read_offset: where the next piece begins."""
+    """One reader's. kind: LIVE, SAFE or SETTLED. log: which was read last. read_offset: where the next piece begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: i64 = LIVE) -> None:
+        self.kind: Final = kind
+        self.log: QueueLog | None = None
         self.read_offset: i64 = 0
-        self._log: QueueLog | None = None
         self._cursor: Cursor | None = None
         self._records: list[Record] = []
         self._at: i64 = 0
@@ -51,20 +58,41 @@ class LogPlace:
 
     def read(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None] | None) -> bool:
         """Reads the next piece, from `offset` at the earliest. False: the disk is asked, and `arrived` is called when
-        it has answered. Nothing is read where the log has no more. arrived None: waits for the disk. Raises: OSError.
+        it has answered. Nothing is read where the log has no more. arrived None: waits for the disk, for what is live.
+        Raises: OSError.
         """
         cursor = self._cursor
-        if cursor is None or self._log is not log:
+        if cursor is None or self.log is not log:
             cursor = log.new_cursor()
             self._cursor = cursor
-            self._log = log
+            self.log = log
         self._records = []
         self._at = 0
         self._begin = offset
-        fetch = cursor.read_at_hand(offset, size_bytes, arrived) if arrived else cursor.read(offset, size_bytes)
+        if arrived is None:
+            fetch = cursor.read(offset, size_bytes)
+        elif self.kind == SETTLED:
+            fetch = cursor.read_settled(offset, size_bytes, arrived)
+        elif self.kind == SAFE:
+            fetch = cursor.read_safe(offset, size_bytes, arrived)
+        else:
+            fetch = cursor.read_at_hand(offset, size_bytes, arrived)
         self._records = fetch.records
         self.read_offset = fetch.next_offset
         return len(fetch.records) > 0 or not fetch.waiting
+
+    def read_on(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None]) -> bool:
+        """`read`, from where the last piece has ended if that is behind `offset`."""
+        if self.log is log and self.read_offset > offset:
+            offset = self.read_offset
+        return self.read(log, offset, size_bytes, arrived)
+
+    def forget(self) -> None:
+        """Whatever was read is to be read again."""
+        self._records = []
+        self._at = 0
+        self._begin = 0
+        self.read_offset = 0
 
     def rest(self) -> None:
         """It has come to the end: the bytes it holds go."""
@@ -80,4 +108,4 @@ class LogPlace:
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
-        self._log = None
+        self.log = None

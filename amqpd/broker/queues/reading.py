@@ -20,10 +20,11 @@ from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.filtered_order import FilteredOrder
 from amqpd.broker.queues.grouped_order import GroupedOrder
 from amqpd.broker.queues.levels import LevelOrder
+from amqpd.broker.queues.log_place import LIVE, SAFE, SETTLED, LogPlace
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES
 from amqpd.storage.log.record import Record
-from amqpd.storage.queue_log import Cursor, QueueLog
+from amqpd.storage.queue_log import QueueLog
 
 # How long one call of `collect` looks.
 SLICE_MS: Final = 2
@@ -104,8 +105,7 @@ class Reading(Search):
         self._ready_only = ready_only
         self._from_log = FromLog()
         self._scans = Scans(queue.host.timers)
-        self._reader = LogReader(wake)
-        self._reader.safe_only = queue.rules.stream
+        self._reader = LogReader(wake, SAFE if queue.rules.stream else LIVE)
         self._given_back: list[Entry] = []
         self._memory = [entry for entry in held_by(queue) if not queue.backing.has(entry.offset)]
         self._memory.sort()
@@ -204,77 +204,39 @@ class Reading(Search):
 
 @final
 class LogReader:
-    """A place of one's own in a log, from which records come one by one. waits: the disk is asked, and `wake` is called
-    when it has answered. safe_only: nothing at the high watermark or above is read. settled: only what is settled and
-    still there is; behind: `next` has answered None after a long way without any, and goes on when it is asked again.
+    """A place of one's own in a log, from which records come one by one. kind: what is read (log_place.py). waits: the
+    disk is asked, and `wake` is called when it has answered. behind: of what is settled, `next` has answered None after
+    a long way without any, and goes on when it is asked again.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], kind: i64 = LIVE) -> None:
         self.waits = False
-        self.safe_only = False
-        self.settled = False
         self.behind = False
         self._wake = wake
-        self._log: QueueLog | None = None
-        self._cursor: Cursor | None = None
-        self._records: list[Record] = []
-        self._at: i64 = 0
-        self._next: i64 = 0
+        self._place = LogPlace(kind)
         self._asked: i64 = 0
 
     def next(self, store: QueueLog, offset: i64) -> Record | None:
-        """The first live record from `offset` on. None: there is none, or it `waits`. Cost: small where offsets rise.
+        """The first record from `offset` on. None: there is none, or it `waits`. Cost: small where offsets rise.
 
         Raises: OSError.
         """
-        cursor = self._cursor
-        if cursor is None or self._log is not store:
-            self.close()
-            cursor = store.new_cursor()
-            self._cursor = cursor
-            self._log = store
-            self._next = offset
-        elif offset < self._asked:
-            self._records = []
-            self._at = 0
-            self._next = offset
+        place = self._place
+        if place.log is not store or offset < self._asked:
+            place.forget()
         self._asked = offset
         self.waits = False
-        while True:
-            records = self._records
-            size: i64 = len(records)
-            at = self._at
-            while at < size:
-                record = records[at]
-                at += 1
-                if record.offset >= offset:
-                    self._at = at
-                    return record
-            if self._next < offset:
-                self._next = offset
-            before = self._next
-            if self.settled:
-                fetch = cursor.read_settled(self._next, COLD_READ_BYTES, self._wake)
-            elif self.safe_only:
-                fetch = cursor.read_safe(self._next, COLD_READ_BYTES, self._wake)
-            else:
-                fetch = cursor.read_at_hand(self._next, COLD_READ_BYTES, self._wake)
-            self._records = fetch.records
-            self._at = 0
-            self._next = fetch.next_offset
-            if not fetch.records:
-                self.waits = fetch.waiting
-                self.behind = self.settled and fetch.next_offset > before
-                return None
+        record = place.record(offset)
+        if record is None:
+            before = offset if place.read_offset < offset else place.read_offset
+            self.waits = not place.read_on(store, offset, COLD_READ_BYTES, self._wake)
+            record = place.record(offset)
+            self.behind = record is None and place.kind == SETTLED and place.read_offset > before
+        return record
 
     def close(self) -> None:
         """It holds nothing any more."""
-        self._records = []
-        self._at = 0
-        if self._cursor is not None:
-            self._cursor.close()
-            self._cursor = None
-        self._log = None
+        self._place.close()
 
 
 @final

@@ -25,6 +25,7 @@ from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.filters import Filters
 from amqpd.broker.queues.levels import LevelOrder
+from amqpd.broker.queues.log_place import SETTLED
 from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import SLICE_MS, LogReader, Search
@@ -59,8 +60,7 @@ class SettledSearch(Search):
         self._begin_ms = begin_ms
         self._until_ms = until_ms
         self._scans = Scans(queue.host.timers)
-        self._reader = LogReader(wake)
-        self._reader.settled = True
+        self._reader = LogReader(wake, SETTLED)
         self._from_log = FromLog()
 
     def next_settled(self) -> Entry | None:
@@ -115,8 +115,7 @@ class SettledReading(SettledSearch):
         super().__init__(queue, judge, wake, begin, until, begin_ms, until_ms)
         # Offsets that were given back, a heap; who reads them again.
         self._again: list[int] = []
-        self._again_reader = LogReader(wake)
-        self._again_reader.settled = True
+        self._again_reader = LogReader(wake, SETTLED)
 
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
