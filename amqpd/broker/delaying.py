@@ -8,7 +8,7 @@ class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -31,6 +31,6 @@ class Delaying:
         """How many messages wait, as far as is known: after a start it takes a moment. Cost: a step per bucket."""
         raise NotImplementedError
 
-    def drop(self) -> None:
-        """The exchange is deleted, and what waits with it."""
+    def drop(self, done: Callable[[], None]) -> None:
+        """The exchange is deleted, and what waits with it. done: called when it does not come back."""
         raise NotImplementedError

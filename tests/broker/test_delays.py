@@ -457,6 +457,25 @@ class TestDrop:
         leap(room, 200)
         assert room.bodies(room.vhost.queues["later"]) == [b"new"]
 
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_who_deletes_it_is_answered_when_it_does_not_come_back(
+        self, room: Any, durable: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its directory is renamed, so that an exchange of its name does not find it after a crash."""
+        wheel = declare(room)
+        later(room, HOUR, b"x")
+        exchange = room.vhost.exchanges["later"]
+        exchange.durable = durable
+        asked: list[tuple[list[str], Any]] = []
+        monkeypatch.setattr(room.storage.departures, "rename", lambda chain, done: asked.append((chain, done)))
+        answers: list[object] = []
+        exchanges.delete(room.vhost, exchange, False, answers.append)
+        room.turns()
+        ((chain, renamed),) = asked
+        assert (chain, answers) == (room.storage.delay_chain(wheel.vhost_id, wheel.folder), [])
+        renamed()
+        assert answers == [None]
+
     def test_a_policy_that_ends_lets_them_come(self, room: Any) -> None:
         from amqpd.broker.catalogue import policies
 

@@ -30,6 +30,25 @@ EMPTY_MAX: Final = 1000
 Remove: TypeAlias = Callable[[Sequence[Change], Callable[[], None], Done | None], None]
 
 
+class Leaving:
+    """A directory on its way out that is no queue's and has no row."""
+
+    def __init__(self) -> None:
+        self._over = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def end(self) -> None:
+        self._over = True
+        for done in self._waiting:
+            done()
+
+    def when_over(self, done: Callable[[], None]) -> None:
+        if self._over:
+            done()
+        else:
+            self._waiting.append(done)
+
+
 class Deletions:
     """Steps 2 to 5. Everything on the loop. One per broker.
 
@@ -45,15 +64,25 @@ class Deletions:
         self._counted = counted
         self._empty: list[str] = []  # directories renamed and emptied, by their old names
         self._under_way = False
+        self._leaving: list[Leaving] = []
+
+    def leaving(self) -> Callable[[], None]:
+        """A directory is about to be renamed that goes with the rows of the next `delete`, whose `done` waits for it.
+        Returns what is to be called when that is on the medium.
+        """
+        leaving = Leaving()
+        self._leaving.append(leaving)
+        return leaving.end
 
     def delete(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done = unheard) -> None:
         """What is out of memory goes for good: these rows, tried until that succeeds, then the queues' directories.
 
         changes: tombstones, and the rows of what goes with them. done: called with None when neither comes back, or
-        with the error of the first try. Where there are no rows it is called before this returns.
+        with the error of the first try. Where there are no rows, nor directories, it is called before this returns.
         """
+        leaving, self._leaving = self._leaving, []
         if not changes:
-            self.drop(queues, partial(done, None))
+            self.drop(queues, partial(done, None), leaving)
             return
         failed = False
 
@@ -67,13 +96,13 @@ class Deletions:
             if not failed:
                 done(None)
 
-        self._remove(changes, partial(self.drop, queues, renamed), tried)
+        self._remove(changes, partial(self.drop, queues, renamed, leaving), tried)
 
-    def drop(self, queues: Sequence[Queue], done: Callable[[], None]) -> None:
+    def drop(self, queues: Sequence[Queue], done: Callable[[], None], leaving: Sequence[Leaving] = ()) -> None:
         """Queues that are out of memory, and whose tombstones are committed; `done()` is step 4. Transient ones are
-        gone at once. Cost: a rename each; their parents are synced together.
+        gone at once. Cost: a rename each; their parents are synced together. leaving: what else it waits for.
         """
-        left = len(queues)
+        left = len(queues) + len(leaving)
 
         def gone(queue: Queue | None) -> None:
             nonlocal left
@@ -84,8 +113,10 @@ class Deletions:
                 self._counted(len(queues))
                 done()
 
-        if not queues:
+        if left == 0:
             done()
+        for directory in leaving:
+            directory.when_over(partial(gone, None))
         for queue in queues:
             store = queue.backing.store
             queue.backing.store = None

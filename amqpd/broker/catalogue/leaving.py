@@ -57,7 +57,7 @@ def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
         return []
     exchange.deleted = True
     if exchange.wheel is not None:
-        exchange.wheel.drop()
+        exchange.wheel.drop(vhost.catalogue.deletions.leaving())
     vhost.catalogue.events.tell("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):

@@ -18,7 +18,7 @@ its time while LOADED_MAX messages are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -385,17 +385,19 @@ class Wheel(Turning):
         self._retry_ms.pop(bucket, 0)
         self._slots.forget(bucket)
 
-    def drop(self) -> None:
+    def drop(self, done: Callable[[], None]) -> None:
         if self.dropped:
+            done()
             return
         self.works.gone(self.vhost, self.exchange)
         tally = self.works.tally
         tally.dropped += self.count()
         if self.buckets:
             chain = self.works.storage.delay_chain(self.vhost_id, self.folder)
-            self.works.storage.retire_directory(chain, self.end(), _nothing)
+            self.works.storage.retire_directory(chain, self.end(), done)
         else:
             self.end()
+            done()
 
     def end(self) -> list[QueueLog]:
         """It is not used any more. Returns its logs, which are to go."""
