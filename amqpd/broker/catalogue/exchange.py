@@ -149,6 +149,16 @@ class Exchange:
             destination.drop_upstream(self)
         self.touch()
 
+    def take_bindings(self) -> list[Binding]:
+        """All of them, as it is deleted: nobody routes through it any more, and its matcher goes as it is."""
+        bindings = list(self.bindings.values())
+        self.bindings.clear()
+        for binding in bindings:
+            if isinstance(binding.destination, Exchange):
+                binding.destination.drop_upstream(self)
+        self.touch()
+        return bindings
+
     def drop_upstream(self, source: Exchange) -> None:
         """One thing less by which that exchange leads here."""
         left = self.upstream.get(source, 0) - 1

@@ -262,12 +262,10 @@ class VHost(Names):
 
     def take_exchange(self, exchange: Exchange) -> list[Binding]:
         """It is not there any more, nor what was bound to others from it. Returns what was bound to it."""
-        for binding in list(exchange.bindings.values()):
-            exchange.remove(binding)
+        for binding in exchange.take_bindings():
             if self.catalogue.events.wanted:
                 self.catalogue.events.tell("binding.deleted", binding.told(self.name), recorded=False)
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
-        exchange.touch()
         del self.exchanges[exchange.name]
         self.unavailable.pop(exchange, None)
         self.policies.in_force.pop(exchange, None)
