@@ -27,7 +27,7 @@ from amqpd.broker.catalogue.vhosts import VHosts
 from amqpd.broker.clients import Clients
 from amqpd.broker.counters import ChannelTotals
 from amqpd.broker.delays.delays import Delays
-from amqpd.broker.events import ACTOR, EXCHANGE, INTERNAL
+from amqpd.broker.events import EXCHANGE, by_itself
 from amqpd.broker.flow.alarms import Alarms
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Turn
@@ -211,9 +211,8 @@ class Broker:
 
     def _expire_queue(self, queue: Queue) -> None:
         """x-expires: nobody has used it for long enough."""
-        token = ACTOR.set(INTERNAL)
-        queues.delete(self.vhosts[queue.vhost_name], queue)
-        ACTOR.reset(token)
+        with by_itself():
+            queues.delete(self.vhosts[queue.vhost_name], queue)
 
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""

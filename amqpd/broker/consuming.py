@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.access import check
 from amqpd.broker.catalogue import queues
+from amqpd.broker.events import by_itself
 from amqpd.broker.queues.filters import FILTERS_MAX
 from amqpd.broker.queues.joining import join, leave
 from amqpd.broker.queues.kinds import KINDS
@@ -108,4 +109,5 @@ def end(session: Session, queue: Queue, consumer: Consumer) -> None:
     leave(queue, consumer)
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted:
-        queues.delete(session.vhost, queue)
+        with by_itself():  # rabbit: also where its last consumer was cancelled by a client
+            queues.delete(session.vhost, queue)

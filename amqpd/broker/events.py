@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -38,6 +39,16 @@ CLI: Final = "rmq-cli"
 ACTOR: Final = ContextVar("actor", default=INTERNAL)
 COUNT_MAX: Final = 10_000
 SLICE_S: Final = 0.003
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Nobody has asked for what happens in this, whoever has set ACTOR before."""
+    token = ACTOR.set(INTERNAL)
+    try:
+        yield
+    finally:
+        ACTOR.reset(token)
 
 
 class Origin(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Token
 
 from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.events import ACTOR, ORIGIN
+from amqpd.broker.events import ACTOR, ORIGIN, Origin
 from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
 from amqpd.channel.channel import Channel
 from amqpd.channel.durable import wait_for
@@ -41,9 +42,9 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
             raise FrameError("Malformed UTF-8 in shortstr") from None
         raise FrameError(error.text, method) from None
     session = channel.session
+    tokens: tuple[Token[str], Token[Origin | None]] | None = None
     if session.broker.catalogue.events.heard:
-        ACTOR.set(session.user.name)
-        ORIGIN.set(session)
+        tokens = ACTOR.set(session.user.name), ORIGIN.set(session)
     try:
         handler(channel, command)
     except OnItsWay as name:
@@ -56,6 +57,10 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
         if isinstance(error, AccessRefused):
             refused(session, error)
         raise
+    finally:
+        if tokens is not None:
+            ACTOR.reset(tokens[0])
+            ORIGIN.reset(tokens[1])
 
 
 def check_known(method: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.broker.catalogue import queues
 from amqpd.broker.clients import Clients
-from amqpd.broker.events import ACTOR, INTERNAL
+from amqpd.broker.events import by_itself
 from amqpd.channel import on_channel
 from amqpd.connection.give_back import GiveBack, malloc_trim
 from amqpd.connection.unopened import Unopened
@@ -55,9 +55,8 @@ class Connections(Clients):
         if session is None:
             return
         self.admission.left(session, session.user.name, session.vhost)
-        token = ACTOR.set(INTERNAL)  # rabbit: they go by themselves
-        queues.delete_all(session.vhost, session.vhost.exclusive_queues(session))
-        ACTOR.reset(token)
+        with by_itself():  # rabbit
+            queues.delete_all(session.vhost, session.vhost.exclusive_queues(session))
 
     # -- what the broker tells ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.broker import events
-from amqpd.broker.events import ACTOR, COUNT_MAX, INTERNAL, Event, Events
+from amqpd.broker.events import ACTOR, COUNT_MAX, INTERNAL, Event, Events, by_itself
 
 
 class Loop:
@@ -50,6 +50,18 @@ def test_they_are_told_in_a_turn_of_their_own_and_in_order(loop: Loop) -> None:
     who = [event.headers.get("user_who_performed_action") for event in loop.told]
     assert who == [INTERNAL, "guest", None]
     assert all(event.headers["timestamp_in_ms"] == event.at_ms for event in loop.told)
+
+
+def test_nobody_did_what_happens_by_itself(loop: Loop) -> None:
+    token = ACTOR.set("ann")
+    with by_itself():
+        loop.events.tell("a.created", {})
+    with pytest.raises(KeyError), by_itself():
+        raise KeyError
+    loop.events.tell("b.created", {})
+    ACTOR.reset(token)
+    loop.turns()
+    assert [event.headers["user_who_performed_action"] for event in loop.told] == [INTERNAL, "ann"]
 
 
 def test_who_did_it(loop: Loop) -> None:

@@ -184,6 +184,20 @@ def test_a_queue(heard: Heard, channel: BlockingChannel, durable: bool) -> None:
     assert heard.until("queue.deleted") == [("queue.deleted", expected)]
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_an_auto_delete_queue_goes_by_itself(heard: Heard, channel: BlockingChannel, cancelled: bool) -> None:
+    """RabbitMQ: whoever cancels its last consumer."""
+    channel.queue_declare("brief", auto_delete=True)
+    tag = channel.basic_consume("brief", lambda *_: None)
+    heard.until("consumer.created")
+    if cancelled:
+        channel.basic_cancel(tag)
+    else:
+        channel.close()
+    gone = heard.one("queue.deleted")
+    assert (gone["name"], gone["user_who_performed_action"]) == ("brief", "rmq-internal")
+
+
 def test_an_exclusive_queue_goes_by_itself(heard: Heard, channel: BlockingChannel) -> None:
     channel.queue_declare("mine", exclusive=True)
     owned = heard.one("queue.created")
