@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queues.opening import opened
 from amqpd.broker.queues.reading import Reading
-from amqpd.broker.queues.rewinding import SettledReading
+from amqpd.broker.queues.rewinding import Section, SettledReading
 from amqpd.broker.surgery.browsing import READY, UNACKED
 from amqpd.broker.surgery.job import Conditions
 from amqpd.management.call import BadRequest, Call, Reply, Role, number, reply
@@ -97,7 +97,7 @@ async def _look(
     if part == LIVE:
         search = Reading(queue, judge, arrived.set, False, offset, 0)
     else:
-        search = SettledReading(queue, judge, arrived.set, offset, -1, -1, -1)
+        search = SettledReading(queue, judge, arrived.set, Section(offset))
     try:
         while not queue.deleted:
             entries: list[Entry] = []

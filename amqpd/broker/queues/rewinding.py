@@ -38,27 +38,28 @@ COOL_COUNT: Final = 8192
 EXPIRED: Final = "expired"
 
 
-class SettledSearch(Search):
-    """What is settled and in the log, from the offset `begin` on and below `until` (-1: to the end), appended between
-    two times (ms since 1970, the first included; -1: any).
+@final
+class Section:
+    """A part of a log: from the offset `begin` on and below `until` (-1: to the end), appended between two times (ms
+    since 1970, the first included; -1: any).
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        judge: Judge,
-        wake: Callable[[], None],
-        begin: i64,
-        until: i64,
-        begin_ms: i64,
-        until_ms: i64,
-    ) -> None:
+    def __init__(self, begin: i64, until: i64 = -1, begin_ms: i64 = -1, until_ms: i64 = -1) -> None:
+        self.begin: Final = begin
+        self.until: Final = until
+        self.begin_ms: Final = begin_ms
+        self.until_ms: Final = until_ms
+
+
+class SettledSearch(Search):
+    """What is settled and in the log, of this section."""
+
+    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None], section: Section) -> None:
         super().__init__(queue, judge, wake)
-        if 0 <= until < self.end:
-            self.end = until
-        self.position = begin
-        self._begin_ms = begin_ms
-        self._until_ms = until_ms
+        if 0 <= section.until < self.end:
+            self.end = section.until
+        self.position = section.begin
+        self._section = section
         self._scans = Scans(queue.host.timers)
         self._reader = LogReader(wake, SETTLED)
         self._from_log = FromLog()
@@ -90,9 +91,9 @@ class SettledSearch(Search):
         return None
 
     def _is_early_or_late(self, record: Record) -> bool:
-        if record.timestamp_ms < self._begin_ms:
+        if record.timestamp_ms < self._section.begin_ms:
             return True
-        return 0 <= self._until_ms <= record.timestamp_ms
+        return 0 <= self._section.until_ms <= record.timestamp_ms
 
     def close(self) -> None:
         self._reader.close()
@@ -102,17 +103,8 @@ class SettledSearch(Search):
 class SettledReading(SettledSearch):
     """Gives them out and changes nothing."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        judge: Judge,
-        wake: Callable[[], None],
-        begin: i64,
-        until: i64,
-        begin_ms: i64,
-        until_ms: i64,
-    ) -> None:
-        super().__init__(queue, judge, wake, begin, until, begin_ms, until_ms)
+    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None], section: Section) -> None:
+        super().__init__(queue, judge, wake, section)
         # Offsets that were given back, a heap; who reads them again.
         self._again: list[int] = []
         self._again_reader = LogReader(wake, SETTLED)
@@ -164,16 +156,13 @@ class Rewinding(SettledSearch):
         queue: Queue,
         judge: Judge,
         wake: Callable[[], None],
-        begin: i64,
-        until: i64,
-        begin_ms: i64,
-        until_ms: i64,
+        section: Section,
         rewind: Rewind,
         limit: i64,
         leave: Callable[[str], None],
         fail: Callable[[str], None],
     ) -> None:
-        super().__init__(queue, judge, wake, begin, until, begin_ms, until_ms)
+        super().__init__(queue, judge, wake, section)
         self._rewind = rewind
         self._limit = limit
         self._leave = leave

@@ -20,7 +20,7 @@ from amqpd.broker.queues.grouped_search import GroupedSearch
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Reading, Search
-from amqpd.broker.queues.rewinding import Rewinding, SettledReading
+from amqpd.broker.queues.rewinding import Rewinding, Section, SettledReading
 from amqpd.broker.queues.searching import FifoSearch, LevelSearch
 from amqpd.broker.surgery.addresses import Address, Redrive, ToExchange, ToQueue
 from amqpd.broker.surgery.browsing import check_times
@@ -259,10 +259,10 @@ def _rewinding(request: Request, job: Job) -> Search:
     job.shown["from_offset"] = begin
     job.shown["retained_first_offset"] = first.first_offset
     job.shown["retained_first_timestamp"] = first.first_timestamp_ms
-    where = (begin, request.until, request.begin_ms, request.until_ms)
+    section = Section(begin, request.until, request.begin_ms, request.until_ms)
     if request.dry_run or request.to_queue is not None:
-        return SettledReading(source, job.conditions, job.wake, *where)
+        return SettledReading(source, job.conditions, job.wake, section)
     rewind = source.host.rewind(store)
     return Rewinding(
-        source, job.conditions, job.wake, *where, rewind, request.limit, job.conditions.leave, job.fail
+        source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.leave, job.fail
     )
