@@ -10,12 +10,11 @@ among several is not asked: who is behind is passed over.
 from __future__ import annotations
 
 import os
-from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from taker import Taker, take
+from taker_model import TakerMachine, beside_a_twin
 
 EXAMPLES = int(os.environ.get("FILTER_EXAMPLES", "60"))
 COLOURS = ("red", "green", "blue", "grey")
@@ -40,10 +39,7 @@ class Held:
         self.number = int(body[:6])
 
 
-class FilterMachine(RuleBasedStateMachine):
-    make_room: Any = None
-    tmp_path_factory: Any = None
-
+class FilterMachine(TakerMachine):
     @initialize(
         durable=st.booleans(),
         active=st.sampled_from([False] * 3 + [True]),
@@ -72,14 +68,6 @@ class FilterMachine(RuleBasedStateMachine):
         self.room.clock.per_look_ms = 10 if slow else 0
         if backlog:
             self.publish(["grey"] * (backlog - 1) + ["green"], 8, False)
-
-    def open(self) -> None:
-        self.queue.prepare()
-        self.queue.order.count_max = self.window
-
-    def teardown(self) -> None:
-        if hasattr(self, "room"):
-            self.room.storage.close(clean=False)
 
     # -- what is delivered
 
@@ -226,27 +214,11 @@ class FilterMachine(RuleBasedStateMachine):
         assert (got.body, got.redelivered) == (held.body, held.delivered)
         self.rest()
 
-    @rule()
-    def purge(self) -> None:
-        self.rest()
-        assert self.queue.purge() == len(self.ready)
-        self.ready.clear()
-        self.rest()
-
-    @precondition(lambda self: self.durable)
-    @rule()
-    def kill(self) -> None:
-        self.rest()
-        self.room.restart()
-        self.queue = self.room.vhost.queue("q")
-        self.open()
+    def killed(self) -> None:
         for held in self.unacked.values():
             self.back(held)
-        self.unacked.clear()
-        self.takers.clear()
         self.served.clear()
         self.able_since.clear()
-        self.rest()
 
     # -- at rest
 
@@ -279,11 +251,5 @@ class FilterMachine(RuleBasedStateMachine):
 
 
 def test_filters_beside_a_naive_twin(make_room, tmp_path_factory) -> None:
-    FilterMachine.make_room = staticmethod(make_room)
-    FilterMachine.tmp_path_factory = tmp_path_factory
-    machine = FilterMachine.TestCase
-    machine.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    machine().runTest()
+    beside_a_twin(FilterMachine, make_room, tmp_path_factory, EXAMPLES)
 

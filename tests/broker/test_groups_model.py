@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from taker import Taker, take
+from taker_model import TakerMachine, beside_a_twin
 
 from amqpd.broker.message import Message
 from amqpd.broker.queues.filter_cursor import Judge
@@ -48,10 +48,7 @@ class Wanted(Judge):
         return (decode_properties(message.properties()).headers or {}).get("group", "") in self.groups
 
 
-class GroupMachine(RuleBasedStateMachine):
-    make_room: Any = None
-    tmp_path_factory: Any = None
-
+class GroupMachine(TakerMachine):
     @initialize(
         durable=st.booleans(),
         active=st.sampled_from([False] * 3 + [True]),
@@ -88,14 +85,9 @@ class GroupMachine(RuleBasedStateMachine):
             self.publish(["a"] * (backlog - 3) + ["b", "", "c"], 8, False)
 
     def open(self) -> None:
-        self.queue.prepare()
-        self.queue.order.count_max = self.window
+        super().open()
         if self.narrow:
             self.queue.order.bytes_max = 700
-
-    def teardown(self) -> None:
-        if hasattr(self, "room"):
-            self.room.storage.close(clean=False)
 
     # -- who may have what
 
@@ -310,30 +302,14 @@ class GroupMachine(RuleBasedStateMachine):
         search.close()
         self.rest()
 
-    @rule()
-    def purge(self) -> None:
-        self.rest()
-        assert self.queue.purge() == len(self.ready)
-        self.ready.clear()
-        self.rest()
-
-    @precondition(lambda self: self.durable)
-    @rule()
-    def kill(self) -> None:
-        self.rest()
-        self.room.restart()
-        self.queue = self.room.vhost.queue("q")
-        self.open()
+    def killed(self) -> None:
         for held in [*self.unacked.values(), [held for _, held in self.taken]]:
             for each in held:
                 self.back(each)
         for each in self.ready:
             each.killed = True
-        self.unacked.clear()
-        self.takers.clear()
         self.taken.clear()
         self.displaced()
-        self.rest()
 
     # -- at rest
 
@@ -362,10 +338,4 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 def test_groups_beside_a_naive_twin(make_room, tmp_path_factory) -> None:
-    GroupMachine.make_room = staticmethod(make_room)
-    GroupMachine.tmp_path_factory = tmp_path_factory
-    machine = GroupMachine.TestCase
-    machine.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    machine().runTest()
+    beside_a_twin(GroupMachine, make_room, tmp_path_factory, EXAMPLES)
