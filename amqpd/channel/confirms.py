@@ -41,7 +41,10 @@ class Confirms(Unconfirmed):
             self._output.send_ack(self._number, last, last > first)
 
     def refused(self, first: i64, last: i64) -> None:
-        self._output.send_nack(self._number, last, True)
+        if self._nacked:
+            last = self._skip_nacked(last)  # it has been told of those
+        if last >= first:
+            self._output.send_nack(self._number, last, last > first)
 
     def _skip_nacked(self, sequence: i64) -> i64:
         """The last sequence up to this one that is to be acked."""

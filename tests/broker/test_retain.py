@@ -131,6 +131,29 @@ class TestWhatStays:
         assert taker.got == [b"%d" % number for number in range(5)]
         assert (retained(queue).messages, queue.ready_count, queue.published_count) == (5, 0, 5)
 
+    @pytest.mark.parametrize(
+        "x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}, {"x_retain": "1h", "x_max_priority": 3}]
+    )
+    @pytest.mark.parametrize("limit", [{"x_message_ttl": 0}, {"x_max_length": 0}, {"x_max_length": 1}])
+    def test_who_can_take_comes_before_what_is_too_much(self, room, x: dict[str, Any], limit: dict[str, Any]) -> None:
+        """As in any other queue: a time to live of 0 is "deliver or drop", and lengths count what nobody takes."""
+        queue = room.queue("q", **x, **limit)
+        taker = take(room, queue, credit=3)
+        for number in range(5):
+            room.publish("q", b"%d" % number, turn=False)
+        room.turns()
+        assert taker.got == [b"0", b"1", b"2"]
+        assert queue.ready_count == limit.get("x_max_length", 0)
+
+    @pytest.mark.parametrize("x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}])
+    def test_an_expiration_of_0_is_deliver_or_drop(self, room, x: dict[str, Any]) -> None:
+        queue = room.queue("q", **x)
+        taker = take(room, queue, credit=1)
+        for number in range(2):
+            room.publish("q", b"%d" % number, expiration="0", turn=False)
+        room.turns()
+        assert (taker.got, queue.ready_count) == ([b"0"], 0)
+
     def test_through_a_restart(self, room) -> None:
         queue = room.queue("q", x_retain=5 << 20)
         for _ in range(40):

@@ -195,12 +195,18 @@ class TestBeside:
         assert (counts(queue), dead.ready_count) == ((0, 0, 0), 1)
         assert room.get(dead).headers["x-death"][0]["reason"] == "delivery_limit"
 
-    def test_its_time_to_live_ends_the_waiting(self, room) -> None:
+    @pytest.mark.parametrize("durable", [True, False])
+    @pytest.mark.parametrize("own", [True, False])
+    def test_its_time_to_live_ends_the_waiting(self, room, durable: bool, own: bool) -> None:
+        """Its own or the queue's, and also of what a consumer had: a durable queue's entries have no message then."""
         dead = room.queue("dead")
-        more = {"x_message_ttl": 300, "x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
-        queue = room.queue("q", **ALL, **more)
-        room.publish("q", b"1")
-        fail(queue)
+        more = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+        queue = room.queue("q", durable=durable, **ALL, **more, **({} if own else {"x_message_ttl": 300}))
+        room.publish("q", b"1", **({"expiration": "300"} if own else {}))
+        entry = queue.get(False)
+        if durable:
+            entry.message = None
+        queue.requeue(entry, True, True)
         room.advance(290)
         assert (counts(queue), dead.ready_count) == ((0, 0, 1), 0)
         room.advance(20)

@@ -7,6 +7,7 @@ from typing import Any
 
 from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, StillLoop
 from memory_metadata import Rows
+from program_choices import Watched
 
 import amqpd.broker.broker
 from amqpd.broker.broker import Broker
@@ -106,3 +107,18 @@ class ProgramHouse(MemoryBroker):
         self.storage.close(clean=clean)
         self.filesystem = self.filesystem.killed()
         self.begin()
+
+    def forget_choices(self) -> None:
+        for exchange in self.vhost.exchanges.values():
+            if isinstance(exchange.matcher, Watched):
+                exchange.matcher.choices.clear()
+
+    def chosen(self, exchange: str, key: str) -> str | None:
+        """What this exchange has chosen for this key, since the last `forget_choices`: each once, in order."""
+        matcher = self.vhost.exchanges[exchange].matcher
+        assert isinstance(matcher, Watched)
+        for choice in matcher.choices:
+            if choice[0] == key:
+                matcher.choices.remove(choice)
+                return choice[1]
+        return None

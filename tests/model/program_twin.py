@@ -1,118 +1,48 @@
 """The naive twin of a whole broker: plain lists, no index, no log, no code of the broker's.
 
-It believes what the documentation says of exchanges, queues, limits, time to live, dead letters and policies. A
-message is a Python object in as many lists as there are queues that have it; time is a number that a program moves.
-
-Where nobody is owed an order (dead letters of two queues that reach a third in the same moment) it raises `Anyhow`:
-what follows depends on that order, so the program ends there.
+It believes what the documentation says of exchanges, queues, limits, time to live, dead letters, policies, delays,
+retries, groups and numbered messages. A message is a Python object in as many lists as there are queues that have it;
+time is a number that a program moves. What exchanges do stands in program_routing.py, surgery in program_surgery.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from program_parts import Anyhow, Binding, Death, Letter, TwinConsumer, TwinExchange, TwinQueue, Waiting, Way
+from program_routing import TwinRouting
 
 LOWEST = ("message-ttl", "max-length", "max-length-bytes")
-NONE_OF_STREAMS = (*LOWEST, "overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange")
+NUMBERS = ("x-producer-id", "x-producer-epoch", "x-sequence")
+RELEASED = "x-delayed-redelivered"
 
 
-class Anyhow(Exception):
-    """The order of what happens next is nobody's promise."""
+class Twin(TwinRouting):
+    """chosen: as `TwinRouting`. next_taker: who of a queue's consumers the broker has given the next message to."""
 
-
-@dataclass(frozen=True)
-class Death:
-    queue: str
-    reason: str
-    exchange: str
-    keys: tuple[str, ...]
-    expiration: str
-    count: int = 1
-
-
-@dataclass
-class Letter:
-    """A message in one queue. deaths: newest first. deliveries: of a quorum queue, how often it came back. born_ms:
-    shared by its copies in all queues: when it came, if a time to live was to be obeyed then; else when one first was.
-    logged_ms: when it came to its queue, which is all that a restart knows. redelivered: None where it may say either.
-    vague: it came back, and may be read from the log again, which knows when it came; or not.
-    """
-
-    body: bytes
-    exchange: str
-    key: str
-    expiration: str = ""
-    priority: int = 0
-    deaths: tuple[Death, ...] = ()
-    first: tuple[str, str, str] | None = None
-    place: int = 0
-    born_ms: list[int] = field(default_factory=list)
-    redelivered: bool | None = False
-    deliveries: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    persistent: bool = True
-    logged_ms: int = 0
-    vague: bool = False
-
-
-@dataclass
-class TwinConsumer:
-    """The only one of its queue. channel: its own."""
-
-    channel: int
-    prefetch: int
-    no_ack: bool
-    in_flight: int = 0
-
-    @property
-    def can_take(self) -> bool:
-        return self.no_ack or self.in_flight < self.prefetch
-
-
-@dataclass
-class TwinQueue:
-    name: str
-    kind: str
-    arguments: dict[str, Any]
-    durable: bool = True
-    consumer: TwinConsumer | None = None
-    delivered: bool = False  # something, in this life or before
-    ready: list[Letter] = field(default_factory=list)
-    places: int = 0
-    ages: bool = False
-    # Dead letters that came in this moment: the queues they died in.
-    sources: set[str] = field(default_factory=set)
-
-
-@dataclass
-class TwinExchange:
-    name: str
-    kind: str
-    alternate: str | None
-    durable: bool = True
-
-
-class Binding(NamedTuple):
-    """to_queue: else to an exchange. arguments: sorted; of headers exchanges only."""
-
-    source: str
-    to_queue: bool
-    destination: str
-    key: str
-    arguments: tuple[tuple[str, str], ...] = ()
-
-
-class Twin:
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        epoch_ms: int,
+        chosen: Callable[[str, str], str | None],
+        next_taker: Callable[[TwinQueue], TwinConsumer | None],
+    ) -> None:
         self.now_ms = 0
+        self.epoch_ms = epoch_ms
+        self.chosen = chosen
+        self.next_taker = next_taker
         self.queues: dict[str, TwinQueue] = {}
         self.exchanges: dict[str, TwinExchange] = {}
         self.bindings: list[Binding] = []  # each once
         self.policies: dict[str, tuple[str, dict[str, Any], int, str]] = {}
         self.given: list[tuple[TwinQueue, TwinConsumer, Letter]] = []  # to consumers, since somebody looked
-        self.dead: deque[tuple[str, str | None, str | None, Letter]] = deque()
+        # What has left a queue, or an exchange where it was delayed, and is still to go somewhere: where it was, to
+        # which exchange, whether that one has delayed it.
+        self.dead: deque[tuple[str, str, bool, Letter]] = deque()
+        self.delayed: list[tuple[int, str, Letter]] = []  # when it is due, and where
 
     # -- policies
 
@@ -142,68 +72,23 @@ class Twin:
             return min((value for value in said if value is not None), default=None)
         return policy if argument is None else argument
 
-    def alternate(self, exchange: TwinExchange) -> str | None:
-        if exchange.alternate is not None:
-            return exchange.alternate
-        return self.matching(exchange.name, "exchange", False).get("alternate-exchange")
-
-    # -- routing
-
-    def route(self, exchange: str, key: str, headers: dict[str, str]) -> list[str]:
-        """Names of queues, each once."""
-        if exchange == "":
-            return [key] if key in self.queues else []
-        found: list[str] = []
-        seen: list[str] = []
-        waiting = [exchange]
-        while waiting:
-            name = waiting.pop(0)
-            if name in seen or name not in self.exchanges:
-                continue
-            seen.append(name)
-            source = self.exchanges[name]
-            matched = False
-            for binding in self.bindings:
-                if binding.source == name and self.accepts(source.kind, binding, key, headers):
-                    matched = True
-                    if binding.to_queue:
-                        found += [binding.destination] if binding.destination not in found else []
-                    else:
-                        waiting.append(binding.destination)
-            alternate = self.alternate(source)
-            if not matched and alternate is not None:
-                waiting.append(alternate)
-        return found
-
-    @staticmethod
-    def accepts(kind: str, binding: Binding, key: str, headers: dict[str, str]) -> bool:
-        pattern = binding.key
-        if kind == "fanout":
-            return True
-        if kind == "headers":
-            wanted = dict(binding.arguments)
-            every = wanted.pop("x-match", "all") == "all"
-            return (all if every else any)(headers.get(name) == value for name, value in wanted.items())
-        if kind == "direct":
-            return pattern == key
-        if pattern == "#":
-            return True
-        words, asked = key.split("."), pattern.split(".")
-        return len(words) == len(asked) and all(a in ("*", w) for a, w in zip(asked, words, strict=True))
-
     # -- queues
 
-    def head(self, queue: TwinQueue) -> Letter | None:
-        """What is delivered next."""
-        if not queue.ready:
-            return None
+    def in_order(self, queue: TwinQueue) -> list[Letter]:
+        """What is ready, as it is to be delivered."""
         most = queue.arguments.get("x-max-priority", 0)
-        return min(queue.ready, key=lambda letter: (-min(letter.priority, most), letter.place))
+        return sorted(queue.ready, key=lambda letter: (-min(letter.priority, most), letter.place))
+
+    def head(self, queue: TwinQueue) -> Letter | None:
+        """The first of them."""
+        return self.in_order(queue)[0] if queue.ready else None
 
     def over(self, queue: TwinQueue) -> bool:
+        """Of its lengths, which count what waits for its next try."""
         length, size = self.rule(queue, "max-length"), self.rule(queue, "max-length-bytes")
-        bytes_ready = sum(len(letter.body) for letter in queue.ready)
-        return (length is not None and len(queue.ready) > length) or (size is not None and bytes_ready > size)
+        letters = queue.ready + [each.letter for each in queue.waiting]
+        bytes_ready = sum(len(letter.body) for letter in letters)
+        return (length is not None and len(letters) > length) or (size is not None and bytes_ready > size)
 
     def full(self, queue: TwinQueue, letter: Letter) -> bool:
         """Whether one more would be too much."""
@@ -215,7 +100,7 @@ class Twin:
     def offer(self, name: str, letter: Letter) -> bool:
         """False: it is refused."""
         queue = self.queues[name]
-        letter = replace(letter, place=queue.places)
+        letter = replace(letter, place=queue.places, offset=queue.offsets)
         if not letter.born_ms and (letter.expiration or self.rule(queue, "message-ttl") is not None):
             letter.born_ms.append(self.now_ms)
         overflow = self.rule(queue, "overflow") or "drop-head"
@@ -225,29 +110,78 @@ class Twin:
             return False
         queue.places += 1
         letter.logged_ms = self.now_ms
-        consumer = queue.consumer
-        if consumer is not None and consumer.can_take and not queue.ready:
+        consumer = None if queue.ready else self.taker(queue, [letter])
+        queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
+        if consumer is not None:
             self.hand_over(queue, consumer, letter)
             return True
+        queue.cold = queue.cold and bool(queue.ready)
+        letter.vague = queue.cold
         queue.ready.append(letter)
-        self.tidy(queue)
+        if not queue.in_transaction:
+            self.tidy(queue)
         return True
 
+    def offer_all(self, way: Way, letter: Letter) -> bool:
+        """To all that it goes to. False: one has refused it."""
+        taken = [self.offer(name, letter) for name in way.queues]
+        for exchange, due_ms in way.waits:
+            self.delay(exchange, due_ms, letter)
+        stored = letter.persistent and bool(way.waits or any(self.queues[name].durable for name in way.queues))
+        self.remember(way, letter, all(taken), stored)
+        return all(taken)
+
     def hand_over(self, queue: TwinQueue, consumer: TwinConsumer, letter: Letter) -> None:
-        consumer.in_flight += not consumer.no_ack
+        if consumer.no_ack:
+            queue.handled(letter)
+        else:
+            consumer.in_flight += 1
+            queue.unacked.append((letter, consumer))
         queue.delivered = True
         self.given.append((queue, consumer, letter))
+
+    def allowed(self, queue: TwinQueue, letters: list[Letter], consumer: TwinConsumer | None) -> Letter | None:
+        """The first of these that this consumer may have; None: of what is free. Of a group that somebody has
+        something of he alone may have more, and none where some of it waits."""
+        if not queue.group_by:
+            return letters[0] if letters else None
+        taken = {queue.group(letter): who for letter, who in queue.unacked}
+        waiting = {queue.group(each.letter) for each in queue.waiting}
+        for letter in letters:
+            group = queue.group(letter)
+            is_free = group not in waiting and group not in taken
+            is_his = group not in waiting and consumer is not None and taken.get(group) is consumer
+            if group is None or is_free or is_his:
+                return letter
+        return None
+
+    def taker(self, queue: TwinQueue, letters: list[Letter]) -> TwinConsumer | None:
+        """Who gets one of these next. Of several that could it is the broker's to say."""
+        able = [each for each in queue.consumers if each.can_take and self.allowed(queue, letters, each) is not None]
+        if len(able) > 1:
+            said = self.next_taker(queue)
+            return said if said in able else able[0]
+        return able[0] if able else None
 
     def serve(self) -> None:
         """Consumers take what is ready."""
         for queue in self.queues.values():
-            consumer = queue.consumer
-            while consumer is not None and consumer.can_take and queue.ready:
-                head = self.head(queue)
-                assert head is not None
-                queue.ready.remove(head)
-                self.hand_over(queue, consumer, head)
+            while self.gives_one(queue):
                 self.tidy(queue)
+
+    def gives_one(self, queue: TwinQueue) -> bool:
+        letters = self.in_order(queue)
+        consumer = self.taker(queue, letters)
+        letter = None if consumer is None else self.allowed(queue, letters, consumer)
+        if consumer is None or letter is None:
+            return False
+        queue.ready.remove(letter)
+        due_ms = self.due_ms(queue, letter)
+        if due_ms is not None and due_ms <= self.now_ms:
+            self.die(queue, letter, "expired")
+        else:
+            self.hand_over(queue, consumer, letter)
+        return True
 
     def due_ms(self, queue: TwinQueue, letter: Letter) -> int | None:
         times = [self.rule(queue, "message-ttl"), int(letter.expiration) if letter.expiration else None]
@@ -272,6 +206,9 @@ class Twin:
                 for letter in queue.ready:
                     self.begin_to_age(letter)
             queue.ages = ages
+            if self.delay_ms(queue, True, 1) == self.delay_ms(queue, False, 1) == 0:
+                queue.ready += [each.letter for each in queue.waiting]
+                queue.waiting.clear()
             self.tidy(queue, time_first=True)
 
     def tidy(self, queue: TwinQueue, *, time_first: bool = False, came_back: bool = False) -> None:
@@ -280,8 +217,19 @@ class Twin:
         """
         if time_first or (len(queue.ready) == 1 and not came_back):
             self.expire(queue)
-        while queue.ready and self.over(queue) and (self.rule(queue, "overflow") or "drop-head") == "drop-head":
-            self.drop_head(queue, "maxlen")
+        while (
+            (queue.ready or queue.waiting)
+            and self.over(queue)
+            and (self.rule(queue, "overflow") or "drop-head") == "drop-head"
+        ):
+            if queue.group_by and self.gives_one(queue):
+                continue  # who can take comes before what is too much, also of what comes back
+            if queue.waiting:
+                first = self.first_waiting(queue)
+                queue.waiting.remove(first)
+                self.die(queue, first.letter, "maxlen")
+            else:
+                self.drop_head(queue, "maxlen")
         self.expire(queue)
 
     def expire(self, queue: TwinQueue) -> None:
@@ -297,10 +245,95 @@ class Twin:
         queue.ready.remove(head)
         self.die(queue, head, reason)
 
+    # -- what comes back
+
+    def comes_back(self, queue: TwinQueue, letter: Letter, failed: bool) -> None:
+        """failed: basic.reject; else basic.nack, which the type of a retry tells apart."""
+        queue.lets_go(letter)
+        limit = self.rule(queue, "delivery-limit")
+        if limit is not None and letter.deliveries >= limit:
+            self.die(queue, letter, "delivery_limit")
+            return
+        letter.redelivered = True
+        letter.deliveries += 1
+        letter.vague = queue.durable
+        delay_ms = self.delay_ms(queue, failed, letter.deliveries)
+        due_ms = self.due_ms(queue, letter) if delay_ms else None
+        if due_ms is not None:
+            delay_ms = min(delay_ms, due_ms - self.now_ms)
+        if delay_ms > 0:
+            queue.waiting.append(Waiting(self.now_ms + delay_ms, letter))
+        else:
+            queue.ready.append(letter)
+        self.tidy(queue, came_back=True)
+
+    def delay_ms(self, queue: TwinQueue, failed: bool, count: int) -> int:
+        """How long it waits that has come back so often; 0: it does not."""
+        if self.rule(queue, "delayed-retry-type") not in ("all", "failed" if failed else "returned"):
+            return 0
+        levels = self.rule(queue, "delayed-retry-levels")
+        if levels is not None:
+            if isinstance(levels, str):
+                levels = [int(each.removesuffix("s")) * 1000 for each in levels.split(",")]
+            return int(levels[min(count, len(levels)) - 1])
+        least = self.rule(queue, "delayed-retry-min")
+        most = self.rule(queue, "delayed-retry-max")
+        return 0 if least is None else min(least * count, least if most is None else most)
+
+    @staticmethod
+    def first_waiting(queue: TwinQueue) -> Waiting:
+        return min(queue.waiting, key=lambda each: (each.due_ms, each.letter.place))
+
+    def retry(self, queue: TwinQueue) -> None:
+        """What is due is ready again."""
+        due = [each for each in queue.waiting if each.due_ms <= self.now_ms]
+        queue.waiting = [each for each in queue.waiting if each.due_ms > self.now_ms]
+        queue.ready += [each.letter for each in due]
+
+    # -- what is delayed
+
+    def delay(self, exchange: str, due_ms: int, letter: Letter) -> None:
+        headers = dict(letter.headers)
+        if "x-delay" in headers and int(headers["x-delay"]) > 0:
+            headers["x-delay"] = -int(headers["x-delay"])
+        if "x-deliver-at" in headers:
+            headers["x-delivered-at"] = headers.pop("x-deliver-at")
+        self.delayed.append((due_ms, exchange, replace(letter, headers=headers, born_ms=[])))
+        self.delayed.sort(key=lambda each: each[0])
+
+    def release(self) -> None:
+        """What is due goes on."""
+        while self.delayed and self.delayed[0][0] <= self.now_ms:
+            _, exchange, letter = self.delayed.pop(0)
+            self.dead.append((f"exchange {exchange}", exchange, True, letter))
+
+    # -- what producers have numbered
+
+    def has_older(self, way: Way, producer: int, epoch: int) -> bool:
+        """A queue knows a later epoch of him."""
+        known = [self.queues[name].producers.get(producer) for name in way.queues]
+        return any(each is not None and epoch < each[0] for each in known)
+
+    def offer_numbered(self, way: Way, letter: Letter, producer: int, epoch: int, sequence: int) -> bool:
+        """False: a queue has refused it. One that has it already takes no more of it."""
+        taken = []
+        for name in way.queues:
+            queue = self.queues[name]
+            last = queue.producers.get(producer)
+            if last is not None and (epoch, sequence) <= last:
+                continue
+            taken.append(self.offer(name, letter))
+            if taken[-1]:
+                queue.producers[producer] = (epoch, sequence)
+        stored = letter.persistent and any(self.queues[name].durable for name in way.queues)
+        self.remember(way, letter, all(taken), stored)
+        return all(taken)
+
     # -- dead letters
 
     def die(self, queue: TwinQueue, letter: Letter, reason: str) -> None:
         """It has left the queue; where it goes is decided now, and it goes when this moment's work is done."""
+        queue.handled(letter)
         exchange = self.rule(queue, "dead-letter-exchange")
         if exchange is None or (exchange != "" and exchange not in self.exchanges):
             return
@@ -315,10 +348,11 @@ class Twin:
         deaths = (death, *others)
         first = letter.first or (queue.name, reason, letter.exchange)
         changed = replace(letter, deaths=deaths, first=first, expiration="", redelivered=False, deliveries=0)
+        changed.headers = {name: value for name, value in letter.headers.items() if name not in NUMBERS}
         changed.born_ms = []
         changed.exchange = exchange
         changed.key = letter.key if key is None else key
-        self.dead.append((queue.name, exchange, changed.key, changed))
+        self.dead.append((queue.name, exchange, False, changed))
 
     @staticmethod
     def runs_in_circles(name: str, deaths: tuple[Death, ...]) -> bool:
@@ -336,26 +370,28 @@ class Twin:
             steps += 1
             if steps > 200:
                 raise Anyhow("it runs for ever")
-            source, exchange, key, letter = self.dead.popleft()
-            for name in self.route(exchange or "", key or "", letter.headers):
-                if self.runs_in_circles(name, letter.deaths):
-                    continue
+            source, exchange, was_delayed, letter = self.dead.popleft()
+            way = self.route(exchange, letter.key, letter.headers, exchange if was_delayed else "")
+            if not was_delayed:
+                way.queues = [name for name in way.queues if not self.runs_in_circles(name, letter.deaths)]
+            for name in way.queues:
                 queue = self.queues[name]
                 queue.sources.add(source)
                 if len(queue.sources) > 1:
                     raise Anyhow(f"dead letters of {sorted(queue.sources)} meet in {name}")
-                self.offer(name, letter)
+            self.offer_all(way, letter)
             if not self.dead:
                 self.serve()
 
     # -- lives
 
-    def restart(self, held: list[tuple[TwinQueue, Letter]], *, clean: bool) -> None:
+    def restart(self, *, clean: bool) -> None:
         """What is durable is there again, and what was held goes home. What died has gone where it goes."""
-        for queue, letter in held:
-            if self.queues.get(queue.name) is queue:
+        for queue in self.queues.values():
+            for letter, _ in queue.unacked:
                 letter.redelivered = True
                 queue.ready.append(letter)
+            queue.unacked.clear()
         self.queues = {name: queue for name, queue in self.queues.items() if queue.durable}
         self.exchanges = {name: exchange for name, exchange in self.exchanges.items() if exchange.durable}
         self.bindings = [
@@ -364,8 +400,16 @@ class Twin:
             if each.source in self.exchanges and each.destination in (self.queues if each.to_queue else self.exchanges)
         ]
         for queue in self.queues.values():
-            queue.consumer = None
+            queue.consumers.clear()
             queue.ready = [each for each in queue.ready if each.persistent or queue.kind == "stream"]
+            queue.cold = bool(queue.ready)
+            queue.settled = [each for each in queue.settled if each.persistent]
+            queue.waiting = [each for each in queue.waiting if each.letter.persistent]
+            if queue.group_by:
+                queue.ready += [each.letter for each in queue.waiting]
+                queue.waiting.clear()
+            for letter in queue.settled + [each.letter for each in queue.waiting]:
+                letter.born_ms = [letter.logged_ms]
             for letter in queue.ready:
                 letter.born_ms = [letter.logged_ms]
                 if not clean and queue.delivered and not letter.redelivered:
@@ -375,22 +419,34 @@ class Twin:
                 if any(letter.expiration and letter is not head for letter in queue.ready):
                     raise Anyhow("a time to live that nobody has read as yet, behind others")
 
+        for exchange in self.exchanges.values():
+            exchange.history.clear()
+            exchange.seen = {ident: seen for ident, seen in exchange.seen.items() if seen.stored}
+        self.delayed = [each for each in self.delayed if each[1] in self.exchanges and each[2].persistent]
+        if not clean:
+            for _, _, letter in self.delayed:
+                letter.maybe = (RELEASED,)
+
     # -- time
 
     def advance(self, ms: int) -> None:
-        """Moment by moment: every message ends when it is due. Raises: Anyhow."""
+        """Moment by moment: every message ends, is released or tried again when it is due. Raises: Anyhow."""
         end_ms = self.now_ms + ms
         while True:
-            due = []
+            due = [each[0] for each in self.delayed]
             for queue in self.queues.values():
+                due += [each.due_ms for each in queue.waiting]
                 head = self.head(queue)
                 due_ms = None if head is None else self.due_ms(queue, head)
-                if due_ms is not None and due_ms <= end_ms:
+                if due_ms is not None:
                     due.append(due_ms)
+            due = [each for each in due if each <= end_ms]
             if not due:
                 break
             self.now_ms = max(self.now_ms, min(due))
+            self.release()
             for queue in self.queues.values():
+                self.retry(queue)
                 self.tidy(queue)
             self.settle_dead()
         self.now_ms = end_ms

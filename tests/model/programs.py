@@ -2,6 +2,8 @@
 
 A program is a list of operations, plain tuples of names and small numbers, so that it can be printed, cut down and said
 again. An operation that makes no sense when its turn comes (its queue is gone) is passed over by who runs it.
+
+Each has some of the FEATURES and no trace of the others, so that programs are found in which few things meet, often.
 """
 
 from __future__ import annotations
@@ -31,6 +33,22 @@ TTLS_MS: Final = (0, 100, 200, 500)
 LENGTHS: Final = (0, 1, 2, 3)
 SIZES: Final = (0, 8, 20)
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
+FEATURES: Final = (
+    "choosing",  # exchanges that send a message to one of several
+    "delays",
+    "groups",
+    "memory",  # exchanges that remember messages, or their ids
+    "numbers",  # of producers
+    "retries",
+)
+CHOOSING: Final = ("x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random")
+SELECTORS: Final = ("", "h0 = '1'", "h0 IS NULL", "h0 = '2' OR h1 = '1'", "p.routing-key LIKE 'a%'", "TRUE")
+RETRIES_MS: Final = (100, 200, 500)
+LEVELS: Final = ([100, 400], [200], "1s,2s")
+GROUP_BY: Final = ("routing_key", "header:h0")
+DELAYS: Final = (100, 200, "300", 500, -100, 0, "-5")
+LONG_DELAYS: Final = (9_000, "20000", 70_000)
+IDS: Final = ("i", 1, "1", 2)
 POLICIES: Final = ("p0", "p1", "o0")
 """Those that begin with o are operator policies."""
 
@@ -38,120 +56,269 @@ POLICIES: Final = ("p0", "p1", "o0")
 def program(seed: int, size: int) -> list[Op]:
     """Deterministic. size: how many operations follow the first topology."""
     rng = random.Random(seed)
-    ops = [_exchange(rng, name) for name in EXCHANGES[: rng.randint(1, 4)]]
-    ops += [_queue(rng, name) for name in QUEUES[: rng.randint(1, 5)]]
-    ops += [_bind(rng) for _ in range(rng.randint(2, 8))]
-    makers, weights = zip(*OPERATIONS, strict=True)
-    ops += [rng.choices(makers, weights)[0](rng) for _ in range(size)]
-    return ops
+    return Maker(rng, {name for name in FEATURES if rng.random() < 0.3}).program(size)
 
 
-def _exchange(rng: random.Random, name: str | None = None) -> Op:
-    alternate = rng.choice(EXCHANGES) if rng.random() < 0.3 else None
-    return ("exchange", name or rng.choice(EXCHANGES), rng.choice(TYPES), alternate, rng.random() < 0.8)
+class Maker:
+    """Of one program."""
 
+    def __init__(self, rng: random.Random, features: set[str]) -> None:
+        self.rng = rng
+        self.features = features
 
-def _queue(rng: random.Random, name: str | None = None) -> Op:
-    kind = rng.choices(("classic", "quorum", "stream"), (6, 3, 1))[0]
-    args: dict[str, Any] = {"x-queue-type": kind}
-    if kind != "stream":
-        args |= {f"x-{key}": value for key, value in _limits(rng, 0.3).items()}
-        if "x-dead-letter-routing-key" in args and "x-dead-letter-exchange" not in args:
-            del args["x-dead-letter-routing-key"]
-    if kind == "quorum":
-        if args.get("x-overflow") == "reject-publish-dlx":
-            del args["x-overflow"]
-        if rng.random() < 0.5:
-            args["x-delivery-limit"] = rng.choice((0, 1, 2))
-    if kind == "classic" and rng.random() < 0.25:
-        args["x-max-priority"] = rng.choice((1, 2))
-    return ("queue", name or rng.choice(QUEUES), kind != "classic" or rng.random() < 0.6, args)
+    def program(self, size: int) -> list[Op]:
+        rng = self.rng
+        ops = [self.exchange(name) for name in EXCHANGES[: rng.randint(1, 4)]]
+        ops += [self.queue(name) for name in QUEUES[: rng.randint(1, 5)]]
+        ops += [self.bind() for _ in range(rng.randint(2, 8))]
+        operations = {name: weight for name, weight in OPERATIONS.items() if name not in NEEDS or self.has(NEEDS[name])}
+        names = rng.choices(list(operations), list(operations.values()), k=size)
+        return ops + [getattr(self, name)() for name in names]
 
+    def has(self, feature: str) -> bool:
+        return feature in self.features
 
-def _limits(rng: random.Random, likely: float) -> dict[str, Any]:
-    """Of arguments and policies alike."""
-    values = {
-        "message-ttl": rng.choice(TTLS_MS),
-        "max-length": rng.choice(LENGTHS),
-        "max-length-bytes": rng.choice(SIZES),
-        "overflow": rng.choice(OVERFLOWS),
-        "dead-letter-exchange": rng.choice((*EXCHANGES, "", "gone")),
-        "dead-letter-routing-key": rng.choice(KEYS),
-    }
-    return {key: value for key, value in values.items() if rng.random() < likely}
+    def likely(self, share: float) -> bool:
+        return self.rng.random() < share
 
+    # -- declarations
 
-def _bind(rng: random.Random) -> Op:
-    if rng.random() < 0.25:
-        ends = (rng.choice(EXCHANGES), rng.choice(EXCHANGES))
-        return ("bind-exchange", *ends, rng.choice(PATTERNS), rng.choice(MATCHING))
-    return ("bind", rng.choice(EXCHANGES), rng.choice(QUEUES), rng.choice(PATTERNS), rng.choice(MATCHING))
+    def exchange(self, name: str | None = None) -> Op:
+        rng = self.rng
+        alternate = rng.choice(EXCHANGES) if self.likely(0.3) else None
+        types = [*TYPES, "x-jms-topic"]
+        types += list(CHOOSING) * self.has("choosing")
+        types += ["x-recent-history", "x-message-deduplication"] * 2 * self.has("memory")
+        kind = rng.choice(types)
+        arguments: dict[str, Any] = {}
+        durable = self.likely(0.8)
+        if kind == "x-consistent-hash" and self.likely(0.4):
+            arguments["hash-header"] = "h0"
+        if kind == "x-recent-history":
+            arguments["x-recent-history-length"] = rng.choice((1, 3))
+        if kind == "x-message-deduplication":
+            arguments["x-cache-size"] = rng.choice((1, 2, 10))
+            if self.likely(0.5):
+                arguments["x-cache-ttl"] = rng.choice(TTLS_MS[1:])
+            if durable and self.likely(0.6):
+                arguments["x-cache-persistence"] = "disk"
+        if self.has("delays") and self.likely(0.6):
+            if self.likely(0.5):
+                arguments["x-delayed-type"], kind = kind, "x-delayed-message"
+            else:
+                arguments["x-delayed"] = self.likely(0.8)
+        return ("exchange", name or rng.choice(EXCHANGES), kind, alternate, durable, arguments)
 
+    def queue(self, name: str | None = None) -> Op:
+        rng = self.rng
+        kind = rng.choices(("classic", "quorum", "stream"), (6, 3, 1))[0]
+        args: dict[str, Any] = {"x-queue-type": kind}
+        durable = kind != "classic" or self.likely(0.6)
+        if kind != "stream":
+            args |= {f"x-{key}": value for key, value in self.limits(0.3).items()}
+            if "x-dead-letter-routing-key" in args and "x-dead-letter-exchange" not in args:
+                del args["x-dead-letter-routing-key"]
+            args |= {f"x-{key}": value for key, value in self.retries(0.7).items()}
+            if self.has("groups") and self.likely(0.6):
+                args["x-group-by"] = rng.choice(GROUP_BY)
+            if self.has("retain") and durable and self.likely(0.7):
+                args["x-retain"] = "3D"
+        if kind == "quorum":
+            if args.get("x-overflow") == "reject-publish-dlx":
+                del args["x-overflow"]
+            if self.likely(0.5):
+                args["x-delivery-limit"] = rng.choice((0, 1, 2))
+        if kind == "classic" and "x-group-by" not in args and self.likely(0.25):
+            args["x-max-priority"] = rng.choice((1, 2))
+        return ("queue", name or rng.choice(QUEUES), durable, args)
 
-def _unbind(rng: random.Random) -> Op:
-    return ("unbind", rng.randrange(1 << 16))
-
-
-def _publish(rng: random.Random) -> Op:
-    exchange = rng.choice((*EXCHANGES, ""))
-    expiration = rng.choice(TTLS_MS) if rng.random() < 0.25 else None
-    priority = rng.randint(0, 3) if rng.random() < 0.3 else None
-    sent = (rng.choice((0, 6, 10)), expiration, priority, rng.random() < 0.7, rng.random() < 0.5)
-    return ("publish", exchange, rng.choice(KEYS), *sent, rng.choice(HEADERS))
-
-
-def _get(rng: random.Random) -> Op:
-    return ("get", rng.choice(QUEUES), rng.random() < 0.3)
-
-
-def _consume(rng: random.Random) -> Op:
-    return ("consume", rng.choice(QUEUES), rng.choice((1, 1, 2, 3)), rng.random() < 0.2)
-
-
-def _settle(rng: random.Random) -> Op:
-    return ("settle", rng.randrange(1 << 16), rng.choice(("ack", "reject", "requeue", "requeue")))
-
-
-def _policy(rng: random.Random) -> Op:
-    name = rng.choice(POLICIES)
-    definition = _limits(rng, 0.4)
-    if name.startswith("o"):
-        definition = {
-            key: definition[key] for key in ("message-ttl", "max-length", "max-length-bytes") if key in definition
+    def limits(self, likely: float) -> dict[str, Any]:
+        """Of arguments and policies alike."""
+        rng = self.rng
+        values = {
+            "message-ttl": rng.choice(TTLS_MS),
+            "max-length": rng.choice(LENGTHS),
+            "max-length-bytes": rng.choice(SIZES),
+            "overflow": rng.choice(OVERFLOWS),
+            "dead-letter-exchange": rng.choice((*EXCHANGES, "", "gone")),
+            "dead-letter-routing-key": rng.choice(KEYS),
         }
-    elif rng.random() < 0.3:
-        definition["alternate-exchange"] = rng.choice(EXCHANGES)
-    pattern = rng.choice(("", "^q", "^x", "[01]$", "q2"))
-    apply_to = rng.choice(("all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"))
-    if name.startswith("o"):
-        apply_to = rng.choice(("queues", "classic_queues", "quorum_queues"))
-    # Of the same priority either may hold.
-    return ("policy", name, pattern, definition or {"max-length": 3}, POLICIES.index(name), apply_to)
+        return {key: value for key, value in values.items() if self.likely(likely)}
+
+    def retries(self, likely: float) -> dict[str, Any]:
+        rng = self.rng
+        if not self.has("retries") or not self.likely(likely):
+            return {}
+        said: dict[str, Any] = {"delayed-retry-type": rng.choice(("all", "all", "failed", "returned", "disabled"))}
+        if self.likely(0.4):
+            return said | {"delayed-retry-levels": rng.choice(LEVELS)}
+        said["delayed-retry-min"] = rng.choice(RETRIES_MS)
+        if self.likely(0.6):
+            said["delayed-retry-max"] = rng.choice(RETRIES_MS)
+        return said
+
+    def bind(self) -> Op:
+        rng = self.rng
+        if self.likely(0.25):
+            ends = (rng.choice(EXCHANGES), rng.choice(EXCHANGES))
+            return ("bind-exchange", *ends, rng.choice(PATTERNS), rng.choice(MATCHING))
+        return ("bind", rng.choice(EXCHANGES), rng.choice(QUEUES), rng.choice(PATTERNS), rng.choice(MATCHING))
+
+    def unbind(self) -> Op:
+        return ("unbind", self.rng.randrange(1 << 16))
+
+    def policy(self) -> Op:
+        rng = self.rng
+        name = rng.choice(POLICIES)
+        definition = self.limits(0.4) | self.retries(0.3)
+        if name.startswith("o"):
+            definition = {
+                key: definition[key] for key in ("message-ttl", "max-length", "max-length-bytes") if key in definition
+            }
+        elif self.likely(0.3):
+            definition["alternate-exchange"] = rng.choice(EXCHANGES)
+        if self.has("delays") and self.likely(0.3) and not name.startswith("o"):
+            definition["delayed-message"] = self.likely(0.7)
+        pattern = rng.choice(("", "^q", "^x", "[01]$", "q2"))
+        apply_to = rng.choice(("all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"))
+        if name.startswith("o"):
+            apply_to = rng.choice(("queues", "classic_queues", "quorum_queues"))
+        # Of the same priority either may hold.
+        return ("policy", name, pattern, definition or {"max-length": 3}, POLICIES.index(name), apply_to)
+
+    def clear(self) -> Op:
+        return ("clear", self.rng.choice(POLICIES))
+
+    def purge(self) -> Op:
+        return ("purge", self.rng.choice(QUEUES))
+
+    def delete_queue(self) -> Op:
+        return ("delete-queue", self.rng.choice(QUEUES))
+
+    def delete_exchange(self) -> Op:
+        return ("delete-exchange", self.rng.choice(EXCHANGES))
+
+    # -- messages
+
+    def headers(self) -> dict[str, Any]:
+        rng = self.rng
+        headers: dict[str, Any] = dict(rng.choice(HEADERS))
+        if self.has("delays") and self.likely(0.6):
+            headers["x-delay"] = rng.choice(DELAYS if self.likely(0.9) else LONG_DELAYS)
+            if self.likely(0.3):
+                headers["x-deliver-in"] = rng.choice((-100, 200, 400))
+                if self.likely(0.5):
+                    del headers["x-delay"]
+        if self.has("memory"):
+            if self.likely(0.7):
+                headers["x-deduplication-header"] = rng.choice(IDS)
+                if self.likely(0.2):
+                    headers["x-cache-ttl"] = rng.choice(TTLS_MS)
+            if self.likely(0.1):
+                headers["x-recent-history-no-store"] = self.likely(0.7)
+        return headers
+
+    def publish(self) -> Op:
+        rng = self.rng
+        exchange = rng.choice((*EXCHANGES, ""))
+        expiration = rng.choice(TTLS_MS) if self.likely(0.25) else None
+        priority = rng.randint(0, 3) if self.likely(0.3) else None
+        sent = (rng.choice((0, 6, 10)), expiration, priority, self.likely(0.7), self.likely(0.5))
+        return ("publish", exchange, rng.choice(KEYS), *sent, self.headers())
+
+    def numbered(self) -> Op:
+        rng = self.rng
+        numbers = (rng.choice((7, 8)), rng.choice((0, 0, 0, 1)), rng.randrange(8))
+        return ("numbered", rng.choice((*EXCHANGES, "", "")), rng.choice(KEYS), self.headers(), *numbers)
+
+    def transaction(self) -> Op:
+        rng = self.rng
+        messages = tuple(self.publish()[1:] for _ in range(rng.randint(0, 5)))
+        gets = tuple((rng.choice(QUEUES), rng.choice(("ack", "reject", "requeue"))) for _ in range(rng.randint(0, 2)))
+        return ("transaction", messages, gets, self.likely(0.75))
+
+    def get(self) -> Op:
+        return ("get", self.rng.choice(QUEUES), self.likely(0.3))
+
+    def consume(self) -> Op:
+        return ("consume", self.rng.choice(QUEUES), self.rng.choice((1, 1, 2, 3)), self.likely(0.2))
+
+    def cancel(self) -> Op:
+        return ("cancel", self.rng.choice(QUEUES))
+
+    def leave(self) -> Op:
+        return ("leave", self.rng.choice(QUEUES))
+
+    def settle(self) -> Op:
+        how = self.rng.choice(("ack", "reject", "requeue", "requeue", "back"))
+        return ("settle", self.rng.randrange(1 << 16), how)
+
+    def read(self) -> Op:
+        return ("read", self.rng.choice(QUEUES), self.rng.randrange(12))
+
+    # -- surgery
+
+    def browse(self) -> Op:
+        return ("browse", self.rng.choice(QUEUES), self.rng.randrange(4), self.rng.choice(SELECTORS))
+
+    def job(self) -> Op:
+        rng = self.rng
+        verb = rng.choice(("move", "move", "copy", "delete", "redrive"))
+        target = rng.choice((*QUEUES, *EXCHANGES[:2]))
+        chosen = (rng.choice(SELECTORS), rng.choice((0, 0, 1, 2)), self.likely(0.2))
+        return ("job", verb, rng.choice(QUEUES), target, *chosen)
+
+    def rewind(self) -> Op:
+        rng = self.rng
+        begin = rng.choice((0, 0, 1, 3))
+        where = (begin, rng.choice((-1, -1, 2, 5)), self.likely(0.2))
+        target = rng.choice(QUEUES) if self.likely(0.4) else None
+        chosen = (rng.choice(SELECTORS), rng.choice((0, 0, 1, 2)), self.likely(0.2))
+        return ("rewind", rng.choice(QUEUES), target, *where, *chosen)
+
+    # -- time
+
+    def time(self) -> Op:
+        if self.has("delays") and self.likely(0.1):
+            return ("pass", self.rng.choice((9_000, 30_000)))
+        return ("pass", self.rng.choice((100, 100, 200, 400)))
+
+    def restart(self) -> Op:
+        return ("restart", self.likely(0.5))
 
 
-def _pass(rng: random.Random) -> Op:
-    return ("pass", rng.choice((100, 100, 200, 400)))
-
-
-OPERATIONS: Final[list[tuple[Callable[[random.Random], Op], int]]] = [
-    (_publish, 34),
-    (_get, 14),
-    (_settle, 12),
-    (_pass, 8),
-    (_policy, 6),
-    (lambda rng: ("clear", rng.choice(POLICIES)), 3),
-    (_bind, 5),
-    (_unbind, 2),
-    (_exchange, 2),
-    (_queue, 4),
-    (_consume, 4),
-    (lambda rng: ("cancel", rng.choice(QUEUES)), 2),
-    (lambda rng: ("read", rng.choice(QUEUES), rng.randrange(12)), 1),
-    (lambda rng: ("restart", rng.random() < 0.5), 1),
-    (lambda rng: ("purge", rng.choice(QUEUES)), 1),
-    (lambda rng: ("delete-queue", rng.choice(QUEUES)), 2),
-    (lambda rng: ("delete-exchange", rng.choice(EXCHANGES)), 1),
-]
+OPERATIONS: Final[dict[str, int]] = {
+    "publish": 34,
+    "get": 14,
+    "settle": 12,
+    "time": 8,
+    "policy": 6,
+    "clear": 3,
+    "bind": 5,
+    "unbind": 2,
+    "exchange": 2,
+    "queue": 4,
+    "consume": 5,
+    "cancel": 2,
+    "leave": 2,
+    "read": 1,
+    "restart": 1,
+    "purge": 1,
+    "delete_queue": 2,
+    "delete_exchange": 1,
+    "numbered": 18,
+    "transaction": 8,
+    "browse": 4,
+    "job": 10,
+    "rewind": 9,
+}
+NEEDS: Final = {
+    "numbered": "numbers",
+    "transaction": "transactions",
+    "browse": "surgery",
+    "job": "surgery",
+    "rewind": "retain",
+}
 
 
 def shrunk(ops: list[Op], fails: Callable[[list[Op]], bool]) -> list[Op]:

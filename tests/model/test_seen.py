@@ -83,6 +83,25 @@ def test_what_could_not_be_written_has_not_been_seen(house: MemoryBroker, name: 
 
 
 @pytest.mark.parametrize("name", ["once", "disk"])
+def test_what_a_queue_refuses_is_nacked_once(house: MemoryBroker, name: str) -> None:
+    client = Client(house, "confirmed")
+    full = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    client.say(1, spec.Channel.Open(), spec.Confirm.Select(), spec.Queue.Delete(queue=name))
+    client.say(1, spec.Queue.Declare(queue=name, durable=True, arguments=full))
+    client.say(1, spec.Queue.Bind(queue=name, exchange=name))
+    house.settle()
+    client.heard()
+    client.publish(1, "", [b"1", b"2"], marked("a"), exchange=name)
+    house.settle()
+    client.publish(1, "", [b"3"], marked("b"), exchange=name)
+    house.settle()
+    answers = [event.method for event in client.heard()]
+    assert [(each.name, each.delivery_tag, each.multiple) for each in answers] == [
+        ("Basic.Nack", number, False) for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", ["once", "disk"])
 @pytest.mark.parametrize("count", [3, 3000])
 def test_a_transaction(house: MemoryBroker, name: str, count: int) -> None:
     """Its copies are copies of what it has itself; rolled back, nothing has been seen; a large one goes in slices."""

@@ -14,7 +14,6 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Final, final
 
@@ -82,7 +81,7 @@ def once_route(route: Route, message: Message) -> Route:
                 raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': what is delayed has no numbers")
             destinations.append(destination)
             continue
-        last = destination.backing.producers().find(numbers.producer_id, _now_ms())
+        last = destination.backing.producers().find(numbers.producer_id, destination.host.timers.wall_ms())
         if last is not None and numbers.epoch < last.epoch:
             raise AccessRefused(
                 f"producer {numbers.producer_id} of epoch {numbers.epoch} has been replaced in queue "
@@ -93,10 +92,6 @@ def once_route(route: Route, message: Message) -> Route:
         else:
             destinations.append(Once(destination, numbers))
     return route.to(destinations)
-
-
-def _now_ms() -> i64:
-    return time.time_ns() // 1_000_000
 
 
 @final
@@ -124,7 +119,7 @@ class Once(Destination):
         backing = queue.backing
         numbers = self._numbers
         producers = backing.producers()
-        now_ms = _now_ms()
+        now_ms = queue.host.timers.wall_ms()
         last = producers.find(numbers.producer_id, now_ms)
         if (
             last is not None

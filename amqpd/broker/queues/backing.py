@@ -30,6 +30,7 @@ class Backing:
         self.store = store
         self.spilled = False
         self.compacts = False
+        self.in_transaction = False
         self.log_start: i64 = 0
         self.next_offset: i64 = 0
         # A message with its producer's numbers is being offered; who has numbered what, where no log remembers it.
@@ -96,11 +97,13 @@ class Backing:
 
     def begin_transaction(self) -> None:
         """As `QueueLog.begin_transaction`, where there is a log."""
+        self.in_transaction = True
         if self.store is not None:
             self.store.begin_transaction()
 
     def end_transaction(self) -> None:
         """Ends it."""
+        self.in_transaction = False
         if self.store is not None:
             self.store.end_transaction()
 

@@ -50,6 +50,8 @@ class Expiry(Timer):
         # Whether the last slice left some that were over, and what the queue had been given by then.
         self.behind = False
         self._published_count: i64 = 0
+        # It has just come, and is on its way to whoever can take it.
+        self._fresh: Message | None = None
 
     def obey(self, ttl_ms: i64) -> None:
         """The queue's own time to live is another one from now on, or is none any more (-1)."""
@@ -84,10 +86,27 @@ class Expiry(Timer):
 
     def is_over(self, entry: Entry) -> bool:
         message = entry.message
-        if message is None:
+        if message is None or message is self._fresh:
             return False
         due_ms = self.deadline(message)
         return due_ms != NEVER and due_ms <= self.now_ms()
+
+    def came(self, message: Message, in_transaction: bool) -> None:
+        """The message has become ready, and may be the head.
+
+        rabbit: a time to live of 0 is "deliver or drop": where nothing is before it, whoever can take it gets it. A
+        queue whose consumers stand by for what is ready (its groups, x-retain) has not asked them yet.
+        """
+        queue = self.queue
+        if queue.ready_count == 1 and not in_transaction and self.deadline(message) <= self.now_ms():
+            self._fresh = message
+            try:
+                queue.pump()
+            except OSError as error:
+                queue.pump_failed(error)
+            finally:
+                self._fresh = None
+        self.arm()
 
     def arm(self) -> None:
         """The head may be another one: its time is watched from now on, and if it is over it goes at once."""

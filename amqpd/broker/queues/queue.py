@@ -222,6 +222,8 @@ class Queue(Source):
             return offset >= 0 and self.order.add(self, message, offset)
         kept = self.rules.retains and self.logged
         accepted = take_in(self, self.backing, self.order, message) if kept else self._take_in(message)
+        if kept:
+            limits.came(message, self.expiry)
         if limits.displace() and self.expiry is not None:
             self.expiry.arm()
         return accepted
@@ -257,7 +259,7 @@ class Queue(Source):
         if not self.order.add(self, message, offset):
             backing.spill(self.host.temporary_log(offset), message)
         if self.expiry is not None and (self.ready_count == 1 or self.rules.level_max >= 0):
-            self.expiry.arm()
+            self.expiry.came(message, backing.in_transaction)
         return True
 
     def begin_transaction(self) -> None:

@@ -1,0 +1,59 @@
+"""Exchange types that send a message to one of several, watched: what they choose is noted, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from program_routing import CHOOSING
+
+from amqpd.routing import registry
+from amqpd.routing.whole_message import WholeMessage, label_of
+
+
+class Watched(WholeMessage):
+    """choices: routing key and label of the destination, since somebody looked."""
+
+    def __init__(self, matcher: Any) -> None:
+        super().__init__()
+        self.matcher = matcher
+        self.looks_at = matcher.looks_at
+        self.choices: list[tuple[str, str]] = []
+
+    def configure(self, arguments: Any) -> None:
+        self.matcher.configure(arguments)
+        self.looks_at = self.matcher.looks_at
+
+    def validate(self, key: str, arguments: Any) -> None:
+        self.matcher.validate(key, arguments)
+
+    def validate_destination(self, kind: str) -> None:
+        self.matcher.validate_destination(kind)
+
+    def bind(self, key: str, arguments: Any, destination: object) -> None:
+        self.matcher.bind(key, arguments, destination)
+
+    def unbind(self, key: str, arguments: Any, destination: object) -> None:
+        self.matcher.unbind(key, arguments, destination)
+
+    def route(self, keys: list[str], message: Any) -> Collection[object]:
+        found = self.matcher.route(keys, message)
+        self.choices += [(keys[0], label_of(each)) for each in found]
+        return found
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Exchanges that are declared meanwhile are watched."""
+    before = dict(registry.BUILT_IN)
+    for name in CHOOSING:
+        registry.BUILT_IN[name] = _watched(before[name])
+    try:
+        yield
+    finally:
+        registry.BUILT_IN.update(before)
+
+
+def _watched(make: Any) -> Any:
+    return lambda: Watched(make())
