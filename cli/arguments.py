@@ -198,7 +198,7 @@ def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return text.isascii() and text.isdigit() and len(text) <= 20
 
 
 def _long_name(name: str) -> str:

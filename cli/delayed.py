@@ -9,6 +9,7 @@ from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.listings import Listing, plain, value, wanted
 
+LIMIT_MAX: Final = 10_000
 DELAYED: Final = Listing(
     "/api/delayed/{vhost}",
     ("id", "exchange", "due", "routing_keys"),
@@ -23,10 +24,10 @@ def list_delayed_messages(context: Context) -> None:
     if "exchange" in given:
         path += f"/{quoted(given['exchange'])}"
     if "limit" in given:
-        text = given["limit"]
-        if not (text.isascii() and text.isdigit() and 0 < int(text) <= 10_000):
-            raise UsageError(f"The limit should be a whole number from 1 to 10000, not '{text}'")
-        path += f"?limit={text}"
+        limit = context.line.number("limit")
+        if not 1 <= limit <= LIMIT_MAX:
+            raise UsageError(f"The limit should be a whole number from 1 to {LIMIT_MAX}, not '{limit}'")
+        path += f"?limit={limit}"
     context.say(f"Listing delayed messages in vhost {context.vhost} ...")
     answer = context.client.send("GET", path)
     if answer.status == 404:

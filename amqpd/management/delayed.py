@@ -25,10 +25,7 @@ LIMIT_MAX: Final = 10_000
 async def get_delayed(call: Call) -> Reply:
     """Those that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may read."""
     vhost = call.vhost()
-    limit = LIMIT
-    if "limit" in call.query:
-        text = call.query["limit"]
-        limit = number("limit", int(text) if text.isascii() and text.isdigit() else text, 1, LIMIT_MAX)
+    limit = number("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
     if "exchange" in call.params:
         exchange = call.exchange()
         call.check(vhost.name, "read", "exchange", exchange.name)

@@ -12,7 +12,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from amqpd.testing import BrokerProcess, Vhost
+from amqpd.testing import BrokerFailed, BrokerProcess, Vhost
 
 DELAYED = "x-delayed-message"
 
@@ -218,6 +218,10 @@ class TestOperators:
         assert [item["due"] for item in listed(amqpd_broker, vhost, "--limit", "2")] == [
             item["due"] for item in items[:2]
         ]
+        for limit in ("0", "10001", "9" * 5000, "many"):
+            assert amqpd_broker.ctl("list_delayed_messages", "-p", vhost, "--limit", limit).returncode == 64
+            with pytest.raises(BrokerFailed, match="-> 400 .*limit is a number from 1 to 10000"):
+                amqpd_broker.api("GET", f"/api/delayed/{vhost}?limit={limit}")
         assert number_delayed(amqpd_broker, vhost) == 5
         told: Any = amqpd_broker.api("GET", f"/api/vhosts/{vhost}")
         assert told["messages_delayed"] == 6

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -138,9 +139,15 @@ def test_modulus_and_random(shared: BrokerProcess) -> None:
         ("x-consistent-hash", {"hash-header": 5}, "invalid type 'signedint' for arg 'hash-header'"),
         ("x-recent-history", {"x-recent-history-length": 0}, "Invalid argument 0, 'x-recent-history-length' must be"),
         ("x-recent-history", {"x-recent-history-length": "9"}, 'Invalid argument <<"9">>, \'x-recent-history-length'),
+        (
+            "x-recent-history",
+            {"x-recent-history-length": Decimal("2.5")},
+            "Invalid argument {1,25}, 'x-recent-history-length'",
+        ),
         ("x-message-deduplication", {}, "Missing or invalid argument, 'x-cache-size' must be an integer greater"),
         ("x-delayed-message", {"x-delayed-type": "x-message-deduplication"}, "'x-cache-size' must be an integer"),
         ("x-message-deduplication", {"x-cache-size": 0}, "'x-cache-size' must be an integer greater than 0"),
+        ("x-message-deduplication", {"x-cache-size": "9" * 5000}, "'x-cache-size' must be an integer greater than 0"),
         ("x-message-deduplication", {"x-cache-size": 9, "x-cache-ttl": -1}, "'x-cache-ttl' must be an integer"),
         ("x-message-deduplication", {"x-cache-size": 9, "x-cache-persistence": "ram"}, "either 'disk' or 'memory'"),
     ],

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from amqpd.broker.catalogue.erlang import term
 from amqpd.broker.queues.argument_checks import Context, Row, erlang_type, is_integer, is_text
 from amqpd.broker.queues.arguments import NO_POLICY
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.consistent_hash import HASH_HEADER, HASH_PROPERTY, HASHED_PROPERTIES
 from amqpd.routing.deduplication import PERSISTENCE, SIZE, TTL
+from amqpd.routing.headers import erlang_term
 from amqpd.routing.recent_history import LENGTH
 
 
@@ -47,13 +47,12 @@ def _hash_property(row: Row, value: object, context: Context) -> None:
 
 def _history_length(row: Row, value: object, context: Context) -> None:
     if not is_integer(value) or not isinstance(value, int) or value < 1:
-        shown = "undefined" if value is None else term(value)
-        raise PreconditionFailed(f"Invalid argument {shown}, '{row.name}' must be a positive integer")
+        raise PreconditionFailed(f"Invalid argument {erlang_term(value)}, '{row.name}' must be a positive integer")
 
 
 def _cache_number(row: Row, value: object, context: Context) -> None:
     """A whole number from 1 on, or its digits: the plugin takes these, too."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
+    if isinstance(value, str) and len(value) <= 20 and value.isascii() and value.isdecimal():
         value = int(value)
     if not is_integer(value) or not isinstance(value, int) or not 0 < value <= _CACHE_NUMBER_MAX:
         raise _bad_cache_number(row.name)

@@ -121,11 +121,7 @@ class Once(Destination):
         producers = backing.producers()
         now_ms = queue.host.timers.wall_ms()
         last = producers.find(numbers.producer_id, now_ms)
-        if (
-            last is not None
-            and numbers.epoch <= last.epoch
-            and (numbers.epoch < last.epoch or numbers.sequence <= last.sequence)
-        ):
+        if last is not None and (numbers.epoch < last.epoch or last.has(numbers.epoch, numbers.sequence)):
             return numbers.epoch == last.epoch  # others came between, as this one is offered in slices
         store = queue.log()
         backing.numbered = True
