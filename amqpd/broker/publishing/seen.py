@@ -10,8 +10,7 @@ copies that wait are nacked: whoever sends it again is let through.
 metadata after those are synced, and confirms wait for that, too. So after a crash every confirmed message is known; one
 that was stored and not yet confirmed may not be. All others are in memory alone.
 
-At most `size` ids: then the oldest goes. An id is 33 bytes at most (longer values are hashed), some 200 bytes with all
-that holds it.
+At most `size` ids: then the oldest goes. An id is 33 bytes at most (longer values are hashed).
 
 Compiled by mypyc.
 """
