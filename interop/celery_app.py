@@ -24,7 +24,7 @@ app.conf.update(
     event_queue_prefix=f"{NAME}-events",
     result_exchange=f"{NAME}-results",
     broker_connection_retry_on_startup=True,
-    broker_connection_timeout=5,
+    broker_connection_timeout=30,
     task_track_started=True,
     worker_hijack_root_logger=False,
 )

@@ -60,15 +60,15 @@ class Broker:
         return self.product == "RabbitMQ"
 
     def pika(self, **changes: Any) -> pika.ConnectionParameters:
-        """pika's parameters for this broker; a connect attempt is bounded to 5 s."""
+        """pika's parameters for this broker; a connect attempt is bounded to 30 s."""
         settings: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
             "virtual_host": self.vhost,
             "credentials": pika.PlainCredentials(self.user, self.password),
-            "socket_timeout": 5,
-            "stack_timeout": 10,
-            "blocked_connection_timeout": 10,
+            "socket_timeout": 30,
+            "stack_timeout": 30,
+            "blocked_connection_timeout": 30,
         }
         return pika.ConnectionParameters(**{**settings, **changes})
 
@@ -83,7 +83,7 @@ class Broker:
             pytest.skip("needs the admin API: set TEST_INTEROP_HTTP_URL")
         parts = urlsplit(self.http_url)
         token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=10)
+        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=30)
         try:
             connection.request(
                 method,
@@ -108,7 +108,7 @@ class Broker:
                 if (c.get("client_properties") or {}).get("connection_name") == connection_name
             ]
 
-        names = wait_for(listed, 15, f"connection {connection_name} is never listed")
+        names = wait_for(listed, what=f"connection {connection_name} is never listed")
         for name in names:
             self.api("DELETE", f"/api/connections/{quote(name, safe='')}", headers={"X-Reason": reason})
 
@@ -118,7 +118,7 @@ class Broker:
             return self.process.ctl(*arguments)
         if self.ctl is None:
             pytest.skip("needs the control command: set TEST_INTEROP_CTL")
-        return subprocess.run([*self.ctl, *arguments], capture_output=True, text=True, timeout=25, check=False)
+        return subprocess.run([*self.ctl, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def wait_for(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "") -> T:

@@ -33,7 +33,7 @@ def test_publishers_are_told_and_held(tmp_path: Path, setting: str, value: objec
         channel.basic_publish("", "q", b"before", PERSISTENT)
     broker = BrokerProcess(tmp_path / "data", settings={setting: value})
     with broker:
-        publisher = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?blocked_connection_timeout=10"))
+        publisher = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?blocked_connection_timeout=30"))
         told: list[str] = []
         publisher.add_on_connection_blocked_callback(lambda _connection, frame: told.append(frame.method.reason))
         sending = publisher.channel()

@@ -164,14 +164,14 @@ def test_expired_task_is_not_run(app: Celery, worker: Worker) -> None:
 
 
 def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
-    assert app.control.ping(destination=[worker.node], timeout=5) == [{worker.node: {"ok": "pong"}}]
-    inspect = app.control.inspect(destination=[worker.node], timeout=5, limit=1)
+    assert app.control.ping(destination=[worker.node], timeout=30) == [{worker.node: {"ok": "pong"}}]
+    inspect = app.control.inspect(destination=[worker.node], timeout=30, limit=1)
     assert "add" in inspect.registered()[worker.node]
     assert inspect.stats()[worker.node]["pool"]["max-concurrency"] == 2
     assert [queue["name"] for queue in inspect.active_queues()[worker.node]] == [app.conf.task_default_queue]
     started, release = tmp_path / "started", tmp_path / "release"
     result = app.tasks["hold"].delay(str(started), str(release))
-    eventually(started.exists, 10)
+    eventually(started.exists)
     assert [task["id"] for task in inspect.active()[worker.node]] == [result.id]
     release.touch()
     assert result.get(timeout=30) == "released"
@@ -181,16 +181,16 @@ def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually:
 
 def test_ping_to_everybody(app: Celery, worker: Worker) -> None:
     """Without a destination the answer is awaited for the whole timeout: replies of nobody are lost on the way."""
-    assert app.control.ping(timeout=10, limit=1) == [{worker.node: {"ok": "pong"}}]
+    assert app.control.ping(timeout=30, limit=1) == [{worker.node: {"ok": "pong"}}]
 
 
 def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventually) -> None:
     """Tasks with a countdown raise the prefetch count while they wait: all six are at the worker, beyond its 2 x 4."""
     results = [app.tasks["when"].apply_async(countdown=60) for _ in range(14)]
-    inspect = app.control.inspect(destination=[worker.node], timeout=5, limit=1)
+    inspect = app.control.inspect(destination=[worker.node], timeout=30, limit=1)
     ids = {result.id for result in results}
-    eventually(lambda: {task["request"]["id"] for task in inspect.scheduled()[worker.node]} == ids, 15)
-    app.control.revoke(list(ids), reply=True, destination=[worker.node], timeout=5, limit=1)
+    eventually(lambda: {task["request"]["id"] for task in inspect.scheduled()[worker.node]} == ids)
+    app.control.revoke(list(ids), reply=True, destination=[worker.node], timeout=30, limit=1)
     assert set(inspect.revoked()[worker.node]) >= ids
     assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
 
@@ -198,7 +198,7 @@ def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventu
 def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
     started = tmp_path / "started"
     result = app.tasks["hold"].delay(str(started), str(tmp_path / "never"))
-    eventually(started.exists, 10)
+    eventually(started.exists)
     result.revoke(terminate=True, signal="SIGKILL")
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
@@ -209,9 +209,9 @@ def test_a_queue_is_added_and_cancelled_at_run_time(
     app: Celery, worker: Worker, name: str, broker: Any, eventually: Eventually
 ) -> None:
     queue = f"{name}-more"
-    app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
+    app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
     assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=30) == 3
-    app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=5, limit=1)
+    app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
     eventually(lambda: declared(broker, queue).consumer_count == 0)  # the reply comes before the deed
     app.tasks["add"].apply_async((1, 2), queue=queue)
     eventually(lambda: ready_count(broker, queue) == 1)
@@ -251,8 +251,8 @@ def test_prefetch_multiplier(
     results = [
         app.tasks["careful"].apply_async((str(tmp_path / f"started-{n}"), str(release)), queue=queue) for n in range(5)
     ]
-    eventually(first.exists, 10)
-    eventually(lambda: ready_count(broker, queue) == 4, 5)
+    eventually(first.exists)
+    eventually(lambda: ready_count(broker, queue) == 4)
     time.sleep(0.2)
     assert ready_count(broker, queue) == 4
     release.touch()
@@ -267,7 +267,7 @@ def test_late_acks_survive_a_killed_worker(
     victim = alone(queue)
     started, again, release = tmp_path / "started", tmp_path / "again", tmp_path / "release"
     result = app.tasks["careful"].apply_async((str(started), str(release)), queue=queue)
-    eventually(started.exists, 10)
+    eventually(started.exists)
     victim.kill()
     started.rename(again)
     release.touch()
@@ -283,7 +283,7 @@ def test_early_acks_do_not_come_back(
     victim = alone(queue)
     started = tmp_path / "started"
     app.tasks["hold"].apply_async((str(started), str(tmp_path / "never")), queue=queue)
-    eventually(started.exists, 10)
+    eventually(started.exists)
     victim.kill()
     eventually(lambda: ready_count(broker, queue) == 0)
 
@@ -296,7 +296,7 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     started, release = tmp_path / "started", tmp_path / "release"
     result = app.tasks["hold"].apply_async((str(started), str(release)), queue=queue)
     later = [app.tasks["add"].apply_async((n, n), queue=queue) for n in range(3)]
-    eventually(started.exists, 10)
+    eventually(started.exists)
     worker.process.terminate()
     release.touch()
     assert worker.process.wait(STOP_S) == 0

@@ -15,7 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 from amqpd.testing import BrokerProcess
 
 TIMEOUT_MS = 1000
-WITHIN_S = 20.0
+WITHIN_S = 30.0
 TEXT = (
     "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 1000 ms. "
     "This timeout value can be configured, see consumers doc guide to learn more"

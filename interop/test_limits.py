@@ -142,10 +142,10 @@ def test_alarms_by_hand(broker: Any, unique: Unique, eventually: Any, how: str) 
         assert broker.run_ctl(*begin).returncode == 0
         try:
             channel.basic_publish("", queue, b"held")
-            eventually(lambda: connection.process_data_events(0.05) or told, 15)
+            eventually(lambda: connection.process_data_events(0.05) or told)
             assert told == [f"low on {kind}"]
         finally:
             assert broker.run_ctl(*end).returncode == 0
-        eventually(lambda: connection.process_data_events(0.05) or told[1:], 15)
+        eventually(lambda: connection.process_data_events(0.05) or told[1:])
         assert told == [f"low on {kind}", "unblocked"]
         assert channel.basic_get(queue, auto_ack=True)[2] == b"held"

@@ -79,10 +79,10 @@ def test_time_to_live(policies: Policies, channel: BlockingChannel, unique: Uniq
 def test_expires(policies: Policies, channel: BlockingChannel, broker: Any, unique: Unique, eventually: Any) -> None:
     """Of the argument and the policy the lower number; and a queue that is in use stays."""
     name, used = unique("expires"), unique("expires-used")
-    policies.set(name, f"^({name}|{used})$", {"expires": 200}, "--apply-to", "queues")
     queue(channel, name, expires=60_000)
     queue(channel, used)
     consumer = channel.basic_consume(used, lambda *_: None)
+    policies.set(name, f"^({name}|{used})$", {"expires": 200}, "--apply-to", "queues")
 
     def gone() -> bool:
         other = channel.connection.channel()
@@ -168,7 +168,9 @@ def test_alternate_exchange(policies: Policies, channel: BlockingChannel, unique
     channel.exchange_delete(alternate)
 
 
-def test_of_two_the_higher_priority_holds_alone(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_of_two_the_higher_priority_holds_alone(
+    policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any
+) -> None:
     name = queue(channel, unique("q"))
     policies.set(f"{name}-low", f"^{name}", {"max-length": 1, "message-ttl": 1}, "--priority", "1")
     policies.set(f"{name}-high", f"^{name}", {"max-length": 3}, "--priority", "2")
@@ -177,8 +179,7 @@ def test_of_two_the_higher_priority_holds_alone(policies: Policies, channel: Blo
     assert take(channel, name) == ["2", "3", "4"]
     policies.clear(f"{name}-high")
     fill(channel, name)
-    time.sleep(0.1)
-    assert take(channel, name) == []
+    eventually(lambda: channel.queue_declare(name, passive=True).method.message_count == 0)
 
 
 def test_of_numbers_the_lowest_holds(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:

@@ -112,9 +112,9 @@ def test_tune(connect: Callable[..., amqp.Connection]) -> None:
 
 
 def test_heartbeat_ticks(connect: Callable[..., amqp.Connection]) -> None:
-    connection = connect(heartbeat=1)
+    connection = connect(heartbeat=2)
     received = connection.bytes_recv
-    for _ in range(12):
+    for _ in range(20):
         connection.heartbeat_tick(rate=2)
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.25)
@@ -127,10 +127,10 @@ def test_a_silent_client_is_dropped(connect: Callable[..., amqp.Connection], bro
     connection = connect(heartbeat=1)
     started = time.monotonic()
     with pytest.raises((OSError, amqp.exceptions.ConnectionError)):  # noqa: PT012 - which one fails is not known
-        while time.monotonic() - started < 10:
+        while time.monotonic() - started < 60:
             with contextlib.suppress(TimeoutError):
                 connection.drain_events(timeout=0.5)
-    assert 1.0 < time.monotonic() - started < 10.0
+    assert 1.0 < time.monotonic() - started < 60.0
 
 
 def test_closed_from_outside(connect: Callable[..., amqp.Connection], broker: Any, unique: Unique) -> None:

@@ -42,7 +42,7 @@ def stream(channel: BlockingChannel, unique: Callable[[str], str]) -> Iterator[s
 
 
 def read(channel: BlockingChannel, stream: str, **arguments: object) -> list[tuple[int, str | None]]:
-    """(number, value) of all that comes until the last that was published, or nothing for a while."""
+    """(number, value) of all that comes until nothing has for a while."""
     found: list[tuple[int, str | None]] = []
 
     def take(_channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
@@ -53,7 +53,7 @@ def read(channel: BlockingChannel, stream: str, **arguments: object) -> list[tup
     table = {"x-stream-offset": "first"} | {name.replace("_", "-"): value for name, value in arguments.items()}
     tag = channel.basic_consume(stream, take, arguments=table)
     seen, since = -1, time.monotonic()
-    while time.monotonic() - since < 1.0:
+    while time.monotonic() - since < (2.0 if found else 30.0):
         channel.connection.process_data_events(0.1)
         if len(found) != seen:
             seen, since = len(found), time.monotonic()
