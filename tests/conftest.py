@@ -1,5 +1,5 @@
 """What every test run says first: which amqpd it tests, and from where. And what several folders need: a batch as
-Kafka's clients make it, and what a call costs, whatever else the machine does.
+Kafka's clients make it, what a call costs, whatever else the machine does, and what a kill would leave in a queue.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import pytest
 
 import amqpd
 from amqpd._build import describe
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.tools.verify import check_queue, queue_directories
+from amqpd.testing import BrokerProcess
 
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
@@ -43,6 +46,28 @@ def processor_s() -> Iterator[Callable[[Callable[[], object]], float]]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def until_settled() -> Callable[[BrokerProcess, str, int], None]:
+    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are written
+    within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
+    """
+
+    def left(broker: BrokerProcess, queue: str) -> int:
+        for directory in queue_directories(FileSystem(), str(broker.data_dir)):
+            report = check_queue(FileSystem(), directory)
+            if report.queue == queue:
+                return report.next_offset - report.start_offset - report.settled_count
+        return -1
+
+    def wait(broker: BrokerProcess, queue: str, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while (now := left(broker, queue)) != count:
+            assert time.monotonic() < deadline, f"{now} messages are left in {queue} on disk, not {count}"
+            time.sleep(0.02)
+
+    return wait
 
 
 @pytest.fixture(scope="session")

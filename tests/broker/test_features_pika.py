@@ -62,6 +62,10 @@ class Client:
         """The broker was killed: pika notices, and closes what it holds."""
         lose(self.connection)
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Reads until it is so."""
+        until(lambda: self.connection.process_data_events(0.01) or condition())
+
     def drain(self, queue: str) -> list[bytes]:
         found = []
         while True:
@@ -123,20 +127,19 @@ class TestOverTheWire:
         got = []
         client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
         client.publish(queue, b"somebody", expiration="0")
-        client.connection.sleep(0.2)
-        assert got == [b"somebody"]
+        client.until(lambda: got == [b"somebody"])
 
     def test_a_consumer_is_not_given_what_expired_while_its_window_was_full(self, client) -> None:
-        queue = client.queue("q", x_message_ttl=80)
+        queue = client.queue("q", x_message_ttl=500)
         client.channel.basic_qos(prefetch_count=1)
         got = []
         client.channel.basic_consume(queue, lambda _c, method, _p, body: got.append((method.delivery_tag, body)))
         client.publish(queue, b"1")
         client.publish(queue, b"2")
-        client.connection.sleep(0.2)
+        client.until(lambda: [body for _, body in got] == [b"1"] and client.count(queue) == 0)
         client.channel.basic_ack(got[0][0])
         client.publish(queue, b"3")
-        client.connection.sleep(0.1)
+        client.until(lambda: len(got) > 1)
         assert [body for _, body in got] == [b"1", b"3"]
 
     def test_rejected_messages_are_dead_lettered(self, client) -> None:
@@ -191,26 +194,26 @@ class TestOverTheWire:
             client.publish(queue, b"%d" % number, priority=number % 10)
         got = []
         client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(int(body)), auto_ack=True)
-        client.connection.sleep(0.2)
+        client.until(lambda: len(got) == 20)
         assert got == sorted(range(20), key=lambda number: (-(number % 10), number))
 
     def test_a_lease_is_kept_by_a_consumer(self, client) -> None:
-        queue = client.queue("q", x_expires=120)
+        queue = client.queue("q", x_expires=1000)
         tag = client.channel.basic_consume(queue, lambda *_: None)
-        time.sleep(0.3)
+        time.sleep(2)
         client.channel.basic_cancel(tag)
         assert client.count(queue) == 0
-        time.sleep(0.3)
+        time.sleep(2)
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
             client.count(queue)
         assert closed.value.reply_code == 404
 
 
 class TestAfterAKill:
-    def test_everything_is_as_it_was(self, own_broker) -> None:
+    def test_everything_is_as_it_was(self, own_broker, until_settled) -> None:
         client = Client(own_broker.url)
         for name, arguments in {
-            "short": {"x_message_ttl": 1500},
+            "short": {"x_message_ttl": 5000},
             "long": {"x_message_ttl": 600_000},
             "full": {"x_max_length": 3},
             "levels": {"x_max_priority": 5},
@@ -218,21 +221,22 @@ class TestAfterAKill:
             client.queue(name, **arguments)
         dead = client.queue("dead")
         client.queue("plain")
-        client.dying("dying", dead, x_message_ttl=1500)
+        client.dying("dying", dead, x_message_ttl=5000)
         counted = client.dying("counted", dead, x_queue_type="quorum", x_delivery_limit=1)
         for queue in ("short", "long", "dying", counted):
             client.publish(queue, queue.encode())
-        client.publish("plain", b"mortal", expiration="1500")
+        client.publish("plain", b"mortal", expiration="5000")
         client.publish("plain", b"immortal")
         for number in range(10):
             client.publish("full", b"%d" % number)
             client.publish("levels", b"%d" % number, priority=number % 3)
         client.channel.basic_nack(client.get(counted)[0].delivery_tag)
         client.count(counted)
-        time.sleep(0.5)  # settlements and returns may wait 50 ms for the disk, and a busy machine longer
+        until_settled(own_broker, "full", 3)
+        time.sleep(0.5)  # returns wait 50 ms for the disk, and a busy machine longer
         own_broker.kill()
         client.lost()
-        time.sleep(1.2)
+        time.sleep(5)
         own_broker.start()
         client = Client(own_broker.url)
         until(lambda: client.count(dead) == 1)

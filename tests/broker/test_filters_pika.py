@@ -91,7 +91,7 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert "has priorities: its consumers can have no x-filter" in refused(levels, RED)
 
 
-def test_over_a_kill(tmp_path: Path) -> None:
+def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -105,7 +105,7 @@ def test_over_a_kill(tmp_path: Path) -> None:
             for tag in red.tags[:3]:
                 channel.basic_ack(tag)
             red.wait(9)
-            time.sleep(0.2)  # acks older than 50 ms survive a crash
+            until_settled(broker, "q", 37)
         broker.kill()
         broker.start()
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:

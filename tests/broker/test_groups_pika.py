@@ -96,7 +96,7 @@ def test_one_customer_s_orders_in_order_customers_in_parallel(
 def test_a_timeout_moves_a_group(connection: pika.BlockingConnection) -> None:
     channel = connection.channel()
     name = channel.queue_declare("", exclusive=True, arguments={"x-group-by": "routing_key"}).method.queue
-    slow = Worker(connection, name, 1, **{"x-consumer-timeout": 400})
+    slow = Worker(connection, name, 1, **{"x-consumer-timeout": 1500})
     channel.basic_publish("", name, b"1")
     channel.basic_publish("", name, b"2")
     assert slow.wait(1) == [1]
@@ -130,7 +130,7 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert "inequivalent arg 'x-group-by'" in text
 
 
-def test_over_a_kill(tmp_path: Path) -> None:
+def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
     """After it, what was out comes first, marked, and each customer's orders go on in order."""
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
@@ -146,7 +146,7 @@ def test_over_a_kill(tmp_path: Path) -> None:
                 worker.ack()
             for worker in workers:
                 worker.wait(3)
-            time.sleep(0.2)  # acks older than 50 ms survive a crash
+            until_settled(broker, "q", 57)
             out = sorted(number for worker in workers for number in worker.got[1:])
             done = {worker.got[0] for worker in workers}
         broker.kill()

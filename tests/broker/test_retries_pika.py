@@ -13,7 +13,7 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
-DELAY_S = 1.0
+DELAY_S = 5.0  # so long that a busy machine can look at what waits
 ARGUMENTS = {"x-delayed-retry-min": int(DELAY_S * 1000)}
 
 
@@ -55,13 +55,13 @@ def shown(broker: BrokerProcess, name: str) -> tuple[int, int, int, int]:
     return tuple(item[each] for each in names)  # type: ignore[return-value]
 
 
-def wait_for(channel: Any, name: str, timeout_s: float = 10.0) -> tuple[Any, float]:
-    """The next message, and after how long."""
+def wait_for(channel: Any, name: str, timeout_s: float = 30.0) -> tuple[Any, bytes]:
+    """The next message: its basic.get-ok and its body."""
     begin = time.monotonic()
     while time.monotonic() - begin < timeout_s:
         method, _, body = channel.basic_get(name)
         if method is not None:
-            return (method, body), time.monotonic() - begin
+            return method, body
         time.sleep(0.01)
     raise AssertionError("it does not come back")
 
@@ -94,46 +94,52 @@ def by_transaction_nack(channel: Any, tag: int) -> None:
     channel.tx_commit()
 
 
-@pytest.mark.parametrize(
-    ("how", "failed"),
-    [
+@pytest.mark.parametrize("kind", ["all", "failed", "returned"])
+def test_who_waits(broker, kind) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    waiting = []
+    for how, failed in (
         (by_reject, True),
         (by_nack, False),
         (by_recover, False),
         (by_close, True),
         (by_transaction_reject, True),
         (by_transaction_nack, False),
-    ],
-)
-@pytest.mark.parametrize("kind", ["all", "failed", "returned"])
-def test_who_waits(broker, kind, how, failed) -> None:
-    connection = connect(broker)
-    channel = connection.channel()
-    name = f"{kind}-{how.__name__}"
-    declare(channel, name, kind)
-    publish(channel, name)
-    other = connection.channel()
-    method, _, _ = other.basic_get(name)
-    how(other, method.delivery_tag)
-    # What the other channel has said is done when this one is answered.
-    channel.queue_declare(name, passive=True)
-    waits = kind == "all" or failed is (kind == "failed")
-    assert shown(broker, name) == ((1, 0, 0, 1) if waits else (1, 1, 0, 0))
-    (got, body), waited_s = wait_for(channel, name)
-    assert (got.redelivered, body) == (True, b"0")
-    assert waited_s > 0.5 * DELAY_S if waits else waited_s < 0.5 * DELAY_S
+    ):
+        name = f"{kind}-{how.__name__}"
+        declare(channel, name, kind)
+        publish(channel, name)
+        other = connection.channel()
+        method, _, _ = other.basic_get(name)
+        began_s = time.monotonic()
+        how(other, method.delivery_tag)
+        # What the other channel has said is done when this one is answered.
+        channel.queue_declare(name, passive=True)
+        if kind == "all" or failed is (kind == "failed"):
+            assert shown(broker, name) == (1, 0, 0, 1), how
+            waiting.append((name, began_s))
+        else:
+            assert shown(broker, name) == (1, 1, 0, 0), how
+            got, body = wait_for(channel, name)
+            assert (got.redelivered, body) == (True, b"0")
+    for name, began_s in waiting:
+        got, body = wait_for(channel, name)
+        assert (got.redelivered, body) == (True, b"0")
+        assert time.monotonic() - began_s > 0.9 * DELAY_S
     connection.close()
 
 
 def test_a_client_that_goes_has_failed(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
-    declare(channel, "gone-client", "failed")
+    declare(channel, "gone-client", "failed", **{"x-delayed-retry-min": 60_000})
     publish(channel, "gone-client")
     dying = connect(broker)
     dying.channel().basic_get("gone-client")
     dying.close()
     assert shown(broker, "gone-client") == (1, 0, 0, 1)
+    channel.queue_delete("gone-client")
     connection.close()
 
 
@@ -145,7 +151,7 @@ def test_a_consumer_goes_on_with_the_others(broker) -> None:
     begin = time.monotonic()
     got = []
     channel.basic_qos(prefetch_count=1)
-    for method, _, body in channel.consume("goes-on", inactivity_timeout=5):
+    for method, _, body in channel.consume("goes-on", inactivity_timeout=30):
         got.append((body, method.redelivered))
         if body == b"1" and not method.redelivered:
             channel.basic_nack(method.delivery_tag, requeue=True)
@@ -154,7 +160,7 @@ def test_a_consumer_goes_on_with_the_others(broker) -> None:
         if len(got) == 6:
             break
     assert got == [*((b"%d" % number, False) for number in range(5)), (b"1", True)]
-    assert 0.9 * DELAY_S < time.monotonic() - begin < 4
+    assert time.monotonic() - begin > 0.9 * DELAY_S
     channel.cancel()
     connection.close()
 
@@ -193,8 +199,7 @@ def test_a_policy_delays_and_lets_go(broker) -> None:
     channel.queue_declare("by-policy", passive=True)
     assert shown(broker, "by-policy") == (1, 0, 0, 1)
     broker.api("DELETE", "/api/policies/%2F/retries")
-    _, waited_s = wait_for(channel, "by-policy")
-    assert waited_s < 2
+    wait_for(channel, "by-policy")
     connection.close()
 
 
@@ -226,11 +231,11 @@ def test_arguments_are_compared(broker) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("priorities", [False, True])
-def test_kill_while_they_wait(own_broker, kind, priorities) -> None:
+def test_kill_while_they_wait(own_broker, until_settled, kind, priorities) -> None:
     """Each is there once, in its order, and not before its time; the count goes on."""
     if priorities and kind == "quorum":
         pytest.skip("quorum queues have no priorities")
-    more: dict[str, object] = {"x-queue-type": kind, "x-delayed-retry-min": 10_000}
+    more: dict[str, object] = {"x-queue-type": kind, "x-delayed-retry-min": 15_000}
     if priorities:
         more["x-max-priority"] = 3
     connection = connect(own_broker)
@@ -246,20 +251,22 @@ def test_kill_while_they_wait(own_broker, kind, priorities) -> None:
         channel.basic_ack(tag)
     channel.queue_declare("q", passive=True)
     assert shown(own_broker, "q") == (250, 100, 50, 100)
-    time.sleep(0.3)  # acks older than 50 ms survive a kill
+    until_settled(own_broker, "q", 250)
     own_broker.kill()
     lose(connection)
     own_broker.start()
     connection = connect(own_broker)
     channel = connection.channel()
     assert shown(own_broker, "q") == (250, 150, 0, 100)
-    assert time.monotonic() - begin < 9, "too slow a machine to see anything"
+    assert time.monotonic() - begin < 14, "too slow a machine to see anything"
     early = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
     assert early == [*range(3, 200, 4), *range(200, 300)]
-    (got, body), _ = wait_for(channel, "q", 20.0)
-    assert time.monotonic() - begin > 9.9
+    got, body = wait_for(channel, "q", 60.0)
+    assert time.monotonic() - begin > 14.9
     assert (got.redelivered, body) == (True, b"0")
-    time.sleep(0.3)
+    until = time.monotonic() + 30
+    while channel.queue_declare("q", passive=True).method.message_count < 99 and time.monotonic() < until:
+        time.sleep(0.05)
     late = [int(body) for method, _, body in iter(lambda: channel.basic_get("q", auto_ack=True), (None, None, None))]
     assert late == list(range(2, 200, 2))
     connection.close()
