@@ -32,15 +32,17 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -125,6 +127,8 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
+        self._held: list[int] = []  # sockets on the ports of a broker that does not run
+        weakref.finalize(self, _close, self._held)
 
     # -- life
 
@@ -169,6 +173,7 @@ class BrokerProcess:
         for reader in self._readers:
             reader.start()
         answered = seen.wait(self.start_timeout_s)
+        _close(self._held)
         if not answers:
             code = process.poll()
             if not answered:
@@ -181,7 +186,7 @@ class BrokerProcess:
         self.ready = answers[0]
         return self
 
-    def stop(self, timeout_s: float = 10.0) -> None:
+    def stop(self, timeout_s: float = 30.0) -> None:
         """Stops it as an operator would (SIGTERM).
 
         Raises: BrokerFailed if that takes longer, or its exit code is not 0.
@@ -213,6 +218,7 @@ class BrokerProcess:
         try:
             self.stop()
         finally:
+            _close(self._held)
             if self._owns_data_dir:
                 shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -271,7 +277,7 @@ class BrokerProcess:
 
     # -- what tests ask of it
 
-    def api(self, method: str, path: str, body: object = None, timeout_s: float = 10.0) -> object:
+    def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> object:
         """One request of the admin API as guest, e.g. `api("GET", "/api/queues")`; its JSON answer, None for no body.
 
         Raises: BrokerFailed for an HTTP status of 400 and above, OSError if there is no answer.
@@ -346,17 +352,35 @@ class BrokerProcess:
     def _reap(self) -> None:
         # The readers end with the pipes, which they close: closing here would be under their hands.
         for reader in self._readers:
-            reader.join(5.0)
+            reader.join(30.0)
         self._process, self._readers = None, []
         atexit.unregister(self.kill)
+        if self.ready is not None:
+            _close(self._held)
+            self._held += [_hold(host, port) for host, port in self.ready.listeners.values()]
 
     def _failed(self, reason: str) -> BrokerFailed:
-        deadline = time.monotonic() + 1.0  # the reader may still be at the last lines
+        deadline = time.monotonic() + 10.0  # the reader may still be at the last lines
         while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:
             time.sleep(0.01)
         return BrokerFailed(
             f"{reason}; command: {' '.join(self._command)}; its standard error:\n{self.stderr or '(empty)'}"
         )
+
+
+def _hold(host: str, port: int) -> int:
+    """A socket on the port, which refuses clients: nobody else gets it as a free one, and the broker gets it back."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # somebody has it already: the start will tell
+            sock.bind((host, port))
+        return sock.detach()
+
+
+def _close(held: list[int]) -> None:
+    while held:
+        os.close(held.pop())
 
 
 def _option(value: object) -> str:

@@ -341,18 +341,13 @@ def test_ensure_connection_and_errors(broker: Any) -> None:
     wrong = Connection(f"amqp://guest:wrong@{broker.host}:{broker.port}//")
     with wrong as connection, pytest.raises(AccessRefused, match="Login was refused"):
         connection.connect()
-    port = unused_port()
-    with (
-        Connection(f"amqp://guest:guest@{broker.host}:{port}//") as connection,
-        pytest.raises(kombu.exceptions.OperationalError),
-    ):
-        connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as nobody:  # has the port, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        with (
+            Connection(f"amqp://guest:guest@{broker.host}:{nobody.getsockname()[1]}//") as connection,
+            pytest.raises(kombu.exceptions.OperationalError),
+        ):
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
 
 
 def test_publish_retries_on_a_broken_connection(broker: Any, queue: Queue) -> None:

@@ -38,20 +38,17 @@ def processor_s() -> Iterator[Callable[[Callable[[], object]], float]]:
         call()
         return time.thread_time() - began_s
 
-    gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield took_s
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
 def until_settled() -> Callable[[BrokerProcess, str, int], None]:
-    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are written
-    within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
+    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are
+    written within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
     """
 
     def left(broker: BrokerProcess, queue: str) -> int:

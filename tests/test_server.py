@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,7 +23,8 @@ import pytest
 
 from amqpd import __version__
 from amqpd._build import is_compiled
-from amqpd.testing import BrokerFailed, BrokerProcess, parse_ready_line
+from amqpd.connection import front_end
+from amqpd.testing import BrokerFailed, BrokerProcess, embedded, parse_ready_line
 
 BUILD = "compiled" if is_compiled() else "interpreted"
 COMMAND = [sys.executable, "-P", "-m", "amqpd"]
@@ -76,10 +79,10 @@ def test_one_line_then_silence_then_a_clean_end(tmp_path: Path, number: signal.S
         assert (ready.version, ready.build, ready.data) == (__version__, BUILD, str(tmp_path / "data"))
         assert set(ready.listeners) == {"amqp", "http"}
         for host, port in ready.listeners.values():  # both ports take connections once the line is out
-            socket.create_connection((host, port), timeout=2).close()
+            socket.create_connection((host, port), timeout=30).close()
         process.send_signal(number)
         rest = process.stdout.read()
-        assert (process.wait(5), rest) == (0, "")
+        assert (process.wait(30), rest) == (0, "")
     assert (tmp_path / "data").stat().st_mode & 0o077 == 0, "others can look into the data directory"
 
 
@@ -200,27 +203,27 @@ def test_sigterm_with_clients_that_do_not_answer(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_sigterm_does_not_wait_for_who_is_not_open(tmp_path: Path) -> None:
-    """A handshake that has only begun, and a client that has said goodbye and keeps its socket."""
+async def test_a_stop_does_not_wait_for_who_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handshake that has only begun, and a client that has said goodbye and keeps its socket. Here it would be waited
+    for ten minutes.
+    """
+    monkeypatch.setattr(front_end, "STOP_WAIT_S", 600.0)
     whole = [
         spec.Connection.StartOk(mechanism="PLAIN", response="\0guest\0guest"),
         spec.Connection.TuneOk(channel_max=1, frame_max=131072, heartbeat=0),
         spec.Connection.Open(),
         spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0),
     ]
-    with BrokerProcess(tmp_path) as broker:
-        begun, gone = (socket.create_connection(("127.0.0.1", broker.amqp_port), 10) for _ in range(2))
-        begun.sendall(b"AMQP\x00\x00\x09\x01")
-        gone.sendall(b"AMQP\x00\x00\x09\x01" + b"".join([pamqp.frame.marshal(method, 0) for method in whole]))
-        close_ok = pamqp.frame.marshal(spec.Connection.CloseOk(), 0)
-        heard = b""
-        while not heard.endswith(close_ok):
-            heard += gone.recv(4096)
-        started = time.monotonic()
-        broker.stop(30.0)
-        assert time.monotonic() - started < 10
-        begun.close()
-        gone.close()
+    async with asyncio.timeout(60):
+        async with embedded(tmp_path, settings={"amqp.handshake_timeout_s": 600}) as server:
+            heard, begun = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
+            begun.write(b"AMQP\x00\x00\x09\x01")
+            await heard.readexactly(1)  # connection.start
+            answers, gone = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
+            gone.write(b"AMQP\x00\x00\x09\x01" + b"".join([pamqp.frame.marshal(method, 0) for method in whole]))
+            await answers.readuntil(pamqp.frame.marshal(spec.Connection.CloseOk(), 0))
+        for writer in (begun, gone):
+            writer.close()
 
 
 # -- the first start -------------------------------------------------------------------------------------------------
@@ -305,16 +308,20 @@ def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
 @pytest.mark.compiled_only
 @pytest.mark.skipif(not is_compiled(), reason="the figure is the compiled package's")
 def test_start_time(tmp_path: Path) -> None:
-    """The ready line tells the truth; ten times the 600 ms of issue 2, which `make bench` measures (median of 20)."""
-    took = []
+    """The ready line tells the truth; in processor time a start and a stop are three times the 600 ms that `make bench`
+    holds starts to (median of 20).
+    """
+    took_s = []
     for _ in range(3):
         begun = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with BrokerProcess(tmp_path / "data") as broker:
             wall_ms = (time.monotonic() - begun) * 1000
             assert broker.ready is not None
             assert broker.ready.took_ms <= wall_ms + 1
-            took.append(wall_ms)
-    assert min(took) < 6000, took
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took_s) < 1.8, took_s
 
 
 def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:

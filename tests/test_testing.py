@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ while True:
 
 def stand_in(tmp_path: Path, mode: str = "good", **more: object) -> BrokerProcess:
     command = [sys.executable, "-c", STAND_IN.format(mode=mode)]
-    return BrokerProcess(tmp_path / "data", command=command, start_timeout_s=5.0, **more)  # type: ignore[arg-type]
+    return BrokerProcess(tmp_path / "data", command=command, start_timeout_s=30.0, **more)  # type: ignore[arg-type]
 
 
 def test_ready_line() -> None:
@@ -76,7 +77,13 @@ def test_starts_again_on_the_same_ports_after_a_kill(tmp_path: Path) -> None:
         broker.start()
     broker.kill()
     assert not broker.running
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):  # nobody else gets them meanwhile
+        other.bind(("127.0.0.1", 40001))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 40001), 30)
     broker.start()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 40001))
     assert broker.pid != first
     assert "--amqp.port=40001 --http.port=40002" in _settled(broker, "--amqp.port")
     broker.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import get_args
 
@@ -54,11 +54,11 @@ def test_bad_patterns(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
-def test_no_pattern_can_hang_the_broker(pattern: str) -> None:
+def test_no_pattern_can_hang_the_broker(pattern: str, processor_s: Callable[..., float]) -> None:
     compiled = compile_pattern(pattern)
-    before = time.perf_counter()
-    assert not compiled.matches("a" * 254 + "!")
-    assert time.perf_counter() - before < 2
+    name = "a" * 254 + "!"
+    assert not compiled.matches(name)
+    assert processor_s(lambda: compiled.matches(name)) < 2
 
 
 @given(pattern=st.text(max_size=12))

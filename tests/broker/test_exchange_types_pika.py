@@ -228,6 +228,14 @@ def test_no_order_twice(shared: BrokerProcess) -> None:
     assert item(shared, "dd")["cache_info"] == {"entries": 3, "size": 3, "duplicates": 3}
 
 
+def came(channel: BlockingChannel, queue: str, count: int) -> None:
+    """Waits until there are so many, and a moment for one more."""
+    until = monotonic() + 30
+    while channel.queue_declare(queue, passive=True).method.message_count < count and monotonic() < until:
+        channel.connection.sleep(0.02)
+    channel.connection.sleep(0.3)
+
+
 def test_what_was_delayed_passes_once(shared: BrokerProcess) -> None:
     with channel_of(shared) as channel:
         arguments = {"x-delayed-type": "x-message-deduplication", "x-cache-size": 9}
@@ -236,7 +244,7 @@ def test_what_was_delayed_passes_once(shared: BrokerProcess) -> None:
         channel.queue_bind("later-once", "later-once")
         for _ in range(2):
             put(channel, "later-once", "a", headers={"x-deduplication-header": "a", "x-delay": 50})
-        channel.connection.sleep(0.6)
+        came(channel, "later-once", 1)
         assert taken(channel, "later-once") == ["a"]
 
 
@@ -250,12 +258,12 @@ def test_a_copy_is_returned_and_confirmed(shared: BrokerProcess) -> None:
 
 def test_a_ttl(shared: BrokerProcess) -> None:
     with channel_of(shared) as channel:
-        bound(channel, "ddt", "x-message-deduplication", "ddt", x_cache_size=100, x_cache_ttl=200)
+        bound(channel, "ddt", "x-message-deduplication", "ddt", x_cache_size=100, x_cache_ttl=2000)
         own = {"x-deduplication-header": "own", "x-cache-ttl": 60_000}
         for body in ("a", "a"):
             once(channel, "ddt", body)
             put(channel, "ddt", "own", headers=own)
-        channel.connection.sleep(0.3)
+        channel.connection.sleep(2.5)
         once(channel, "ddt", "a")
         put(channel, "ddt", "own", headers=own)
         assert taken(channel, "ddt") == ["a", "own", "a"]
@@ -300,11 +308,7 @@ def test_dead_letters_pass_once(shared: BrokerProcess) -> None:
         channel.queue_declare("dying", arguments={"x-dead-letter-exchange": "ddl", "x-message-ttl": 0})
         for ident in "abba":
             channel.basic_publish("", "dying", b"x", pika.BasicProperties(headers={"x-deduplication-header": ident}))
-        for _ in range(50):
-            channel.connection.sleep(0.02)
-            if channel.queue_declare("ddl", passive=True).method.message_count == 2:
-                break
-        channel.connection.sleep(0.1)
+        came(channel, "ddl", 2)
         assert len(taken(channel, "ddl")) == 2
 
 
@@ -315,7 +319,7 @@ def test_dead_letters_alike_go_by_chance(shared: BrokerProcess) -> None:
         for _ in range(100):
             channel.basic_publish("", "dying-alike", b"x")
         counts = (0, 0)
-        for _ in range(100):
+        for _ in range(1500):
             counts = tuple(channel.queue_declare(f"dlr{n}", passive=True).method.message_count for n in range(2))
             if sum(counts) == 100:
                 break

@@ -233,7 +233,7 @@ class TestAfterAKill:
         client.channel.basic_nack(client.get(counted)[0].delivery_tag)
         client.count(counted)
         until_settled(own_broker, "full", 3)
-        time.sleep(0.5)  # returns wait 50 ms for the disk, and a busy machine longer
+        until(lambda: "returned" in own_broker.ctl("dump_log", str(own_broker.data_dir)).stdout)
         own_broker.kill()
         client.lost()
         time.sleep(5)

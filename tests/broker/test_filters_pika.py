@@ -121,7 +121,7 @@ def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
 
 
 def test_the_last_of_a_long_backlog(tmp_path: Path) -> None:
-    """Nobody else waits for it: another queue is served while the broker looks."""
+    """It comes after a restart, and another queue is served beside it: for how long, tests/limits/test_held.py says."""
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -137,13 +137,9 @@ def test_the_last_of_a_long_backlog(tmp_path: Path) -> None:
             red = Collector(connection.channel(), "q", True, arguments=RED)
             other = connection.channel()
             other.queue_declare("other")
-            longest = 0.0
             while not red.got:
-                began = time.monotonic()
                 other.basic_publish("", "other", b"now")
                 while other.basic_get("other", True)[0] is None:
                     pass
-                longest = max(longest, time.monotonic() - began)
                 connection.process_data_events(0)
             assert red.wait(1) == [30_000]
-            assert longest < 1, "seconds; some milliseconds where nothing else runs on the machine"

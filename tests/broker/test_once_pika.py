@@ -62,9 +62,12 @@ def taken(channel: BlockingChannel, queue: str) -> list[str]:
 def streamed(channel: BlockingChannel, queue: str, count: int) -> list[str]:
     channel.basic_qos(prefetch_count=1000)
     found: list[str] = []
-    for method, _, body in channel.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=1):
+    until = monotonic() + 30
+    for method, _, body in channel.consume(queue, arguments={"x-stream-offset": "first"}, inactivity_timeout=0.5):
         if method is None:
-            break
+            if len(found) == count or monotonic() > until:
+                break
+            continue
         found.append(body.decode())
         channel.basic_ack(method.delivery_tag)
         if len(found) > count:
@@ -206,7 +209,7 @@ def test_dead_letters_have_no_numbers(shared: BrokerProcess) -> None:
             method, _, _ = channel.basic_get("dying")
             assert method is not None
             channel.basic_reject(method.delivery_tag, requeue=False)
-        deadline = monotonic() + 10
+        deadline = monotonic() + 30
         found: list[pika.BasicProperties] = []
         while len(found) < 2 and monotonic() < deadline:
             method, about, _ = channel.basic_get("dead", auto_ack=True)
@@ -277,7 +280,9 @@ def test_what_went_straight_to_a_consumer_without_acks_is_known(tmp_path: Path) 
             got: list[bytes] = []
             channel.basic_consume("q", lambda *told: got.append(told[3]), auto_ack=True)
             put(channel, "q", 1)
-            channel.connection.process_data_events(1)
+            until = monotonic() + 30
+            while not got and monotonic() < until:
+                channel.connection.process_data_events(0.1)
             assert got == [b"7/0/1"]
         process.kill()
         process.start()

@@ -6,7 +6,7 @@ import base64
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from amqpd.testing import BrokerFailed, BrokerProcess
 
 COUNT = 3000
 RETAINED: dict[str, object] = {"x-retain": "1h"}
+
+Acked = Callable[[dict[str, object]], None]
 
 
 @pytest.fixture
@@ -43,8 +45,18 @@ def ended(broker: BrokerProcess, job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def fill(broker: BrokerProcess, arguments: dict[str, object], count: int = COUNT) -> None:
-    """All of them acked, safely."""
+@pytest.fixture
+def acked(own_broker: BrokerProcess, until_settled: Any) -> Acked:
+    """Fills the queue, and acks all of it, safely."""
+
+    def fill(arguments: dict[str, object]) -> None:
+        publish_and_ack(own_broker, arguments)
+        until_settled(own_broker, "q", 0)
+
+    return fill
+
+
+def publish_and_ack(broker: BrokerProcess, arguments: dict[str, object], count: int = COUNT) -> None:
     connection = connect(broker)
     channel = connection.channel()
     channel.queue_declare("q", durable=True, arguments={**RETAINED, **arguments})
@@ -53,14 +65,13 @@ def fill(broker: BrokerProcess, arguments: dict[str, object], count: int = COUNT
         properties = pika.BasicProperties(delivery_mode=2, priority=number % 4, headers={"n": number})
         channel.basic_publish("", "q", b"%d" % number, properties)
     assert len(drain_of(channel, "q", count)) == count
-    time.sleep(0.2)  # acks older than 50 ms survive a kill
     connection.close()
 
 
 def drain_of(channel: Any, queue: str, count: int) -> list[tuple[int, bool]]:
     found: list[tuple[int, bool]] = []
     if count:
-        for method, _, body in channel.consume(queue, inactivity_timeout=5):
+        for method, _, body in channel.consume(queue, inactivity_timeout=30):
             if method is None:
                 break
             found.append((int(body), method.redelivered))
@@ -80,8 +91,10 @@ def drain(broker: BrokerProcess) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "quorum"}, {"x-max-priority": 4}])
-def test_they_come_again_in_their_order(own_broker: BrokerProcess, arguments: dict[str, object]) -> None:
-    fill(own_broker, arguments)
+def test_they_come_again_in_their_order(
+    own_broker: BrokerProcess, acked: Acked, arguments: dict[str, object]
+) -> None:
+    acked(arguments)
     job = ended(own_broker, begin(own_broker, offset=0, where="n >= 100"))
     assert (job["done"], job["from_offset"], job["left"]) == (COUNT - 100, 0, {})
     found = drain(own_broker)
@@ -92,8 +105,8 @@ def test_they_come_again_in_their_order(own_broker: BrokerProcess, arguments: di
     assert [number for number, _ in found] == wanted
 
 
-def test_beside_a_consumer_and_a_publisher(own_broker: BrokerProcess) -> None:
-    fill(own_broker, {})
+def test_beside_a_consumer_and_a_publisher(own_broker: BrokerProcess, acked: Acked) -> None:
+    acked({})
     connection = connect(own_broker)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=20)
@@ -118,9 +131,9 @@ def test_beside_a_consumer_and_a_publisher(own_broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("after_ms", [0, 5, 15, 30, 60, 120])
-def test_kill_9(own_broker: BrokerProcess, after_ms: int) -> None:
+def test_kill_9(own_broker: BrokerProcess, acked: Acked, until_settled: Any, after_ms: int) -> None:
     """All of it or none, and what was acked behind it stays so."""
-    fill(own_broker, {})
+    acked({})
     begin(own_broker, offset=0, where="n >= 10")
     time.sleep(after_ms / 1000)
     own_broker.kill()
@@ -128,7 +141,7 @@ def test_kill_9(own_broker: BrokerProcess, after_ms: int) -> None:
     found = drain(own_broker)
     assert [number for number, _ in found] in ([], list(range(10, COUNT)))
     assert all(redelivered for _, redelivered in found)
-    time.sleep(0.2)
+    until_settled(own_broker, "q", 0)
     own_broker.kill()
     own_broker.start()
     assert drain(own_broker) == []

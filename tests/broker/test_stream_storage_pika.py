@@ -57,7 +57,7 @@ def test_the_example(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
         ("tin", 3, b'{"price": 7}'),
         ("tin", 4, b""),
     ]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not offsets(amqpd_broker, amqpd_vhost.name, "prices"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -80,7 +80,7 @@ def read(url: str, queue: str, count: int, **arguments: object) -> list[tuple[in
     channel.basic_qos(prefetch_count=10)
     given = {f"x-stream-{name.replace('_', '-')}": value for name, value in arguments.items()}
     found = []
-    for method, properties, body in channel.consume(queue, arguments=given, inactivity_timeout=5):
+    for method, properties, body in channel.consume(queue, arguments=given, inactivity_timeout=30):
         assert method is not None, f"only {found}"
         found.append((properties.headers["x-stream-offset"], body))
         channel.basic_ack(method.delivery_tag)
@@ -121,7 +121,7 @@ def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
             channel.basic_publish("", "s", b"%d" % number)
         channel.basic_qos(prefetch_count=4)
         arguments = {"x-stream-offset": "first", "x-stream-consumer-name": "n"}
-        for taken, (method, _, _) in enumerate(channel.consume("s", arguments=arguments, inactivity_timeout=5), 1):
+        for taken, (method, _, _) in enumerate(channel.consume("s", arguments=arguments, inactivity_timeout=30), 1):
             assert method is not None
             channel.basic_ack(method.delivery_tag)
             if taken == 8:

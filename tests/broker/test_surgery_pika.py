@@ -132,7 +132,7 @@ def test_a_kill_loses_nothing_and_marks_what_it_doubles(
     assert len(set(places.values())) == COUNT, "two messages have one mark"
 
 
-def test_a_redrive_is_killed(own_broker: BrokerProcess) -> None:
+def test_a_redrive_is_killed(own_broker: BrokerProcess, until_settled: Any) -> None:
     connection = connect(own_broker)
     channel = connection.channel()
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "failed"}
@@ -145,7 +145,7 @@ def test_a_redrive_is_killed(own_broker: BrokerProcess) -> None:
         if method.delivery_tag == 2000:
             break
     connection.close()
-    time.sleep(0.5)  # until what was rejected is settled on disk: else a kill leaves it in its queue, too
+    until_settled(own_broker, "work", 0)  # else a kill leaves it in its queue, too
     begin(own_broker, "redrive", "failed")
     time.sleep(0.05)
     own_broker.kill()

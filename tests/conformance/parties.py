@@ -8,7 +8,7 @@ from peer import Peer
 
 from amqpd.testing import BrokerProcess
 
-WITNESS_S = 1.0
+WITNESS_S = 30.0
 COMPLAINTS = ("Traceback", "INTERNAL_ERROR")
 
 

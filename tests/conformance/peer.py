@@ -29,7 +29,7 @@ from wire import (
     publish,
 )
 
-PATIENCE_S: Final = 5.0
+PATIENCE_S: Final = 30.0
 REPLY_NAMES: Final = {
     311: "CONTENT_TOO_LARGE", 320: "CONNECTION_FORCED", 403: "ACCESS_REFUSED", 404: "NOT_FOUND",
     405: "RESOURCE_LOCKED", 406: "PRECONDITION_FAILED", 501: "FRAME_ERROR", 502: "SYNTAX_ERROR",
@@ -281,7 +281,7 @@ class Peer:
         self.check_close(got, code, class_id, method_id, text)
         self.send(method("connection.close-ok", 0))
         if code != 501:
-            self.expect_silent_close(2.0)
+            self.expect_silent_close(PATIENCE_S)
         return got
 
     def expect_channel_close(

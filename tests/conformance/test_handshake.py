@@ -250,7 +250,7 @@ def test_close_is_answered_and_then_the_socket_ends(fresh: Peer) -> None:
     with pytest.raises(TimeoutError):
         fresh.read(0.3)
     fresh.socket.shutdown(socket.SHUT_WR)
-    fresh.expect_silent_close(1.0)
+    fresh.expect_silent_close(30.0)
 
 
 def test_update_secret(fresh: Peer) -> None:

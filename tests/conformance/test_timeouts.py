@@ -1,7 +1,7 @@
 """What takes its time: the deadline of 10 s, the penalty of 3 s, heartbeats. All rows run at once, one thread each.
 
 A row says something to a fresh socket and returns how it must end; RabbitMQ 3.10.8's times are in the table.
-Sums of a machine under load get a second of grace.
+A machine under load gets GRACE_S of grace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parties import Broker
 from peer import Closed, Peer
 from wire import BODY, HEARTBEAT, METHOD, PROTOCOL, frame, heartbeat, longstr, method, method_payload
 
-GRACE_S = 5.0  # for a machine that others use too
+GRACE_S = 30.0  # for a machine that others use too
 DEADLINE_S = 10.0
 PENALTY_S = 3.0
 LOGIN_REFUSED = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
@@ -105,33 +105,31 @@ def b21(peer: Peer) -> None:
 
 
 def heartbeats(peer: Peer) -> None:
-    """Both ways, one second: the broker sends at least one every second, and ours keep the connection up."""
-    peer.handshake(heartbeat=1)
+    """Both ways, two seconds: the broker sends one every second or two, and ours keep the connection up."""
+    peer.handshake(heartbeat=2)
     peer.channel()
     peer.skip_heartbeats = False
-    last = time.monotonic()
-    until = last + 5.0
+    began = time.monotonic()
     seen = 0
-    while time.monotonic() < until:
+    while seen < 5:
         peer.send(heartbeat())
         try:
             got = peer.read(0.4)
         except TimeoutError:
-            assert time.monotonic() - last < 1.0 + GRACE_S, "the broker missed its heartbeat"
+            assert time.monotonic() - began < 10.0 + GRACE_S, f"the broker has sent {seen} heartbeats"
             continue
         assert got.kind == HEARTBEAT
-        last = time.monotonic()
         seen += 1
-    assert 4 <= seen <= 20
+    assert time.monotonic() - began > 2.0, "they come all at once"
     peer.skip_heartbeats = True
     peer.fence()
 
 
 def traffic_is_a_heartbeat(peer: Peer) -> None:
     """AMQP 0-9-1 4.2.7: any octet counts; a client that sends methods need not send heartbeats."""
-    peer.handshake(heartbeat=1)
+    peer.handshake(heartbeat=2)
     peer.channel()
-    until = time.monotonic() + 4.0
+    until = time.monotonic() + 8.0
     while time.monotonic() < until:
         peer.fence()
         time.sleep(0.4)

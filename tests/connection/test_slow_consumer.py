@@ -33,9 +33,9 @@ def peers(vhost: Vhost, count: int) -> Iterator[list[Peer]]:
 
 
 def next_number(peer: Peer) -> int | None:
-    """Of the next delivery; None when none comes within a second."""
+    """Of the next delivery; None when none comes within five seconds."""
     try:
-        first = peer.read(1.0)
+        first = peer.read(5.0)
     except TimeoutError:
         return None
     assert first.name == "basic.deliver"

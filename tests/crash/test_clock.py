@@ -94,7 +94,7 @@ async def test_a_live_broker_whose_clock_is_set(tmp_path: Path) -> None:
     jumps = (400 * DAY_S, -400 * DAY_S, 3600)
     try:
         await asyncio.to_thread(broker.start)
-        link = await connect(broker.amqp_port, heartbeat_s=1)
+        link = await connect(broker.amqp_port, heartbeat_s=3)
         for queue in ("kept", "short"):
             await link.declare_queue(queue)
         await link.confirm_select()

@@ -171,10 +171,12 @@ async def test_what_was_nacked_last_in_a_turn_is_not_acked_by_the_next(tmp_path:
         accepted, refused = publish_prefix("", "q") + content(DURABLE, b"x"), publish_prefix("", "full")
         refused += content(DURABLE, b"x")
         link.write(refused * 3)
-        for turn in (accepted + refused, refused, refused, accepted):
-            await asyncio.sleep(0.2)
-            link.write(turn)
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(PATIENCE_S * 4):
+            for turn, last in ((accepted + refused, 5), (refused, 6), (refused, 7), (accepted, 8)):
+                link.write(turn)
+                while not any(tag >= last for tag, _, _ in heard):  # noqa: ASYNC110  # several may come in one turn
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # what is answered twice would come now
         single = [tag for tag, multiple, _ in heard if not multiple]
         assert len(single) == len(set(single)), heard
         nacked = [tag for tag, _, acked in heard if not acked]

@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -26,7 +25,7 @@ COUNT = 3000
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def broker(tmp_path_factory: pytest.TempPathFactory, until_settled: Any) -> Any:
     """A broker with small segments, and 3000 messages in a queue with a hard name, the first 100 of them consumed."""
     directory = tmp_path_factory.mktemp("broker")
     with BrokerProcess(directory, settings={"storage.segment_size_bytes": 1 << 20}) as running:
@@ -43,7 +42,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
             method, _, _ = channel.basic_get("a/b \u00fc")
             channel.basic_ack(method.delivery_tag)
         connection.close()
-        time.sleep(0.3)  # settlements are in their file at the end of the turn
+        until_settled(running, "a/b \u00fc", COUNT - 100)
         yield running
 
 

@@ -72,7 +72,7 @@ async def round_trips(port: int, seconds: float) -> list[float]:
         if wait > 0:
             await asyncio.sleep(wait)
         link.publish("", name, b"\x00\x00", b"%d" % number)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(took) < len(due) and time.monotonic() < deadline:  # noqa: ASYNC110  # the last ones; not measured by this
         await asyncio.sleep(0.01)
     link.close()

@@ -184,7 +184,7 @@ async def test_a_connection_that_publishes_hears_its_own_acks(tmp_path: Path) ->
         peak = 0.0
         for half in (1, 2):
             end = time.monotonic() + SHORT_S / 2
-            while time.monotonic() < end:
+            while time.monotonic() < end or (len(delivered) <= half * 50 and time.monotonic() < end + 30):
                 for _ in range(250):
                     link.publish("", "both", b"\x10\x00\x02", b"%08d" % published + b"." * 8184)
                     published += 1
@@ -194,8 +194,9 @@ async def test_a_connection_that_publishes_hears_its_own_acks(tmp_path: Path) ->
             halves.append(len(delivered))
             assert len(delivered) > half * 50, f"{len(delivered)} deliveries of {published} publishes"
         before = len(delivered)
-        await asyncio.sleep(0.5)
-        assert len(delivered) > before
+        async with asyncio.timeout(30):
+            while len(delivered) == before:  # noqa: ASYNC110  # `deliver` has no event
+                await asyncio.sleep(0.01)
         assert delivered == [b"%08d" % number for number in range(len(delivered))]
         print(f"\n{published} published, delivered in each half {halves[0]} and {halves[1] - halves[0]}, {peak:.0f} MB")
         assert peak < MEMORY_MAX_MB
@@ -242,7 +243,7 @@ async def traffic(clients: list[Small], seconds: float) -> None:
             await asyncio.sleep(wait)
         clients[number % len(clients)].say(due)
         number += 1
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(len(each.took_ms) < len(each.sent) for each in clients) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 

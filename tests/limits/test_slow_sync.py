@@ -103,7 +103,7 @@ async def beside_openings(folder: Path, seconds: float, count: int) -> list[floa
 
 
 async def test_others_go_on_while_queues_are_opened(tmp_path: Path) -> None:
-    took = await beside_openings(tmp_path, 0.02, 20)
+    took = await beside_openings(tmp_path, 0.1, 20)
     assert len(took) > 20, "more answers than queues that were opened meanwhile"
 
 
@@ -165,8 +165,8 @@ async def test_all_that_needs_a_queue_waits_for_it(tmp_path: Path) -> None:
 
 
 async def test_acks_beside_openings_survive_a_kill(tmp_path: Path) -> None:
-    """An ack is written 50 ms after it came, also while the disk takes half a second for each sync of a recovery."""
-    killed = Killed(tmp_path, 0.5, 6)
+    """An ack is written 50 ms after it came, also while the disk takes a second for each sync of a recovery."""
+    killed = Killed(tmp_path, 1.0, 6)
     try:
         await killed.begin()
         consumer = await killed.link()

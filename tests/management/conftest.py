@@ -62,7 +62,7 @@ class Api:
         if self.user is None:
             connection: http.client.HTTPConnection = Unix(self.broker.data_dir / "amqpctl.sock")
         else:
-            connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=60)
             if self.user:
                 token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
                 sent.setdefault("Authorization", f"Basic {token}")

@@ -81,7 +81,7 @@ class Heard:
     def until(self, key: str) -> list[tuple[str, dict[str, Any]]]:
         """Everything up to the next of this key."""
         found = []
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             method, properties, body = self.channel.basic_get(self.queue, auto_ack=True)
             if method is None:
@@ -93,7 +93,7 @@ class Heard:
             found.append((method.routing_key, headers))
             if method.routing_key == key:
                 return found
-        raise AssertionError(f"no {key} came within 5 s, but {[each for each, _ in found]}")
+        raise AssertionError(f"no {key} came within 30 s, but {[each for each, _ in found]}")
 
     def one(self, key: str) -> dict[str, Any]:
         headers = self.until(key)[-1][1]
@@ -351,7 +351,7 @@ def test_durable_bindings_hear_after_a_restart(tmp_path_factory: pytest.TempPath
         process.add_vhost("new")
         connection = pika.BlockingConnection(pika.URLParameters(process.url))
         channel = connection.channel()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         method = None
         while method is None and time.monotonic() < deadline:
             method, properties, _ = channel.basic_get("audit", auto_ack=True)

@@ -56,7 +56,7 @@ def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: Broke
     assert held["connection"].count("->") == 1
     assert held["user"] == "guest"
     channel.basic_nack(method.delivery_tag, requeue=False)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     wanted = {("failed", "ready"), ("kept", "settled")}
     while not wanted <= set(states(found(api, v, id="it's"))) and time.monotonic() < until:
         time.sleep(0.05)

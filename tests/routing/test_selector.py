@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 import pytest
@@ -337,15 +336,17 @@ def test_required_text() -> None:
         ("1e" + "9" * 4000 + " = a", "number too large"),
     ],
 )
-def test_the_hostile_are_refused_at_once(text: str, error: str) -> None:
+def test_the_hostile_are_refused_at_once(text: str, error: str, processor_s: Callable[..., float]) -> None:
     parse("warm = 1")
-    started = time.process_time()
-    if error:
-        with pytest.raises(BadSelector, match=error):
-            parse(text)
-    else:
-        parse(text).matches(Message(SHIPMENT))
-    assert time.process_time() - started < 0.3
+
+    def one() -> None:
+        if error:
+            with pytest.raises(BadSelector, match=error):
+                parse(text)
+        else:
+            parse(text).matches(Message(SHIPMENT))
+
+    assert min(processor_s(one) for _ in range(3)) < 0.3
 
 
 LONG = "ab" * 60_000
@@ -363,9 +364,7 @@ LONG = "ab" * 60_000
         "big" + " * big" * 25 + " > 0 AND big" + " * big" * 25 + " + 1.5 > 0",
     ],
 )
-def test_the_hostile_are_never_slow(text: str) -> None:
+def test_the_hostile_are_never_slow(text: str, processor_s: Callable[..., float]) -> None:
     selector = parse(text)
     message = Message({"a": LONG, "big": 2**63 - 1})
-    started = time.process_time()
-    selector.matches(message)
-    assert time.process_time() - started < 0.1
+    assert min(processor_s(lambda: selector.matches(message)) for _ in range(3)) < 0.1

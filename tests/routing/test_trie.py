@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import pytest
 
@@ -170,28 +170,21 @@ def test_a_match_leaves_nothing_behind_for_the_next() -> None:
     ],
 )
 @pytest.mark.parametrize("key", [".".join(["a"] * 128), ".".join(["a", "b"] * 64), "." * 255])
-def test_no_pattern_costs_more_than_ten_milliseconds(pattern: str, key: str) -> None:
+def test_no_pattern_costs_more_than_ten_milliseconds(
+    pattern: str, key: str, processor_s: Callable[..., float]
+) -> None:
     trie = Trie()
     trie.add(pattern, "q")
     trie.match(key)
-    best_s = 1.0
-    for _ in range(5):  # the best of a few: the machine may be busy with something else
-        start = time.perf_counter()
-        trie.match(key)
-        best_s = min(best_s, time.perf_counter() - start)
-    assert best_s <= 0.010
+    assert min(processor_s(lambda: trie.match(key)) for _ in range(5)) <= 0.010
 
 
-def test_many_patterns_behind_one_hash_cost_no_more_than_one() -> None:
+def test_many_patterns_behind_one_hash_cost_no_more_than_one(processor_s: Callable[..., float]) -> None:
     def best_match_s(pattern_count: int) -> float:
         trie = Trie()
         for number in range(pattern_count):
             trie.add(f"#.evt{number}", number)
-        best_s = 1.0
-        for _ in range(50):
-            start = time.perf_counter()
-            assert trie.match("x.y.evt0") == {0}
-            best_s = min(best_s, time.perf_counter() - start)
-        return best_s
+        assert trie.match("x.y.evt0") == {0}
+        return min(processor_s(lambda: trie.match("x.y.evt0")) for _ in range(50))
 
     assert best_match_s(10_000) < 20 * best_match_s(1)  # a scan would be thousands of times dearer
