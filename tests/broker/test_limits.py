@@ -14,7 +14,7 @@ def deaths(got) -> list[tuple]:
 class TestKinds:
     def test_a_plain_declaration_pays_for_no_rules(self, room) -> None:
         queue = room.queue("q")
-        assert (queue.rules.plain, queue.limits, queue.expiry) == (True, None, None)
+        assert (queue.rules.plain, queue.enforcement, queue.expiry) == (True, None, None)
 
     @pytest.mark.parametrize(
         "arguments",
@@ -30,7 +30,7 @@ class TestKinds:
     def test_a_limit_is_a_rule(self, room, arguments) -> None:
         queue = room.queue("q", **arguments)
         assert not queue.rules.plain
-        assert queue.limits is not None
+        assert queue.enforcement is not None
 
 
 @pytest.mark.parametrize("durable", [True, False])

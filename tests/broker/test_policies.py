@@ -16,7 +16,7 @@ from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.catalogue.exchanges import declare as declare_exchange
 from amqpd.broker.catalogue.patterns import compile_names
 from amqpd.broker.catalogue.policy_keys import InvalidPolicy, unsupported
-from amqpd.broker.queues.limits import SLICE_COUNT
+from amqpd.broker.queues.enforcement import SLICE_COUNT
 from amqpd.broker.queues.rules import Rules
 
 MAX = {"max-length": 2}

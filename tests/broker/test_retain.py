@@ -206,7 +206,7 @@ class TestPolicies:
         room.turns()
         upkeep(room)
         assert done == [None]
-        assert queue.rules.plain and queue.limits is None
+        assert queue.rules.plain and queue.enforcement is None
         assert retained(queue).messages < 12, "only what the last file has"
         assert room.storage.retained.bytes == 0
 

@@ -172,7 +172,7 @@ class TestWaiting:
 class TestBeside:
     def test_plain_queues_know_nothing_of_it(self, room) -> None:
         queue = room.queue("q")
-        assert (queue.rules.plain, queue.limits) == (True, None)
+        assert (queue.rules.plain, queue.enforcement) == (True, None)
         room.publish("q", b"1")
         fail(queue)
         assert counts(queue) == (1, 0, 0)
@@ -263,7 +263,7 @@ class TestBeside:
         fail(queue, 200)
         room.clock.now_ms += 2000
         room.clock.per_look_ms = 1
-        queue.limits.retries.fire()
+        queue.enforcement.retries.fire()
         assert 0 < queue.ready_count < 200
         room.clock.per_look_ms = 0
         room.advance(200)
@@ -301,7 +301,7 @@ class TestRules:
         assert counts(queue) == (2, 0, 0)
         assert room.bodies(queue) == [b"0", b"1"]
         queue.obey(rules_of({}))
-        assert queue.limits is None
+        assert queue.enforcement is None
 
     def test_what_waits_keeps_its_time(self, room) -> None:
         queue = room.queue("q", **ALL)
@@ -462,7 +462,7 @@ def test_what_is_due_first_comes_first_after_a_restart(room, kind) -> None:
     queue = room.vhost.queues["q"]
     queue.prepare()
     assert counts(queue) == (10, 0, 190)
-    assert len(queue.limits.retries._heap) < 70
+    assert len(queue.enforcement.retries._heap) < 70
     room.advance(5000)
     fail(queue)  # 190, due behind the others
     seen: list[int] = []

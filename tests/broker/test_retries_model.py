@@ -202,7 +202,7 @@ class RetryMachine(RuleBasedStateMachine):
         assert counts == (len(self.ready), len(self.unacked), len(self.waiting))
         together = queue.ready_bytes + queue.delayed_bytes
         assert together == sum(len(held.body) for held in self.ready + self.waiting)
-        retries = queue.limits.retries
+        retries = queue.enforcement.retries
         assert isinstance(retries, Retries)
         if self.waiting:
             assert retries.tick >= 0

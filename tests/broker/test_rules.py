@@ -269,9 +269,9 @@ class TestAll:
                 delivery_limit=3,
                 dead_letter_exchange="nowhere",
             )
-            assert queue.limits is not None
+            assert queue.enforcement is not None
             obey(room, queue)
-            assert queue.limits is None
+            assert queue.enforcement is None
         room.advance(100_000 // 50)
         assert len(room.bodies(queue)) == 100
 

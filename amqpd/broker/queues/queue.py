@@ -3,7 +3,7 @@
     identity     name, vhost, kind, flags, arguments
     consumers    whose turn it is (delivery.py: RoundRobin)
     order        what is ready and which is next (ready_order.py: by arrival, by level)
-    rules        what it obeys beside that (rules.py), at work in `limits` and `expiry`; a plain queue has neither
+    rules        what it obeys beside that (rules.py), at work in `enforcement` and `expiry`; a plain queue has neither
     backing      where its messages lie (backing.py): a log, a temporary one, or memory
 
 Messages come in at `offer`, get an offset, and leave through `pump` (or `get`) to a consumer; `settle` ends them,
@@ -23,6 +23,7 @@ from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.counted import counted
+from amqpd.broker.queues.enforcement import Enforcement
 from amqpd.broker.queues.expiry import Expiry
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filters import PUMP_COUNT_MAX, Filters
@@ -30,7 +31,6 @@ from amqpd.broker.queues.getters import Getters
 from amqpd.broker.queues.grouped_order import GroupedOrder
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.levels import LevelOrder
-from amqpd.broker.queues.limits import Limits
 from amqpd.broker.queues.log_opening import Opening
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.retaining import retain, take_in
@@ -88,7 +88,7 @@ class Queue(Source):
         # Watches the head from the first message on that has a time to live.
         self.expiry: Expiry | None = None
         self.rules = rules
-        self.limits: Limits | None = None
+        self.enforcement: Enforcement | None = None
         if not rules.plain:
             self.obey(rules)
 
@@ -116,16 +116,16 @@ class Queue(Source):
             if expiry.ttl_ms < 0 and self.ready_count > 0:
                 self.order.note_arrival(expiry.now_ms())
             expiry.obey(rules.ttl_ms)
-        limits = self.limits
-        if rules.plain and (limits is None or not limits.needed()):
-            if limits is not None:
-                limits.end()
-                self.limits = None
+        enforcement = self.enforcement
+        if rules.plain and (enforcement is None or not enforcement.needed()):
+            if enforcement is not None:
+                enforcement.end()
+                self.enforcement = None
             return
-        if limits is None:
-            limits = Limits(self, self.host, self.backing, rules)
-            self.limits = limits
-        limits.obey(rules, self.opening is None)
+        if enforcement is None:
+            enforcement = Enforcement(self, self.host, self.backing, rules)
+            self.enforcement = enforcement
+        enforcement.obey(rules, self.opening is None)
         self.order.obey(rules)
 
     def watch(self, message: Message) -> None:
@@ -135,8 +135,8 @@ class Queue(Source):
 
     def used(self) -> None:
         """Somebody declared it, got from it, began or ceased to consume: a lease (x-expires) begins anew."""
-        if self.limits is not None:
-            self.limits.used()
+        if self.enforcement is not None:
+            self.enforcement.used()
 
     # -- its log -----------------------------------------------------------------------------------------------------
 
@@ -163,16 +163,16 @@ class Queue(Source):
         self.backing.next_offset = log.next_offset
         self.ready_count = log.record_count
         self.ready_bytes = log.size_bytes
-        if self.limits is not None:
-            waiting = self.limits.restore(log)
+        if self.enforcement is not None:
+            waiting = self.enforcement.restore(log)
             order = self.order
             if waiting and isinstance(order, FifoOrder):
                 self.filters = self.filters or Filters(self, self.host, order)
                 self.order = self.filters.order
             self.order.begin_without(waiting)
         self.order.opened(self)
-        if self.limits is not None:
-            self.limits.opened()
+        if self.enforcement is not None:
+            self.enforcement.opened()
         if self.ready_count > 0:
             # Reading the head shows whether it has a time to live, which may be over.
             self._look_at_head()
@@ -205,12 +205,12 @@ class Queue(Source):
     # -- in ----------------------------------------------------------------------------------------------------------
 
     def offer(self, message: Message) -> bool:
-        limits = self.limits
-        if limits is None:
+        enforcement = self.enforcement
+        if enforcement is None:
             return self._take_in(message)
         if self.rules.ttl_ms >= 0:
             self.watch(message)
-        if not limits.admits(message):
+        if not enforcement.admits(message):
             self.published_count += 1
             return False
         if self.rules.stream:
@@ -223,8 +223,8 @@ class Queue(Source):
         kept = self.rules.retains and self.logged
         accepted = take_in(self, self.backing, self.order, message) if kept else self._take_in(message)
         if kept:
-            limits.came(message, self.expiry)
-        if limits.displace() and self.expiry is not None:
+            enforcement.came(message, self.expiry)
+        if enforcement.displace() and self.expiry is not None:
             self.expiry.arm()
         return accepted
 
@@ -264,13 +264,13 @@ class Queue(Source):
 
     def begin_transaction(self) -> None:
         self.backing.begin_transaction()
-        if self.limits is not None:
-            self.limits.begin_transaction()
+        if self.enforcement is not None:
+            self.enforcement.begin_transaction()
 
     def end_transaction(self) -> None:
         self.backing.end_transaction()
-        if self.limits is not None:
-            self.limits.end_transaction()
+        if self.enforcement is not None:
+            self.enforcement.end_transaction()
 
     def takes_prepared(self) -> bool:
         plain = self.rules.plain and self.rules.level_max < 0
@@ -293,7 +293,7 @@ class Queue(Source):
     def pump(self) -> None:
         """Delivers what is ready to whoever can take it; asks to be called again when there is more than a turn's
         share."""
-        if not self.order.scan(self) or (self.limits is not None and not self.limits.before_pump()):
+        if not self.order.scan(self) or (self.enforcement is not None and not self.enforcement.before_pump()):
             return
         if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
             return  # what is over still stands before what could be delivered; the next turn goes on
@@ -443,19 +443,19 @@ class Queue(Source):
         self.unacked_count -= 1
         if self.deleted:
             return
-        limits = self.limits
-        if counts and limits is not None and limits.limits_return(entry):
+        enforcement = self.enforcement
+        if counts and enforcement is not None and enforcement.limits_return(entry):
             self.discard(entry, "delivery_limit")
             return
         entry.redelivered = True
         if counts:
             entry.delivery_count += 1
-            if limits is not None and limits.delays(entry, failed, self.expiry, self.order):
+            if enforcement is not None and enforcement.delays(entry, failed, self.expiry, self.order):
                 return
         self.backing.mark_returned(entry, 0)
         self.order.put_back(self, entry)
-        if limits is not None:
-            limits.displace()
+        if enforcement is not None:
+            enforcement.displace()
 
     def ready_again(self, entry: Entry) -> None:
         self.order.put_back(self, entry)
@@ -463,8 +463,8 @@ class Queue(Source):
     def purge(self) -> i64:
         """Removes what is ready or waits for its next try; unacked messages stay. Returns how many went."""
         count = self.ready_count
-        if self.limits is not None:
-            count += self.limits.purge(self.order)
+        if self.enforcement is not None:
+            count += self.enforcement.purge(self.order)
         self.order.purge(self)
         if self.getters is not None and len(self.getters) > 0:
             self.pump_later()
@@ -475,9 +475,9 @@ class Queue(Source):
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None  # it knows the queue, which is to go without a collector
-        if self.limits is not None:
-            self.limits.end()
-            self.limits = None
+        if self.enforcement is not None:
+            self.enforcement.end()
+            self.enforcement = None
         self.opening = None
         self.filters = None
         if self.getters is not None:
@@ -495,5 +495,5 @@ class Queue(Source):
         self.backing.unwritten(ranges)
         # The sizes of those that were in the log alone are known to nobody any more.
         self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.hot_bytes))
-        if self.limits is not None:
-            self.limits.unwritten(ranges, self.order)
+        if self.enforcement is not None:
+            self.enforcement.unwritten(ranges, self.order)

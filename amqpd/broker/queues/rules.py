@@ -1,8 +1,8 @@
 """Rules: what a queue obeys beside keeping its messages in order, as one immutable value.
 
 They are made from a declaration's arguments (`arguments.rules_of`) and exchanged as a whole while the queue runs
-(`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `Limits` (limits.py), and that is the
-one test it makes. Queues whose rules are alike may share them.
+(`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `Enforcement` (enforcement.py), and
+that is the one test it makes. Queues whose rules are alike may share them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Waker(Timer):
 
 
 @final
-class Limits:
+class Enforcement:
     """Of one queue whose rules are not plain."""
 
     def __init__(self, queue: Source, host: QueueHost, backing: Backing, rules: Rules) -> None:
