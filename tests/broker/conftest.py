@@ -32,6 +32,7 @@ from amqpd.broker.queues.opening import Opener
 from amqpd.broker.queues.pump_retries import PumpRetries
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.windows import Windows
+from amqpd.broker.surgery.jobs import Jobs
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.metadata import VhostRow
@@ -262,3 +263,8 @@ def room(tmp_path: Path) -> Iterator[Room]:
 def make_room() -> Callable[[Path], Room]:
     """For tests that need many rooms: hypothesis runs one test function again and again."""
     return Room
+
+
+@pytest.fixture
+def jobs(room: Any) -> Jobs:
+    return Jobs(room.republisher, room.turn, room._soon.append)

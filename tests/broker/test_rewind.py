@@ -16,11 +16,6 @@ from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import parse
 
 
-@pytest.fixture
-def jobs(room: Any) -> Jobs:
-    return Jobs(room.republisher, room.turn, room._soon.append)
-
-
 def run(room: Any, jobs: Jobs, source: Any, selector: str = "", **more: Any) -> Job:
     job = jobs.begin(Request("rewind", room.vhost, source, selector=parse(selector) if selector else None, **more))
     for _ in range(100):

@@ -1,0 +1,52 @@
+"""Surgery in a room: jobs, queues of each kind, what fills them and what takes everything out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqpd.broker.surgery.job import Job
+from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.routing.selector import parse
+
+KINDS = ("durable", "transient", "quorum", "priority")
+
+
+def declare(room: Any, kind: str, name: str = "source") -> Any:
+    if kind == "quorum":
+        return room.queue(name, x_queue_type="quorum")
+    if kind == "priority":
+        return room.queue(name, x_max_priority=9)
+    return room.queue(name, durable=kind == "durable")
+
+
+def run(room: Any, jobs: Jobs, verb: str, source: Any, selector: str = "", **more: Any) -> Job:
+    job = jobs.begin(
+        Request(verb, room.vhost, source, selector=parse(selector) if selector else None, **more)
+    )
+    room.turns()
+    return job
+
+
+def fill(room: Any, name: str, count: int, **properties: Any) -> None:
+    for number in range(count):
+        headers = {"n": number, **properties.get("headers", {})}
+        room.publish(name, b"%d" % number, priority=number % 3, headers=headers, turn=False)
+    room.turn.want()
+    room.turns()
+
+
+def got(room: Any, queue: Any) -> list[int]:
+    """Takes everything that is ready."""
+    assert queue.can_open()
+    found = []
+    while True:
+        entry = queue.get(True)
+        if entry is not None:
+            found.append(int(entry.message.body()))
+        elif queue.waits():
+            queue.when_ready(int)
+            room.turns()
+        else:
+            room.turn.want()
+            room.turns()
+            return found

@@ -1,0 +1,38 @@
+"""The bits of the offsets that a filter has passed over."""
+
+from __future__ import annotations
+
+import random
+
+from amqpd.broker.queues.offset_bits import CHUNK_SIZE, OffsetBits
+
+
+class TestOffsetBits:
+    def test_beside_a_set(self) -> None:
+        chance = random.Random(5)
+        bits = OffsetBits()
+        twin: set[int] = set()
+        for _ in range(3000):
+            offset = chance.choice([chance.randrange(3 * CHUNK_SIZE), chance.randrange(400)])
+            bits.add(offset)
+            twin.add(offset)
+        for offset in [*twin, *range(500)]:
+            assert bits.has(offset) == (offset in twin)
+        found = [offset for first, last in bits.gaps(3, 5 * CHUNK_SIZE) for offset in range(first, last + 1)]
+        assert found == [offset for offset in range(3, 5 * CHUNK_SIZE + 1) if offset not in twin]
+        bits.drop_below(CHUNK_SIZE + 5)
+        assert not bits.has(min(twin))
+        assert all(bits.has(offset) for offset in twin if offset >= CHUNK_SIZE)
+
+    def test_a_full_chunk_is_no_bytes(self) -> None:
+        bits = OffsetBits()
+        for offset in range(CHUNK_SIZE + 3):
+            bits.add(offset)
+        bits.add(7)
+        assert bits.has(0)
+        assert bits.has(CHUNK_SIZE - 1)
+        assert not bits.has(CHUNK_SIZE + 3)
+        assert bits.gaps(0, CHUNK_SIZE + 9) == [(CHUNK_SIZE + 3, CHUNK_SIZE + 9)]
+        assert bits.gaps(0, CHUNK_SIZE - 1) == []
+        bits.clear()
+        assert not bits
