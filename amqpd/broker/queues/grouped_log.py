@@ -399,6 +399,7 @@ class GroupedLog(GroupedWindow):
     def _bring_oldest(self, queue: Source, store: QueueLog, waits: bool) -> bool:
         """Brings the oldest of what was passed over into memory, whatever room there is. False: the disk is asked."""
         place = self._oldest
+        place.go_to(self.passed_low)  # which may lie before what was read last
         count: i64 = 0
         while count < OLDEST_COUNT:
             record = place.record(self.passed_low)

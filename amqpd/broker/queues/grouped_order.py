@@ -280,6 +280,10 @@ class GroupedOrder(GroupedLog):
                 if group is not None:
                     group.passed_count += 1
                     self.passed_count += 1
+                    if offset < self.passed_low:
+                        self.passed_low = offset
+                    if offset < self._reading_offset:
+                        group.refused = self._reading_number  # that reading is past it
                 queue.pump_later()
                 return
         super().put_back(queue, entry)
