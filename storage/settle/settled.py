@@ -170,12 +170,6 @@ class SettledSet:
                 self._to_range()
         return before - self.count
 
-    def keep_in(self, other: SettledSet) -> None:
-        """Only what is in `other`, which has the same base, stays in this one."""
-        gone = self.copy()
-        gone.take_out(other)
-        self.take_out(gone)
-
     def as_bits(self) -> int:
         """One bit for each offset, that of the base lowest."""
         bits = self._bits

@@ -148,10 +148,6 @@ class Wheel(Turning):
         self._unopened.pop()
         return True
 
-    def is_whole(self) -> bool:
-        """Whether all is opened that was there at the start, so that `count` is true."""
-        return not self._unopened
-
     # -- its time ----------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
