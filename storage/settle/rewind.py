@@ -165,9 +165,12 @@ class Rewind:
         segment.settled_body_bytes = max(0, segment.settled_body_bytes - self.body_bytes[segment.base])
         self._done.add(segment.base)
         store.recount(offsets.highest + 1)
-        if not log.settled_files.rewrite_now(segment, log.delivered_mark, store.returned):
+        # The new file says as well that all of it was delivered once: what said so of each may have gone with its ack.
+        mark = max(log.delivered_mark, offsets.highest)
+        if not log.settled_files.rewrite_now(segment, mark, store.returned):
             self._undo(segments, log.error or OSError("the settlements could not be written"))
             return
+        log.delivered_mark = mark
         self._gather(store)
 
     def _taken_back(self, segments: list[Segment]) -> None:

@@ -131,6 +131,31 @@ def test_what_was_cancelled_does_not_come(make_room: Callable[..., Any]) -> None
         room.storage.close(clean=False)
 
 
+def test_whose_they_are_is_told_by_each_bucket(make_room: Callable[..., Any]) -> None:
+    """A power cut has left a bucket without its queue.json; the other ones' told, and are gone at the next start."""
+    room = make_room(ROOM, SimulatedFileSystem())
+    room.boot_id = "1" * 32
+    wheel = declare(room)
+    later(room, 500, b"soon")
+    later(room, 20 * MINUTE, b"late")
+    (bare,) = [bucket.chain[-1] for bucket in wheel.buckets if bucket.level == 1]
+    room.filesystem = room.filesystem.crashed(1)
+    room.filesystem.replace_file(f"{bare}/queue.json", b"", sync=True)
+    room.boot_id = "2" * 32
+    restart(room)
+    leap(room, MINUTE)
+    leap(room, 10)
+    assert [body for body, _ in taken(room)] == [b"soon"]
+    room.advance(100)
+    room.filesystem = room.filesystem.crashed(2)
+    room.boot_id = "3" * 32
+    restart(room)
+    leap(room, 20 * MINUTE)
+    leap(room, 10)
+    assert [body for body, _ in taken(room)] == [b"late"]
+    room.storage.close(clean=False)
+
+
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_full_disk_while_a_bucket_goes_down(make_room: Callable[..., Any], level: int) -> None:
     """It is tried again, and nothing is doubled."""

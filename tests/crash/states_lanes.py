@@ -14,8 +14,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from typing import NamedTuple
 
-from states_search import Search
-from states_workloads import WORKLOADS
+from states_all import ALL, walk_through
 
 
 class Walked(NamedTuple):
@@ -66,10 +65,9 @@ def _lane(next_seed: Synchronized[int], writer: Connection, arguments: dict[str,
             with next_seed.get_lock():
                 seed = next_seed.value
                 next_seed.value += 1
-            for workload in WORKLOADS:
-                search = Search(seed, seen, **arguments)  # type: ignore[arg-type]
+            for workload in ALL:
                 try:
-                    search.run(workload)
+                    search = walk_through(workload, seed, seen, **arguments)
                 except AssertionError:
                     nothing = array("q")
                     writer.send(Walked(seed, workload.name, nothing, nothing, 0, 0, traceback.format_exc()))

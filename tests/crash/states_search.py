@@ -18,7 +18,7 @@ import gc
 import random
 from array import array
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from states_disk import Disk, Image, key_of
 from states_find import described, find, look
@@ -65,7 +65,7 @@ class Search:
         self._depth_max = depth_max
         self._step_max = step_max
         self._states_max = len(seen) + states_max
-        self._remembered: dict[tuple[int, int, int], Outcome] = {}
+        self._remembered: dict[object, Outcome] = {}
         self._last: tuple[Ledger, int] = (Ledger(), -1)
         self._judged: set[tuple[int, int, str]] = set()  # with the last ledger, as it stood
         self._segment_size_bytes = 0
@@ -87,12 +87,35 @@ class Search:
         self._segment_size_bytes = workload.segment_size_bytes
         self._paced = workload.paced
         self._remembered.clear()
-        ledger = Ledger()
-        disk = Disk({"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None})
+        ledger = self._new_ledger()
+        disk = self._new_disk()
         for now in self._lives(workload, disk, ledger):
             self._crash_now(now.disk, ledger, life_boot(now), 1)
             disk = now.disk
         disk.watch = None
+
+    # -- what lives are, and how they are judged: states_broker_search.py has others
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger()
+
+    def _new_disk(self) -> Disk:
+        return Disk({"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None})
+
+    def _life_of(self, disk: Disk, ledger: Ledger, boot: int, **arguments: Any) -> Life:
+        return Life(disk, ledger, boot, **arguments)
+
+    def _judge(self, outcome: Outcome, ledger: Ledger, kind: str) -> None:
+        judge(outcome, ledger, kind)
+
+    def _known(self, state: int, names: int, boot: int, ledger: Ledger) -> object:
+        """What an outcome depends on."""
+        return (state, names, boot)
+
+    def _look_at(self, image: Image, rows: Rows, boot: int, ledger: Ledger) -> Outcome:
+        return self._look(image, rows, boot)
+
+    # -- the walk
 
     def _lives(self, workload: Workload, disk: Disk, ledger: Ledger) -> Iterator[Life]:
         """Yields the life after each step, also of the next ones, when it was stopped or killed."""
@@ -116,9 +139,8 @@ class Search:
         disk.watch = lambda: self._crash_now(disk, ledger, boot, depth)
         paced = self._paced or self.chance.random() < 0.5
         files = 2 if self.chance.random() < 0.25 else None  # logs are closed before they are synced
-        return Life(
-            disk, ledger, boot, segment_size_bytes=self._segment_size_bytes, paced=paced, open_file_count_max=files
-        )
+        size = self._segment_size_bytes
+        return self._life_of(disk, ledger, boot, segment_size_bytes=size, paced=paced, open_file_count_max=files)
 
     def _again(self, disk: Disk, ledger: Ledger, *, safe: bool) -> Life:
         """The next life of a workload that stops or is killed by itself."""
@@ -152,7 +174,7 @@ class Search:
         state = key_of(image)
         names = hash(frozenset(rows.items()))
         key = state ^ names
-        known = (state, names, boot)
+        known = self._known(state, names, boot, ledger)
         new = key not in self.seen
         if self._last != (ledger, ledger.version):
             self._last = (ledger, ledger.version)
@@ -163,12 +185,12 @@ class Search:
         try:
             outcome = self._remembered.get(known)
             if outcome is None:
-                outcome = self._look(image, rows, boot)
+                outcome = self._look_at(image, rows, boot, ledger)
                 if len(self._remembered) >= REMEMBERED_MAX:
                     self._remembered.clear()
                 self._remembered[known] = outcome
             self.judged += 1
-            judge(outcome, ledger, kind)
+            self._judge(outcome, ledger, kind)
         except Violation as violation:
             where = f"depth {depth}, boot {boot}, rows {rows}"
             raise Violation(f"{violation}\n{where}\n{_describe(image)}") from violation

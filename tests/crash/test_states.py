@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from states_all import ALL, walk_through
 from states_disk import Disk, File
 from states_find import find
 from states_lanes import walk_wide
@@ -40,12 +41,11 @@ def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
     first, begun = seed, time.monotonic()
     judged = lives = doubles = 0
     while len(seen) < wanted:
-        for workload in WORKLOADS:
+        for workload in ALL:
             if seed > first and len(seen) >= wanted:
                 break
-            each = Search(seed, seen, **arguments)  # type: ignore[arg-type]
             before = len(seen)
-            each.run(workload)
+            each = walk_through(workload, seed, seen, **arguments)
             judged += each.judged
             lives += each.lives
             doubles += len(each.new_doubles)
@@ -71,7 +71,7 @@ def search_wide(seed: int, wanted: int, lanes: int, **arguments: float) -> None:
             told = f"seed {each.seed}, {each.name}: {len(seen) - before} new states"
             print(f"\n  {told}, {len(seen)} in {time.monotonic() - begun:.0f} s", end="", flush=True)
             first += each.seed == seed
-            if first == len(WORKLOADS) and len(seen) >= wanted:
+            if first == len(ALL) and len(seen) >= wanted:
                 break
     conclude(len(seen), doubles, lives, judged, time.monotonic() - begun)
 

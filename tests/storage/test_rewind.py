@@ -166,6 +166,19 @@ class TestRewind:
         assert made.error is None
         assert live(house) == {offset for first, last in made.ranges() for offset in range(first, last + 1)} != set()
 
+    def test_the_new_file_says_that_they_were_delivered(self, house: Any) -> None:
+        """Killed when it has its name, before the turn ends that would have told it."""
+        fill(house, 5)
+        made = wanted(house, set(range(5)))
+        made.begin()
+        rest(house)
+        made.go_on()
+        house.storage.commits.settle_due()
+        assert house.names(".swap") == []
+        house.again(house.filesystem.killed())
+        assert live(house) == set(range(5))
+        assert all(house.store.redelivered(offset) for offset in range(5))
+
     def test_transient_ones_of_an_earlier_life_stay_settled(self, house: Any) -> None:
         for number in range(20):
             house.append(BODY, persistent=number % 2 == 0)

@@ -27,7 +27,7 @@ from amqpd.broker.delays.works import Turning, Works
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.publishing.republisher import Republisher
-from amqpd.storage.description import DESCRIPTION, read_description
+from amqpd.storage.description import DESCRIPTION, describe, read_description
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.storage import Storage
@@ -241,8 +241,24 @@ class Delays(Works):
             if named.parent in nonces:
                 storage.retire_directory(chain, [], _nothing)
                 continue
+            if storage.power_cut:
+                self._tell_whose(wheel, chain[-1], name)
             store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
             wheel.restore(named.place, name, chain, store, storage.ended_badly)
+
+    def _tell_whose(self, wheel: Wheel, directory: str, name: str) -> None:
+        """A power cut may have left a bucket without the file that says whose it is. Another one's has told it now, and
+        may be gone at the next start.
+        """
+        filesystem = self.storage.filesystem
+        path = f"{directory}/{DESCRIPTION}"
+        if read_description(filesystem.read_if_there(path), name) is not None:
+            return
+        try:
+            filesystem.replace_file(path, describe(wheel.exchange, wheel.vhost, False, b"", name), sync=True)
+            filesystem.fsync_dir(directory)
+        except OSError as error:
+            log.error("%s cannot be written again: %s", path, error, extra=wheel.about())
 
 
 def _nothing() -> None:

@@ -1,0 +1,359 @@
+"""What is known of the messages of a broker outside the disk, and the judge that holds what consumers get after a crash
+against it.
+
+A message is in *places*: a queue, or the wheel of an exchange that delays it ("wheel x"). In each it begins to be
+(`Place.promise`) and ends to be (`Place.left`), and between what is asked and what is promised lies a time in which a
+crash may show either. What was moved may so be in two places at once, and then all copies but one say that they are
+copies: redelivered, `x-delayed-redelivered`, `x-source-queue`.
+
+Steps of a promise: ASKED (a crash shows it, or not), WRITTEN (a kill must not undo it), SAFE (a power cut must not).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from states_ledger import Violation
+
+from amqpd.storage.metadata.metadata import Row
+
+NONE: Final = 0
+ASKED: Final = 1
+WRITTEN: Final = 2
+SAFE: Final = 3
+Rows = dict[tuple[object, ...], Row]
+
+
+class Place:
+    """One copy of a message. path: the directory whose settlements tell that it has left; asked_ms: since when.
+
+    seen: a consumer has it, or had it, and that was told on a socket; maybe_seen: it may be so. waits_ms: until when it
+    waits for its next try, which counts from `wait` on. count: how often it came back, as far as `wait` says.
+    """
+
+    __slots__ = ("asked_ms", "count", "left", "maybe_seen", "path", "promise", "seen", "wait", "waits_ms")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.promise = ASKED
+        self.left = NONE
+        self.asked_ms = 0
+        self.seen = False
+        self.maybe_seen = False
+        self.wait = NONE
+        self.waits_ms = 0
+        self.count = 0
+
+    def leave(self, now_ms: int) -> None:
+        """It is settled there, from now on."""
+        if self.left == NONE:
+            self.left, self.asked_ms = ASKED, now_ms
+
+    def copy(self) -> Place:
+        other = Place(self.path)
+        for name in Place.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+
+class Sent:
+    """A message. number: rises with each publish. due_ms: of a delayed one, else 0. group: of a queue with groups.
+
+    numbers: its producer's (id, epoch, sequence). known_by: the exchange that remembers its id. over: somebody has
+    settled it for good, or may have. promise: of it as a whole: one copy at least is somewhere. told: it was
+    confirmed; times: how often it was sent before. rewound: the number of the rewind that brings it back; 0: none.
+    """
+
+    __slots__ = (
+        "body",
+        "due_ms",
+        "exchange",
+        "group",
+        "key",
+        "known_by",
+        "number",
+        "numbers",
+        "over",
+        "places",
+        "promise",
+        "queue",
+        "rewound",
+        "times",
+        "told",
+        "turn",
+    )
+
+    def __init__(self, number: int, body: bytes, exchange: str, key: str, queue: str) -> None:
+        self.number = number
+        self.body = body
+        self.exchange = exchange
+        self.key = key
+        self.queue = queue
+        self.due_ms = 0
+        self.group = ""
+        self.numbers: tuple[int, int, int] | None = None
+        self.known_by = ""
+        self.over = False
+        self.promise = ASKED
+        self.places: dict[str, Place] = {}
+        self.rewound = 0
+        self.times = 0
+        self.told = False
+        self.turn = 0
+
+    def copy(self) -> Sent:
+        other = Sent(self.number, self.body, self.exchange, self.key, self.queue)
+        for name in Sent.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.places = {name: place.copy() for name, place in self.places.items()}
+        return other
+
+    def __repr__(self) -> str:
+        places = ", ".join(
+            f"{name}: promise {each.promise}, left {each.left}{', seen' if each.seen else ''}"
+            f"{f', waits until {each.waits_ms} ({each.wait})' if each.waits_ms else ''}"
+            for name, each in self.places.items()
+        )
+        more = f", due {self.due_ms}" if self.due_ms else ""
+        more += f", numbers {self.numbers}" if self.numbers else ""
+        return f"message {self.number} (promise {self.promise}{', over' if self.over else ''}{more}): {places}"
+
+
+class BrokerLedger:
+    """rows: what the metadata may be found to hold. sent: by body. version: rises with what may change a verdict.
+
+    rewinds: by number, whether it is done. groups: queues that have them. exchanges: what may be declared.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = [{}]
+        self.sent: dict[bytes, Sent] = {}
+        self.version = 0
+        self.now_ms = 1_700_000_000_000
+        self.rewinds: dict[int, bool] = {}
+        self.groups: set[str] = set()
+        self.number = 0
+
+    def copy(self) -> BrokerLedger:
+        other = BrokerLedger()
+        other.rows = [dict(rows) for rows in self.rows]
+        other.sent = {body: each.copy() for body, each in self.sent.items()}
+        other.version, other.now_ms, other.number = self.version, self.now_ms, self.number
+        other.rewinds, other.groups = dict(self.rewinds), set(self.groups)
+        return other
+
+    def repeated(self) -> list[Sent]:
+        """What its publishers send once more after a crash, in order: what is numbered, or remembered by an id."""
+        last: dict[int, int] = {}
+        for each in self.sent.values():
+            if each.numbers is not None:
+                last[each.numbers[0]] = max(each.numbers[1], last.get(each.numbers[0], 0))
+        return [
+            each
+            for each in self.sent.values()
+            if each.known_by or (each.numbers is not None and each.numbers[1] == last[each.numbers[0]])
+        ]
+
+    def power_cut(self) -> None:
+        """What was written and not safe is no promise any more."""
+        for each in self.sent.values():
+            each.promise = each.promise if each.promise == SAFE else ASKED
+            for place in each.places.values():
+                place.promise = place.promise if place.promise == SAFE else ASKED
+                place.left = place.left if place.left in (NONE, SAFE) else ASKED
+                place.wait = place.wait if place.wait in (NONE, SAFE) else ASKED
+                place.maybe_seen = True
+
+    def found(self, outcome: BrokerOutcome, *, safe: bool) -> None:
+        """A life goes on with what its start has found. safe: the disk holds it already."""
+        self.version += 1
+        step = SAFE if safe else WRITTEN
+        repeated = {each.body for each in self.repeated()}
+        there: dict[bytes, list[Copy]] = {}
+        for copy in outcome.copies:
+            there.setdefault(copy.body, []).append(copy)
+        for body, each in self.sent.items():
+            copies = there.get(body, [])
+            each.rewound = 0
+            if copies:
+                each.promise, each.over = max(each.promise, step), False
+            elif body in repeated and each.promise < step:  # nothing knows of it: it may be sent, and stored, again
+                each.promise = ASKED
+                for place in each.places.values():
+                    place.left, place.seen = NONE, False
+                continue
+            else:
+                each.over = True
+            for name, place in each.places.items():
+                if name.startswith("wheel "):
+                    if not copies or (place.left != NONE and not any(copy.from_wheel for copy in copies)):
+                        place.left = max(place.left, step)
+                else:
+                    _found_in(place, [copy for copy in copies if copy.place == name], step, each.due_ms > 0)
+
+    def all_safe(self) -> None:
+        """Everything that was written is on the disk, or was told so."""
+        self.version += 1
+        for each in self.sent.values():
+            each.promise = SAFE if each.promise == WRITTEN else each.promise
+            for place in each.places.values():
+                place.promise = SAFE if place.promise == WRITTEN else place.promise
+                place.left = SAFE if place.left == WRITTEN else place.left
+                place.wait = SAFE if place.wait == WRITTEN else place.wait
+
+
+def _found_in(place: Place, copies: list[Copy], step: int, delayed: bool) -> None:
+    """A queue after a start. delayed: what comes there may as well come from a wheel."""
+    own = [copy for copy in copies if not copy.from_wheel]
+    if own:
+        place.left, place.count = NONE, own[0].count
+        place.wait = step if own[0].late and place.wait != NONE else NONE
+        place.waits_ms = place.waits_ms if place.wait != NONE else 0
+        if not delayed or own[0].redelivered:
+            place.promise = max(place.promise, step)
+        place.seen = place.seen and own[0].redelivered
+        place.maybe_seen = own[0].redelivered
+    elif place.left != SAFE:
+        place.left, place.promise = (step, place.promise) if place.left != NONE or not delayed else (NONE, NONE)
+
+
+class Copy(NamedTuple):
+    """One message that a consumer gets after a start. late: only after time has passed, as `due_ms` or a retry asked.
+
+    marked: it says that it may be a copy. redriven: by x-delayed-redelivered.
+    """
+
+    body: bytes
+    place: str
+    redelivered: bool
+    from_wheel: bool
+    moved: bool
+    count: int
+    late: bool
+
+    def __repr__(self) -> str:
+        said = [name for name in ("redelivered", "from_wheel", "moved", "late") if getattr(self, name)]
+        return f"{self.body[:12]!r} from {self.place}, count {self.count}, {' '.join(said)}"
+
+
+class BrokerOutcome(NamedTuple):
+    """What consumers get after a start, in order; repeated: after the publishers had sent theirs once more. left: how
+    many messages are still nowhere when all is due. broken: what went wrong on the way.
+    """
+
+    copies: list[Copy]
+    left: int
+    broken: list[str]
+    now_ms: int
+
+
+def judge_broker(outcome: BrokerOutcome, ledger: BrokerLedger, kind: str) -> None:
+    """kind: `kill` (what was written is there) or `cut` (what was safe is). Raises: Violation."""
+    try:
+        _judge(outcome, ledger, SAFE if kind == "cut" else WRITTEN)
+    except Violation as violation:
+        told = "\n".join(f"  {each}" for each in ledger.sent.values())
+        found = "\n".join(f"  {each}" for each in outcome.copies)
+        raise Violation(f"{kind}: {violation}\n{told}\n  found at {outcome.now_ms}:\n{found}") from None
+
+
+def _judge(outcome: BrokerOutcome, ledger: BrokerLedger, step: int) -> None:
+    if outcome.broken:
+        raise Violation(outcome.broken[0])
+    if outcome.left:
+        raise Violation(f"{outcome.left} delayed messages never come")
+    there: dict[bytes, list[Copy]] = {}
+    for copy in outcome.copies:
+        if copy.body not in ledger.sent:
+            raise Violation(f"a message that was never published: {copy.body[:40]!r}")
+        there.setdefault(copy.body, []).append(copy)
+    repeated = {each.body for each in ledger.repeated()}
+    for body, each in ledger.sent.items():
+        copies = there.get(body, [])
+        for copy in copies:
+            _judge_copy(each, copy, step, outcome.now_ms, body in repeated)
+        _judge_message(each, copies, step, body in repeated)
+    _judge_rewinds(there, ledger)
+    _judge_order(outcome.copies, ledger)
+
+
+def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) -> None:
+    name = f"message {sent.number}"
+    place = sent.places.get(copy.place)
+    if place is None:
+        raise Violation(f"{name} is in {copy.place}, where nobody has put it")
+    if not copy.late and sent.due_ms > now_ms:
+        raise Violation(f"{name} comes {sent.due_ms - now_ms} ms before its time")
+    if copy.from_wheel:
+        wheels = [each for where, each in sent.places.items() if where.startswith("wheel ")]
+        if not wheels:
+            raise Violation(f"{name} was never delayed and says that it was released again")
+        if all(each.left >= step for each in wheels):
+            raise Violation(f"{name} was released, or cancelled, for good and comes again")
+        return
+    if sent.known_by and not sent.told:
+        return  # sent again, and stored again
+    if place.left >= step:
+        raise Violation(f"{name} was settled for good in {copy.place}")
+    if place.seen and not copy.redelivered and not (repeated and place.promise < step):
+        raise Violation(f"{name} was delivered from {copy.place} and does not come as redelivered")
+    if place.wait >= step:
+        if not copy.late and place.waits_ms > now_ms:
+            raise Violation(f"{name} comes {place.waits_ms - now_ms} ms before its next try")
+        if copy.count < place.count:
+            raise Violation(f"{name} came back {place.count} times, and {copy.count} is known")
+
+
+def _judge_message(sent: Sent, copies: list[Copy], step: int, repeated: bool) -> None:
+    name = f"message {sent.number}"
+    places = {copy.place for copy in copies}
+    if not copies and not sent.over and (sent.promise >= step or repeated):
+        raise Violation(f"{name} is lost")
+    for where, place in sent.places.items():
+        if place.promise >= step and place.left == NONE and where not in places and not where.startswith("wheel "):
+            raise Violation(f"{name} is lost in {where}")
+    if sent.numbers is not None and repeated:
+        if len(copies) > 1:
+            raise Violation(f"{name}, with numbers {sent.numbers}, is stored {len(copies)} times")
+        return
+    if sent.known_by:
+        if len(copies) > sent.times + (not sent.told):
+            raise Violation(f"{name}, confirmed after {sent.times} tries, is stored {len(copies)} times")
+        return
+    plain = [copy for copy in copies if not (copy.redelivered or copy.from_wheel or copy.moved)]
+    if len(plain) > 1:
+        raise Violation(f"{name} comes {len(plain)} times, unmarked: {plain}")
+    doubles = [copy.place for copy in copies if not copy.from_wheel]
+    for where in set(doubles):
+        if doubles.count(where) > 1 and not all(copy.moved for copy in copies if copy.place == where):
+            raise Violation(f"{name} is {doubles.count(where)} times in {where}")
+
+
+def _judge_rewinds(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None:
+    """Of what is brought back at once all is there or nothing."""
+    for number, done in ledger.rewinds.items():
+        of_it = [each for each in ledger.sent.values() if each.rewound == number]
+        back = [each for each in of_it if each.body in there]
+        missing = [each.number for each in of_it if each.body not in there]
+        if missing and (done or back):
+            raise Violation(f"of what was rewound {missing} are missing")
+        for each in back:
+            if not all(copy.redelivered for copy in there[each.body]):
+                raise Violation(f"message {each.number} was rewound and does not come as redelivered")
+
+
+def _judge_order(copies: list[Copy], ledger: BrokerLedger) -> None:
+    last: dict[tuple[str, str], int] = {}
+    for copy in copies:
+        sent = ledger.sent[copy.body]
+        if copy.place in ledger.groups:
+            key = (copy.place, sent.group)
+            if sent.number < last.get(key, -1):
+                raise Violation(f"message {sent.number} of group {sent.group} comes after {last[key]}")
+        elif copy.late or copy.redelivered or copy.moved or sent.due_ms or len(sent.places) > 1:
+            continue
+        else:
+            key = (copy.place, "")
+            if sent.number < last.get(key, -1) and not sent.known_by and sent.numbers is None:
+                raise Violation(f"message {sent.number} comes after {last[key]}")
+        last[key] = sent.number

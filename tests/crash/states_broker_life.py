@@ -1,0 +1,356 @@
+"""What a broker does in one life, and writes into the ledger the way a client would know it: a publish is promised when
+it is confirmed, a delivery has been made when the turn has ended in which sockets are written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from states_broker_ledger import ASKED, NONE, SAFE, WRITTEN, Place, Sent
+from states_broker_process import VHOST, Process
+from states_ledger import Violation
+
+from amqpd.broker.catalogue import bindings, exchanges, queues
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.delays.look import cancel, first
+from amqpd.broker.delivery import Entry
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.message import Message
+from amqpd.broker.publishing.route import Route
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.surgery.jobs import Request
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.routing.selector import parse
+
+ROUNDS_MAX: Final = 3000
+
+
+class BrokerLife(Process):
+    """See `Process`."""
+
+    # -- declarations
+
+    def queue(self, name: str, **arguments: object) -> None:
+        """One that is durable; as it is where it is there."""
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        if name not in self.vhost.queues:
+            queues.declare(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
+            self.turns()
+        if "x-group-by" in table:
+            self.ledger.groups.add(name)
+
+    def exchange(self, name: str, kind: str, queue: str, **arguments: object) -> None:
+        """One that is durable, with a queue bound to it; as it is where it is there."""
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        if name not in self.vhost.exchanges:
+            exchanges.declare(self.vhost, ExchangeDeclaration(name, kind, True, False, False, table), _done)
+            self.turns()
+        if not self.vhost.exchanges[name].bindings:
+            bindings.bind(self.vhost, self.vhost.exchanges[name], self.vhost.queues[queue], "", {})
+            self.turns()
+
+    def delete_exchange(self, name: str) -> None:
+        """With all that waits in it: once that is answered nothing of it may come."""
+        self.turns()
+        going = [
+            each
+            for each in self.ledger.sent.values()
+            if each.due_ms > self.clock.now_ms and f"wheel {name}" in each.places and not each.over
+        ]
+        self.ledger.version += 1
+        for each in going:
+            each.over = True
+            for place in each.places.values():
+                place.left, place.asked_ms = ASKED, 0
+
+        def gone(error: BaseException | None) -> None:
+            _done(error)
+            self.ledger.version += 1
+            for each in going:
+                for place in each.places.values():
+                    place.left = SAFE
+
+        exchanges.delete(self.vhost, self.vhost.exchanges[name], False, gone)
+        self.turns()
+        assert all(place.left == SAFE for each in going for place in each.places.values())
+
+    # -- messages
+
+    def path(self, queue: str) -> str:
+        return f"{VHOST}/queues/{self.vhost.queues[queue].id}/"
+
+    def open(self, queue: str) -> Queue:
+        found = self.vhost.queues[queue]
+        for _ in range(ROUNDS_MAX):
+            try:
+                found.prepare()
+            except NotOpenYet:
+                self.turns()
+            else:
+                return found
+        raise Violation(f"queue {queue} is never opened")
+
+    def publish(
+        self,
+        exchange: str,
+        queue: str,
+        size: int = 20,
+        *,
+        delay_ms: int = 0,
+        group: str = "",
+        numbers: tuple[int, int, int] | None = None,
+        known: bool = False,
+    ) -> Sent:
+        """One message that ends in this queue; the turn goes on. delay_ms: it waits in the exchange. known: the
+        exchange remembers its id.
+        """
+        ledger = self.ledger
+        number = ledger.number
+        ledger.number += 1
+        body = b"%s%d." % (self.prefix, number)
+        key = queue if exchange == "" else ""
+        sent = Sent(number, body.ljust(size, b"-"), exchange, key, queue)
+        sent.group, sent.numbers, sent.known_by = group, numbers, exchange if known else ""
+        sent.places[queue] = Place(self.path(queue))
+        if delay_ms:
+            sent.due_ms = self.clock.now_ms + delay_ms
+            sent.places[queue].promise = NONE
+            sent.places[f"wheel {exchange}"] = Place(f"{VHOST}/delays/")
+        ledger.sent[sent.body] = sent
+        self.send(sent, delay_ms)
+        return sent
+
+    def send(self, sent: Sent, delay_ms: int = 0) -> None:
+        """Sends it, or once more."""
+        headers: dict[str, Any] = {"n": sent.number % 2}
+        if delay_ms:
+            headers["x-delay"] = delay_ms
+        if sent.group:
+            headers["group"] = sent.group
+        if sent.numbers is not None:
+            headers["x-producer-id"], headers["x-producer-epoch"], headers["x-sequence"] = sent.numbers
+        if sent.known_by:
+            headers["x-deduplication-header"] = f"id {sent.number}"
+        properties = encode_properties(Properties(delivery_mode=2, headers=headers))
+        route, message = self._compose(sent, properties)
+        self.ledger.version += 1
+        sent.turn = self.turn.number
+        sent.times += not sent.told
+        if not self.publisher.offer(route, message):
+            raise Violation(f"{sent} is refused")
+        self.answers.add(route, message)
+        self.answers.waiting[self.answers.sequence] = sent
+        self._offered.append(sent)
+        self.turn.want()
+
+    def _compose(self, sent: Sent, properties: bytes) -> tuple[Route, Message]:
+        for _ in range(ROUNDS_MAX):
+            try:
+                message = self.publisher.compose(sent.exchange, sent.key, properties, sent.body)
+            except NotOpenYet:
+                self.turns()
+            else:
+                return self.publisher.route, message
+        raise Violation("a queue is never opened")
+
+    def repeat(self) -> None:
+        """What its publishers have no answer for is sent once more."""
+        for sent in self.ledger.repeated():
+            if not sent.told:
+                self.send(sent)
+        self.turns()
+
+    # -- consumers
+
+    def take(self, queue: str, count: int = 1 << 30) -> list[Sent]:
+        """By basic.get, unacked; the turn goes on."""
+        found = self.open(queue)
+        taken: list[Sent] = []
+        while len(taken) < count:
+            entry = found.get(False)
+            if entry is None:
+                if not found.waits():
+                    break
+                found.when_ready(_nothing)
+                self.turns()
+                continue
+            taken.append(self._took(found, entry))
+        self.turn.want()
+        return taken
+
+    def _took(self, queue: Queue, entry: Entry) -> Sent:
+        message = entry.message
+        assert message is not None
+        sent = self.ledger.sent[message.body()]
+        place = sent.places[queue.name]
+        now_ms = self.clock.now_ms
+        if sent.due_ms > now_ms or (place.wait >= WRITTEN and place.waits_ms > now_ms):
+            raise Violation(f"{sent} comes from {queue.name} before its time, at {now_ms}")
+        self.ledger.version += 1
+        place.maybe_seen = True
+        place.wait, place.waits_ms = NONE, 0
+        for name, other in sent.places.items():
+            if name.startswith("wheel "):
+                other.leave(now_ms)
+        self._seeing.append((self.turn.number, place))
+        self.held[sent.body] = (queue, entry)
+        return sent
+
+    def ack(self, taken: list[Sent]) -> None:
+        self.ledger.version += 1
+        for sent in taken:
+            queue, entry = self.held.pop(sent.body)
+            sent.over, sent.rewound = True, 0
+            sent.places[queue.name].leave(self.clock.now_ms)
+            queue.settle(entry)
+        self.turn.want()
+
+    def requeue(self, taken: list[Sent], wait_ms: int = 0) -> None:
+        """wait_ms: so long each of them waits there, times its count."""
+        self.ledger.version += 1
+        for sent in taken:
+            queue, entry = self.held.pop(sent.body)
+            place = sent.places[queue.name]
+            place.count += 1
+            place.wait = ASKED
+            place.waits_ms = self.clock.now_ms + wait_ms * place.count if wait_ms else 0
+            queue.requeue(entry, True)
+            queue.pump_later()
+        self.turn.want()
+        self.turns()
+        for sent in taken:
+            for place in sent.places.values():
+                place.wait = WRITTEN if place.wait == ASKED else place.wait
+        self._rested()
+
+    def reject(self, taken: list[Sent], dead: str) -> None:
+        """They go to the queue that dead letters of their queue end in."""
+        self.ledger.version += 1
+        for sent in taken:
+            queue, entry = self.held.pop(sent.body)
+            place = sent.places.setdefault(dead, Place(self.path(dead)))
+            place.left = NONE
+            sent.places[queue.name].leave(self.clock.now_ms)
+            queue.reject(entry)
+        self.turn.want()
+        self.turns()
+        self._there(taken, dead)
+
+    def _there(self, moved: list[Sent], place: str) -> None:
+        self.ledger.version += 1
+        for sent in moved:
+            sent.places[place].promise = max(sent.places[place].promise, WRITTEN)
+            sent.places[place].seen = False
+        self._rested()
+
+    # -- jobs
+
+    def job(self, verb: str, source: str, target: str | None = None, where: str = "") -> None:
+        """move, copy, delete or redrive: all that is ready in `source`, for which `where` is true (of `n`, 0 or 1)."""
+        queue = self.open(source)
+        if target is not None:
+            self.open(target)
+        for name in {each.queue for each in self.ledger.sent.values()}:
+            self.open(name)
+        moved = []
+        for sent in self.ledger.sent.values():
+            place = sent.places.get(source)
+            if place is None or place.left != NONE or (sent.body in self.held and verb != "copy"):
+                continue
+            if max(sent.due_ms, place.waits_ms) > self.clock.now_ms:
+                continue  # it is not ready
+            if not where or where == f"n = {sent.number % 2}":
+                moved.append(sent)
+        self.ledger.version += 1
+        now_ms = self.clock.now_ms
+        goals = {sent.body: target or sent.queue for sent in moved}
+        for sent in moved:
+            if verb != "delete":
+                goal = sent.places.setdefault(goals[sent.body], Place(self.path(goals[sent.body])))
+                if goal.left != NONE:  # it was there before, and is over there
+                    goal.left, goal.asked_ms, goal.promise, goal.seen = ASKED, 0, NONE, False
+            else:
+                sent.over = True
+            if verb != "copy":
+                sent.places[source].leave(now_ms)
+                sent.places[source].asked_ms = 0
+        selector = parse(where) if where else None
+        job = self.jobs.begin(Request(verb, self.vhost, queue, target, selector=selector))
+        self._end(job)
+        if job.done_count != len(moved):
+            raise Violation(f"{verb} has done {job.done_count} of {len(moved)}")
+        self.ledger.version += 1
+        for sent in moved:
+            if verb != "copy":
+                sent.places[source].asked_ms = self.clock.now_ms
+            if verb != "delete":
+                sent.places[goals[sent.body]].left = NONE
+                self._there([sent], goals[sent.body])
+        self._rested()
+
+    def rewind(self, queue: str) -> None:
+        """All that is settled in it, and nowhere else, is ready again."""
+        found = self.open(queue)
+        self.rest()
+        number = max(self.ledger.rewinds, default=0) + 1
+        back = [
+            each
+            for each in self.ledger.sent.values()
+            if queue in each.places and each.places[queue].left != NONE and each.body not in self.held
+        ]
+        together = [each for each in back if each.places[queue].left == SAFE]
+        self.ledger.version += 1
+        self.ledger.rewinds[number] = False
+        for each in back:
+            each.places[queue].left, each.places[queue].asked_ms = ASKED, 0
+        for each in together:
+            each.rewound = number
+        job = self.jobs.begin(Request("rewind", self.vhost, found))
+        self._end(job)
+        self.ledger.version += 1
+        if job.done_count != len(back):
+            raise Violation(f"{job.done_count} of {len(back)} were rewound")
+        del self.ledger.rewinds[number]
+        for each in back:
+            each.rewound, each.over, each.promise = 0, False, SAFE
+            place = each.places[queue]
+            place.left, place.promise, place.seen = NONE, SAFE, True
+
+    def _end(self, job: Any) -> None:
+        self.turns()
+        for _ in range(100):
+            if job.ended_ms:
+                break
+            self.pass_time(20)
+        if job.state != "done":
+            raise Violation(f"a {job.kind} is {job.state}: {job.reason}")
+
+    def cancel(self, exchange: str, sent: Sent) -> None:
+        """It does not come any more."""
+        self.turns()
+        wheel: Any = self.vhost.exchanges[exchange].wheel
+        *_, found = first([wheel], 1000)
+        assert found is not None
+        (one,) = [each for each in found if each.due_ms == sent.due_ms]
+        self.ledger.version += 1
+        for place in sent.places.values():
+            place.path = f"{VHOST}/delays/"
+            place.leave(self.clock.now_ms)
+        sent.over = True
+        *_, done = cancel([wheel], one.due_ms, one.number)
+        if done is not True:
+            raise Violation(f"{sent} is not there to be cancelled")
+        self.turns()
+
+
+def headers_of(message: Message) -> dict[str, Any]:
+    return dict(decode_properties(message.properties()).headers or {})
+
+
+def _nothing() -> None:
+    """Who waits for the disk asks again."""
+
+
+def _done(error: BaseException | None) -> None:
+    if error is not None:
+        raise Violation(f"a declaration fails on a disk that does not: {error}")

@@ -1,0 +1,379 @@
+"""A broker without sockets on a watched disk: its parts, its loop, its clock, what is promised by the end of a turn.
+What it is told to do: states_broker_life.py.
+
+The rows of the metadata change in one step each, crashed before and behind it. Timers have a clock that stands until
+the life moves it. A paced life writes what was settled up to 50 ms after its turn, as every broker does.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+from states_broker_ledger import ASKED, SAFE, WRITTEN, BrokerLedger, Place, Rows, Sent
+from states_disk import Disk
+from states_ledger import Violation
+from states_pace import SETTLE_MS
+
+from amqpd.auth.backends import User
+from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.load import load
+from amqpd.broker.catalogue.restore import reconcile
+from amqpd.broker.catalogue.vhosts import VHosts
+from amqpd.broker.delays.delays import Delays
+from amqpd.broker.delivery import Entry
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.hosting import BrokerHost
+from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.publishing.kept import KeptOnLoop
+from amqpd.broker.publishing.publisher import Publisher
+from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.publishing.unconfirmed import Unconfirmed
+from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.pump_retries import PumpRetries
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.windows import Windows
+from amqpd.broker.session import Session
+from amqpd.broker.surgery.jobs import Jobs
+from amqpd.storage.metadata.metadata import (
+    BindingRow,
+    Change,
+    Delete,
+    DeleteBindings,
+    ExchangeRow,
+    MetadataState,
+    QueueRow,
+    Row,
+    SeenCacheRow,
+    SeenRow,
+    VhostRow,
+)
+from amqpd.storage.simulation import SimulatedClock
+from amqpd.storage.storage import Storage
+
+VHOST: Final = "/data/vhosts/v"
+LOST_IN_MS: Final = 60  # what was settled is in the files by then
+ROUNDS_MAX: Final = 3000
+
+
+class Answers(Unconfirmed):
+    """What publishers are told. waiting: by publish sequence."""
+
+    def __init__(self, turn: Turn, ledger: BrokerLedger) -> None:
+        super().__init__(turn)
+        self.ledger = ledger
+        self.waiting: dict[int, Sent] = {}
+
+    def confirmed(self, first: int, last: int) -> None:
+        self.ledger.version += 1
+        for sequence in range(first, last + 1):
+            sent = self.waiting.pop(sequence)
+            sent.promise, sent.told = SAFE, True
+            for name, place in sent.places.items():
+                if name.startswith("wheel ") or not sent.due_ms:
+                    place.promise = SAFE
+
+    def refused(self, first: int, last: int) -> None:
+        raise Violation(f"publishes are nacked on a disk that does not fail: {[*self.waiting.values()]}")
+
+
+class Table:
+    """The metadata: rows that change in one step. loop: of whoever waits for the answer."""
+
+    def __init__(self, ledger: BrokerLedger, disk: Disk, soon: Callable[[Callable[[], None]], None]) -> None:
+        self._ledger = ledger
+        self._disk = disk
+        self._soon = soon
+
+    def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
+        ledger = self._ledger
+        before = ledger.rows[-1]
+        after = dict(before)
+        for change in changes:
+            _apply(after, change)
+        ledger.version += 1
+        ledger.rows = [before, after]
+        self._disk.changed()
+        ledger.version += 1
+        ledger.rows = [after]
+        self._disk.changed()
+        self._soon(partial(done, None))
+
+    def checkpoint(self, done: Callable[[BaseException | None], None]) -> None:
+        self._soon(partial(done, None))
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    if isinstance(row, QueueRow | SeenCacheRow | VhostRow):
+        return (type(row).__name__, row.id)
+    if isinstance(row, SeenRow):
+        return ("SeenRow", row.cache_id, row.id)
+    if isinstance(row, ExchangeRow):
+        return ("ExchangeRow", row.vhost, row.name)
+    assert isinstance(row, BindingRow), row
+    return ("BindingRow", *row[:5], row.arguments)
+
+
+def _apply(rows: Rows, change: Change) -> None:
+    if isinstance(change, DeleteBindings):
+        for key, row in list(rows.items()):
+            if isinstance(row, BindingRow) and change.name in (row.source, row.destination):
+                del rows[key]
+    elif isinstance(change, Delete):
+        rows.pop(_key(change.row), None)
+        if isinstance(change.row, SeenCacheRow):
+            for key, row in list(rows.items()):
+                if isinstance(row, SeenRow) and row.cache_id == change.row.id:
+                    del rows[key]
+    else:
+        rows[_key(change.row)] = change.row
+
+
+def _state(rows: Rows) -> MetadataState:
+    def of(kind: type) -> list[Any]:
+        return [row for row in rows.values() if isinstance(row, kind)]
+
+    return MetadataState(
+        instance_id="",
+        fresh=False,
+        vhosts=[VhostRow("/", "v")],
+        deleting_vhosts=[],
+        users=[],
+        permissions=[],
+        topic_permissions=[],
+        exchanges=of(ExchangeRow),
+        queues=[row for row in of(QueueRow) if row.state == "live"],
+        deleting_queues=[row for row in of(QueueRow) if row.state != "live"],
+        bindings=of(BindingRow),
+        policies=[],
+        parameters=[],
+        global_parameters=[],
+        stored_offsets=[],
+        user_limits=[],
+        seen_caches=of(SeenCacheRow),
+        seen=of(SeenRow),
+    )
+
+
+class Process:
+    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        ledger: BrokerLedger,
+        boot: int,
+        *,
+        segment_size_bytes: int = 2000,
+        prefix: bytes = b"",
+        paced: bool = False,
+        open_file_count_max: int | None = None,
+    ) -> None:
+        self.disk = disk
+        self.ledger = ledger
+        self.prefix = prefix
+        self.settle_ms = LOST_IN_MS if paced else 0
+        self.clock = SimulatedClock()
+        self.clock.now_ms = ledger.now_ms
+        self._soon: list[Callable[[], object]] = []
+        self._later: list[tuple[int, int, Callable[[], object]]] = []
+        self._later_count = 0
+        self._leaping = False
+        self._offered: list[Sent] = []
+        self._seeing: list[tuple[int, Place]] = []
+        self.held: dict[bytes, tuple[Queue, Entry]] = {}
+        self.storage = Storage(
+            "/data",
+            post=self._post,
+            later=self._call_later if paced else None,
+            clock=self.clock,
+            filesystem=disk,
+            segment_size_bytes=segment_size_bytes,
+            boot_id=f"{boot:032x}",
+            open_file_count_max=open_file_count_max,
+            inline=True,
+        )
+        self.timers = Timers(self._call_later, self.clock)
+        self.turn = Turn(self.storage, self._soon_do, self.timers)
+        metadata: Any = Table(ledger, disk, self._soon_do)
+        self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
+        self.vhosts = VHosts(self.catalogue, self._host, {}, _ignored)
+        self.opener = Opener(self._soon_do)
+        self.windows = Windows()
+        self.republisher = Republisher(self.turn, self.timers, self._soon_do)
+        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
+        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon_do)
+        self.pump_retries = PumpRetries(self._call_later)
+        self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
+        self.catalogue.keeping = self.kept
+        self.turn.log_failed = _failed
+        self.storage.commits.on_commit = self.turn.committed
+        self.jobs = Jobs(self.republisher, self.turn, self._soon_do)
+        self._load()
+        broker: Any = SimpleNamespace(turn=self.turn)
+        session = Session(broker, self.vhost, User("walker"), "walk")
+        session.operator = True
+        self.publisher = Publisher(session)
+        self.answers = Answers(self.turn, ledger)
+
+    def _load(self) -> None:
+        """As `Broker.load`."""
+        findings = reconcile(self.storage, _state(self.ledger.rows[-1]))
+        self.catalogue.deletions.take_over(findings)
+        self.kept.load(findings.state.seen_caches, findings.state.seen)
+        load(self.vhosts, findings.state)
+        self.vhost = self.vhosts["/"]
+        self.delays.begin()
+        self.turns()
+
+    def _host(self, row: VhostRow) -> BrokerHost:
+        return BrokerHost(
+            row.name,
+            row.id,
+            self.turn,
+            self.timers,
+            self.windows,
+            self.storage,
+            self.opener,
+            self.pump_retries,
+            self.dead_letters,
+            self.catalogue.stored_offsets,
+            _ignored,
+            self.delays,
+        )
+
+    # -- the loop
+
+    def _soon_do(self, call: Callable[[], object]) -> None:
+        self._soon.append(call)
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        self._soon.append(partial(call, *arguments))
+
+    def _call_later(self, delay_s: float, call: Callable[..., object], *arguments: object) -> None:
+        self._later_count += 1
+        due_ms = self.clock.now_ms + max(0, round(delay_s * 1000))
+        insort(self._later, (due_ms, self._later_count, partial(call, *arguments)))
+
+    def turns(self) -> None:
+        """Until the loop is idle."""
+        for _ in range(ROUNDS_MAX):
+            if not self._soon:
+                self._rested()
+                return
+            soon, self._soon = self._soon, []
+            for call in soon:
+                call()
+            self._turned()
+        raise Violation("the loop never comes to rest")
+
+    def _turned(self) -> None:
+        """What was offered and delivered in a turn that has ended is in the files, and on the sockets."""
+        self.ledger.version += 1
+        number = self.turn.number
+        for sent in [each for each in self._offered if each.turn < number]:
+            self._offered.remove(sent)
+            sent.promise = max(sent.promise, WRITTEN)
+            for name, place in sent.places.items():
+                if place.promise == ASKED and (name.startswith("wheel ") or not sent.due_ms):
+                    place.promise = WRITTEN
+        for each in [each for each in self._seeing if each[0] < number]:
+            self._seeing.remove(each)
+            each[1].seen = True
+
+    def _rested(self) -> None:
+        """What nobody was told, and must be so by now: settlements are written; safe, where their files are synced."""
+        if self._leaping:
+            return
+        self.ledger.version += 1
+        settled: dict[str, bool] = {}
+        for sent in self.ledger.sent.values():
+            for place in sent.places.values():
+                if place.left == ASKED and place.asked_ms and place.asked_ms <= self.clock.now_ms - self.settle_ms:
+                    place.left = WRITTEN
+                if place.left == WRITTEN or place.wait == WRITTEN:
+                    if place.path not in settled:
+                        settled[place.path] = self.disk.synced(place.path, ".settled")
+                    if settled[place.path]:
+                        place.left = SAFE if place.left == WRITTEN else place.left
+                        place.wait = SAFE if place.wait == WRITTEN else place.wait
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Timer after timer; whatever each of them asks of the loop comes before the next."""
+        self.turns()
+        until_ms = self.clock.now_ms + milliseconds
+        while self._later and self._later[0][0] <= until_ms:
+            due_ms, _, call = self._later.pop(0)
+            self._set_clock(max(due_ms, self.clock.now_ms))
+            call()
+            self.turns()
+        self._set_clock(until_ms)
+        self.turns()
+
+    def leap(self, milliseconds: int) -> None:
+        """All at once; what came due meanwhile comes then."""
+        self.turns()
+        self._leaping = True  # nothing has had its time yet
+        self._set_clock(self.clock.now_ms + milliseconds)
+        self.pass_time(10)
+        self._leaping = False
+        self._rested()
+
+    def _set_clock(self, now_ms: int) -> None:
+        self.clock.now_ms = now_ms
+        self.ledger.now_ms = now_ms
+        self.ledger.version += 1
+
+    def rest(self) -> None:
+        """A while in which nobody does anything: what was settled is written."""
+        self.pass_time(2 * SETTLE_MS + 20)
+
+    def flush(self) -> None:
+        """All that was written is safe afterwards."""
+        self.rest()
+        self.storage.commits.flush()
+        self.turns()
+        self.ledger.all_safe()
+
+    def stop(self) -> None:
+        """A clean stop: the server's, less the sockets. Whatever was promised is safe afterwards."""
+        self.turns()
+        self.timers.stop()
+        self.jobs.stop()
+        self.delays.stop()
+        self.republisher.stop()
+        self.storage.close(clean=True)
+        self.ledger.version += 1
+        for sent in self.ledger.sent.values():
+            for place in sent.places.values():
+                place.left = WRITTEN if place.left == ASKED and place.asked_ms else place.left
+        self.ledger.all_safe()
+        self.disk.changed()
+
+    def forget(self) -> None:
+        """Nothing is done with it any more."""
+        storage = self.storage
+        for held in (storage._stores, storage.commits._gathered, storage.context.dirty, storage.context.late):
+            held.clear()
+        storage.commits.on_commit = _nobody
+        self.held.clear()
+        self._soon.clear()
+        self._later.clear()
+        self.vhosts.clear()
+        self.disk.forget()
+
+
+def _ignored(_thing: object) -> None:
+    """Nothing expires here, and no vhost is deleted."""
+
+
+def _failed(store: Any) -> None:
+    raise Violation(f"the log of {store.name} fails on a disk that does not")
+
+
+def _nobody(generation: int, failed: list[Any]) -> None:
+    """Nothing is told any more."""
