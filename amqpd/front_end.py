@@ -36,6 +36,14 @@ class FrontEnd:
         """Listens no more and ends whom it serves; returns when they are gone, in 3 s at most. Harmless unstarted."""
         raise NotImplementedError
 
+    async def suspend(self) -> None:
+        """Lets nobody in any more; whom it serves stays. Its listeners stay on the list. Harmless where it is so."""
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        """Takes a `suspend` back, on the same ports. Raises: OSError when one is taken; it stays suspended then."""
+        raise NotImplementedError
+
     def renew(self, settings: Settings) -> None:
         """SIGHUP: takes over what it can for those to come (a certificate). Raises: OSError, and keeps what it had."""
 

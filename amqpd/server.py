@@ -160,6 +160,15 @@ class Server:
         for front_end in self._app():
             await front_end.start()
 
+    async def suspend_listeners(self) -> None:
+        """Clients no longer get in; those that are in stay, and the admin API listens on."""
+        await asyncio.gather(*(front_end.suspend() for front_end in self._app()))
+
+    async def resume_listeners(self) -> None:
+        """They get in again. Raises: OSError when a port is taken."""
+        for front_end in self._app():
+            await front_end.resume()
+
     def stop(self) -> None:
         """Asks for a clean stop; may be called from a signal."""
         if not self._stopping:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from amqpd.cli.errors import UsageError
 
-FORMATTERS: Final = ("table", "pretty_table", "json", "csv")
+FORMATTERS: Final = ("table", "pretty_table", "json", "csv", "erlang")
 DATA_DIR: Final = "./amqpd-data"
 TIMEOUT_S: Final = 60
 
@@ -56,10 +56,10 @@ SPECIFIC: Final = (
     Option("exchange", "", "<exchange>", "only what waits for this exchange"),
     Option("per-connection-delay", "", "<milliseconds>", "pause after each connection"),
     Option("idempotent", "", "", "succeed if the broker is not running"),
-    Option("unit", "", "<bytes|mb|gb>", "unit of memory and disk sizes (default gb)"),
+    Option("unit", "", "<unit>", "of sizes bytes, mb or gb (default); of time days, weeks (default), months or years"),
     Option("queue", "", "<queue>", "export this durable queue of the vhost; without it all of --vhost"),
     Option("to", "", "<where>", "export to a directory, or to a database by its SQLAlchemy URL"),
-    Option("format", "", "<name>", "parquet (default), json, csv, or delta where the package deltalake is installed"),
+    Option("format", "", "<name>", "of definitions json; of messages parquet (default), json, csv or delta"),
     Option("checkpoint", "", "<dir>", "what remembers how far an export has come (default: <directory>.checkpoint)"),
     Option("from", "", "<where>", "where the first run begins: earliest (default), an offset, a time (ISO 8601, UTC)"),
     Option("to-offset", "", "<offset>", "of an export: the first that is left out; of a rewind: back to this one"),
@@ -96,9 +96,40 @@ SPECIFIC: Final = (
     Option("until", "", "<time>", "up to what was recorded then"),
     Option("dry-run", "", "", "count, and do nothing"),
     Option("detach", "", "", "do not wait for the end of the job"),
+    Option("skip-if-unchanged", "", "", "import nothing where all of it is there already"),
+    Option("pid", "P", "<pid>", "the process that has to run meanwhile"),
+    Option("all", "", "", "all of them, not only those in use"),
+    Option("within", "", "<number>", "so many of --unit (default 4)"),
+    Option("number", "N", "<number>", "how many lines (default 50)"),
+    Option("duration", "", "<seconds>", "for how long (default: until interrupted)"),
+    Option("by-source", "", "", "by address, user and protocol"),
+    Option("queue-timeout", "", "<milliseconds>", "how long each queue may take (default 15000)"),
+    Option("address-family", "", "<ipv4|ipv6|any>", "which addresses (default ipv4)"),
+    Option("object-type", "", "<queues|exchanges>", "what the name is of (default queues)"),
+    Option("partitions", "", "<number>", "how many streams (default 3)"),
+    Option("routing-keys", "", "<key1>,<key2>", "a stream for each of these routing keys, instead of --partitions"),
+    Option("max-length-bytes", "", "<size>", "what each stream keeps at most: bytes, or with a unit: kb, mb, gb, tb"),
+    Option("max-age", "", "<period>", "how long each stream keeps messages, as ISO 8601 has it: P7D, PT2H"),
+    Option("stream-max-segment-size-bytes", "", "<size>", "size of a stream's segments, likewise"),
+    Option("leader-locator", "", "<name>", "client-local, random or least-leaders: on a single node all the same"),
+    Option("initial-cluster-size", "", "<number>", "copies of each stream: on a single node one"),
+    Option("membership", "", "<voter|non_voter>", "what a new member may do"),
+    Option("vhost-pattern", "", "<pattern>", "only vhosts whose names match"),
+    Option("queue-pattern", "", "<pattern>", "only queues whose names match"),
+    Option("errors-only", "", "", "show only what went wrong"),
     Option("list-commands", "", "", "the names and summaries of all commands, nothing else"),
 )
-BY_LONG: Final = {option.long: option for option in (*GENERAL, *SPECIFIC)}
+PLUGINS: Final = (
+    Option("verbose", "v", "", "with version, dependencies and description"),
+    Option("minimal", "m", "", "names and nothing else"),
+    Option("enabled", "E", "", "only those that are enabled explicitly"),
+    Option("implicitly-enabled", "e", "", "only those that are enabled, explicitly or because another needs them"),
+    Option("online", "", "", "ask the broker: it has to run"),
+    Option("offline", "", "", "ask no broker"),
+    Option("all", "", "", "all of them"),
+)
+"""Of rabbitmq-plugins alone: its letters mean other things elsewhere."""
+BY_LONG: Final = {option.long: option for option in (*PLUGINS, *GENERAL, *SPECIFIC)}
 BY_SHORT: Final = {option.short: option for option in (*GENERAL, *SPECIFIC) if option.short}
 _GENERAL_NAMES: Final = frozenset(option.long for option in GENERAL)
 
@@ -144,8 +175,8 @@ class CommandLine(NamedTuple):
         return int(text)
 
 
-def parse(arguments: Sequence[str]) -> CommandLine:
-    """Reads what stands behind `amqpctl`.
+def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> CommandLine:
+    """Reads what stands behind `amqpctl`. specific: the options beside the general ones.
 
     Raises: nothing but UsageError for text that is not UTF-8; a wrong option is noted in `wrong`, since an unknown
     command is the better news.
@@ -154,8 +185,9 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         "".join(arguments).encode()
     except UnicodeEncodeError:
         raise UsageError("arguments must be UTF-8 text.") from None
-    short = "".join(option.short + (":" if option.value else "") for option in BY_SHORT.values()) + "h"
-    long = [option.long + ("=" if option.value else "") for option in BY_LONG.values()] + ["version"]
+    known = (*GENERAL, *specific)
+    short = "".join(option.short + (":" if option.value else "") for option in known if option.short) + "h"
+    long = [option.long + ("=" if option.value else "") for option in known] + ["version"]
     try:
         pairs, operands = getopt.gnu_getopt(list(arguments), short, long)
     except getopt.GetoptError as error:
@@ -163,7 +195,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         return CommandLine(_first_word(arguments), [], _asks_for_help(arguments), [f"{name} : "])
     given: dict[str, str] = {}
     for name, value in pairs:
-        given[_long_name(name)] = value
+        given[_long_name(name, known)] = value
     wrong = []
     if "timeout" in given and not _is_number(given["timeout"]):
         wrong.append(f"-t : {given['timeout']}")
@@ -201,10 +233,10 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 
-def _long_name(name: str) -> str:
+def _long_name(name: str, known: Sequence[Option]) -> str:
     if name.startswith("--"):
         return name[2:]
-    return "help" if name == "-h" else BY_SHORT[name[1:]].long
+    return "help" if name == "-h" else next(option.long for option in known if option.short == name[1:])
 
 
 def _asks_for_help(arguments: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,17 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from amqpd.cli.errors import NO_PERMISSION, SOFTWARE, TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
+from amqpd.cli.errors import (
+    NO_PERMISSION,
+    SOFTWARE,
+    TIMED_OUT,
+    UNAVAILABLE,
+    AppRuns,
+    AppStopped,
+    Failure,
+    Refused,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -69,6 +79,15 @@ class Client:
         return not self.uri
 
     @property
+    def host(self) -> str:
+        """The machine the broker is on, as the URI names it; empty: this one."""
+        if not self.uri:
+            return ""
+        from urllib.parse import urlsplit
+
+        return urlsplit(self.uri).hostname or ""
+
+    @property
     def address(self) -> str:
         """Where the broker is looked for, without a password."""
         if not self.uri:
@@ -111,6 +130,8 @@ class Client:
         answer = Answer(response.status, _decoded(text))
         if answer.status == 503 and isinstance(answer.data, dict) and answer.data.get("error") == "app_stopped":
             raise AppStopped
+        if answer.status == 409 and isinstance(answer.data, dict) and answer.data.get("error") == "app_running":
+            raise AppRuns
         return answer
 
     def close(self) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli.arguments import TIMEOUT_S, CommandLine
 from amqpd.cli.client import Client
 from amqpd.cli.errors import DATA, Failure, UsageError
-from amqpd.cli.formatters import BY_NAME, Row, compact
+from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, term
+from amqpd.cli.terminal import bold
 
 GROUPS: Final = (
     "Help",
     "Nodes",
+    "Cluster",
+    "Replication",
     "Users",
     "Access Control",
     "Monitoring, observability and health checks",
@@ -21,8 +24,13 @@ GROUPS: Final = (
     "Policies",
     "Virtual hosts",
     "Configuration and Environment",
+    "Definitions",
+    "Feature flags",
     "Operations",
     "Queues",
+    "Stream plugin",
+    "Plugin Management",
+    "Upgrade",
     "Logs",
 )
 """rabbitmqctl's headings, in its order; `Logs` is ours."""
@@ -32,10 +40,19 @@ class Context:
     """One run of one command: its command line, the broker, and where to write.
 
     What a person may skip (`-q`) goes through `say`, what was asked for through `show` and `done`, and what must stay
-    out of a pipe through `note`.
+    out of a pipe through `note`. program: the name it is called by; commands: those this program has.
     """
 
-    def __init__(self, line: CommandLine, client: Client, out: TextIO, err: TextIO, stdin: TextIO) -> None:
+    def __init__(
+        self,
+        line: CommandLine,
+        client: Client,
+        out: TextIO,
+        err: TextIO,
+        stdin: TextIO,
+        program: str,
+        commands: Mapping[str, Command],
+    ) -> None:
         self.line = line
         self.operands = line.operands
         self.vhost = line.vhost
@@ -44,6 +61,12 @@ class Context:
         self.out = out
         self.err = err
         self.stdin = stdin
+        self.program = program
+        self.commands = commands
+
+    def other(self, line: CommandLine) -> Context:
+        """The same, with another command line: for a command that is made of others."""
+        return Context(line, self.client, self.out, self.err, self.stdin, self.program, self.commands)
 
     @property
     def timeout_ms(self) -> int:
@@ -58,13 +81,22 @@ class Context:
 
     def done(self, message: str = "") -> None:
         """The end of a command that changes something; rabbit: --quiet keeps the message, JSON wraps it."""
+        self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, message)
+
+    def answer(self, value: object, text: str) -> None:
+        """What was asked for, as a program reads it and as a person does. rabbit: no text, no line."""
         if self.line.formatter == "json":
-            self.out.write(compact({"message": message} if message else {"node": self.node, "result": "ok"}) + "\n")
-        elif message:
-            self.out.write(message + "\n")
+            self.out.write(compact(value) + "\n")
+        elif self.line.formatter == "erlang" and (text or not isinstance(value, dict)):
+            self.out.write(term(text if value == {"message": text} else value) + "\n")
+        elif text:
+            self.out.write(text + "\n")
 
     def show(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))
+        if "formatter" not in self.line.given and self.out.isatty():
+            self.out.write(aligned(columns, rows, self.line.headers, lambda text: bold(text, self.out)))
+        else:
+            self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))
 
     def note(self, text: str) -> None:
         """Something worth knowing about a command that succeeds; on standard error."""
@@ -125,8 +157,10 @@ class Command(NamedTuple):
 
     @property
     def usage_line(self) -> str:
-        line = f"amqpctl [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}"
-        return line.rstrip()
+        return self.usage_of("amqpctl")
+
+    def usage_of(self, program: str) -> str:
+        return f"{program} [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}".rstrip()
 
     def check(self, operands: Sequence[str]) -> None:
         """Raises: UsageError when there are too few or too many."""

@@ -8,9 +8,15 @@ from typing import Final
 from amqpd.cli import (
     alarms,
     audit,
+    checks,
+    cluster,
+    definitions,
     delayed,
+    diagnostics,
     evaluate,
     export,
+    features,
+    hashing,
     limits,
     listings,
     logs,
@@ -18,9 +24,14 @@ from amqpd.cli import (
     operations,
     parameters,
     policies,
+    replicas,
+    shell,
+    startup,
     streams,
+    super_streams,
     surgery,
     trace,
+    upkeep,
     users,
     vhosts,
     watching,
@@ -31,14 +42,15 @@ from amqpd.cli.errors import USAGE, Failure
 
 
 def show_help(context: Context) -> None:
+    commands = context.commands
     if "list-commands" in context.line.given:
-        context.out.write("\n".join(help_texts.command_list(COMMANDS.values(), context.out)))
+        context.out.write("\n".join(help_texts.command_list(commands.values(), context.out)))
     elif not context.operands:
-        context.out.write(help_texts.overview(COMMANDS, context.out))
-    elif context.operands[0] in COMMANDS:
-        context.out.write(help_texts.of_command(COMMANDS[context.operands[0]], context.out))
+        context.out.write(help_texts.overview(commands, context.out, context.program))
+    elif context.operands[0] in commands:
+        context.out.write(help_texts.of_command(commands[context.operands[0]], context.out, context.program))
     else:
-        raise Failure(USAGE, "\n" + help_texts.unknown(context.operands[0], COMMANDS))
+        raise Failure(USAGE, "\n" + help_texts.unknown(context.operands[0], commands, context.program))
 
 
 HELP: Final = Command(
@@ -76,5 +88,16 @@ COMMANDS: Final[dict[str, Command]] = {
         *delayed.COMMANDS,
         *watching.COMMANDS,
         *export.COMMANDS,
+        *startup.COMMANDS,
+        *cluster.COMMANDS,
+        *checks.COMMANDS,
+        *diagnostics.COMMANDS,
+        *definitions.COMMANDS,
+        *features.COMMANDS,
+        *upkeep.COMMANDS,
+        *replicas.COMMANDS,
+        *super_streams.COMMANDS,
+        *hashing.COMMANDS,
+        *shell.COMMANDS,
     )
 }

@@ -64,6 +64,16 @@ class AppStopped(Refused):
         )
 
 
+class AppRuns(Refused):
+    """HTTP 409 `app_running`: AMQP would have to be stopped. The command's usage is shown too."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            USAGE,
+            "this command requires the 'amqpd' app to be stopped on the target node. Stop it with 'amqpctl stop_app'.",
+        )
+
+
 class UsageError(Failure):
     """The command line is wrong; nothing was sent. The command's usage is shown too."""
 

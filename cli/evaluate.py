@@ -93,6 +93,24 @@ def evaluate(context: Context) -> None:
         raise Failure(DATA, "Expression to evaluate is not provided via argument or stdin")
     if not text.strip():
         raise UsageError('"Expression must not be blank"')
+    _do(context, text)
+
+
+def evaluate_file(context: Context) -> None:
+    import os
+
+    path = context.operands[0]
+    if not os.path.exists(path):  # noqa: PTH110 - pathlib is 3 ms of start-up
+        raise UsageError(f'"File {path} does not exist"')
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - likewise
+            text = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(DATA, f"{path} cannot be read: {error}") from None
+    _do(context, text)
+
+
+def _do(context: Context, text: str) -> None:
     for _, pattern, call in KNOWN:
         found = re.fullmatch(pattern, text)
         if found is not None:
@@ -119,5 +137,16 @@ COMMANDS: Final = (
             ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "as set_alarm disk"),
             ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest may connect from other machines"),
         ),
+    ),
+    Command(
+        "eval_file",
+        "Operations",
+        "Does what eval does, with the expression in a file",
+        evaluate_file,
+        "<file>",
+        1,
+        1,
+        (("<file>", "file with one of the expressions of eval"),),
+        examples=(("eval_file alarm.erl", "as eval with what is in it"),),
     ),
 )

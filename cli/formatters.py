@@ -1,4 +1,4 @@
-"""Rows as text: table, pretty_table, json, csv.
+"""Rows as text: table, pretty_table, json, csv, erlang; on a terminal, unless one is asked for, aligned columns.
 
 A row is a list of JSON values, in the order of the columns. The shapes are rabbitmqctl 3.10's:
 
@@ -7,6 +7,7 @@ A row is a list of JSON values, in the order of the columns. The shapes are rabb
   Unicode characters that a terminal shows for them, so that a file holds them too.
 - `json`: an array, one object per line.
 - `csv`: every cell quoted.
+- `erlang`: a list of property lists, a row on a line; names are binaries, `undefined` is what there is not.
 
 Field tables (`arguments`, `client_properties`) are written as Erlang terms, `[{"x-max-length",10}]`, as scripts and the
 client suites expect; in `json` they are objects. Control characters in names would break a table's columns or steer the
@@ -72,12 +73,45 @@ def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
     return text.getvalue()
 
 
+def erlang_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
+    """headers: no matter."""
+    lines = [
+        "[" + ",".join(f"{{{atom(column)},{_typed(column, value)}}}" for column, value in _cells(columns, row)) + "]"
+        for row in rows
+    ]
+    return "[" + ",\n ".join(lines) + "]\n"
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Row], headers: bool, bold: Callable[[str], str]) -> str:
+    """For a person: columns under each other, two spaces between them, numbers to the right; the header in bold."""
+    if not rows:
+        return ""
+    lines = [[visible(cell(column, value)) for column, value in _cells(columns, row)] for row in rows]
+    numbers = [all(isinstance(row[place], int | float) for row in rows) for place in range(len(columns))]
+    widths = [max(width(line[place]) for line in [*lines, list(columns) if headers else [""] * len(columns)])
+              for place in range(len(columns))]
+
+    def spread(line: Sequence[str]) -> str:
+        parts = []
+        for text, size, number in zip(line, widths, numbers, strict=True):
+            space = " " * (size - width(text))
+            parts.append(space + text if number else text + space)
+        return "  ".join(parts).rstrip()
+
+    shown = [spread(line) for line in lines]
+    return "\n".join([bold(spread(columns)), *shown] if headers else shown) + "\n"
+
+
 BY_NAME: Final[dict[str, Callable[[Sequence[str], Sequence[Row], bool], str]]] = {
     "table": table,
     "pretty_table": pretty_table,
     "json": json_rows,
     "csv": csv,
+    "erlang": erlang_rows,
 }
+_ATOMS: Final = frozenset({"destination_kind", "source_kind", "state", "type"})
+"""Columns whose words are atoms in RabbitMQ."""
+_ATOM: Final = re.compile("[a-z][A-Za-z0-9_@]*")
 
 
 def compact(value: object) -> str:
@@ -111,6 +145,47 @@ def erlang(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(erlang(one) for one in value) + "]"
     return "undefined" if value is None else repr(value)
+
+
+def term(value: Any) -> str:
+    """A JSON value as an Erlang term: texts are binaries, objects property lists with atoms for keys."""
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'<<"{visible(text)}"/utf8>>' if not text.isascii() else f'<<"{visible(text)}">>'
+    if isinstance(value, dict):
+        return "[" + ",".join(f"{{{atom(str(name))},{term(one)}}}" for name, one in value.items()) + "]"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(term(one) for one in value) + "]"
+    return erlang(value)
+
+
+def atom(name: str) -> str:
+    """Quoted where it has to be."""
+    return name if _ATOM.fullmatch(name) else "'" + visible(name).replace("'", "\\'") + "'"
+
+
+def field_table(value: dict[str, Any]) -> str:
+    """rabbit: `[{<<"x-max-length">>,long,10}]`, with the types of AMQP, as far as JSON tells them."""
+    return "[" + ",".join(f"{{{term(str(name))},{_field(one)}}}" for name, one in value.items()) + "]"
+
+
+def _field(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"bool,{erlang(value)}"
+    if isinstance(value, dict):
+        return f"table,{field_table(value)}"
+    if isinstance(value, list):
+        return "array,[" + ",".join(f"{{{_field(one)}}}" for one in value) + "]"
+    kinds = {int: "long", float: "double", str: "longstr"}
+    return f"{kinds.get(type(value), 'void')},{term(value)}"
+
+
+def _typed(column: str, value: Any) -> str:
+    if column in FIELD_TABLES:
+        return field_table(value or {})
+    if column == "tags" and isinstance(value, list):
+        return "[" + ",".join(atom(str(one)) for one in value) + "]"
+    return atom(value) if column in _ATOMS and isinstance(value, str) else term(value)
 
 
 def visible(text: str) -> str:

@@ -8,44 +8,29 @@ from typing import Final, TextIO
 from amqpd import __version__
 from amqpd.cli.arguments import BY_LONG, GENERAL, Option
 from amqpd.cli.command import GROUPS, Command
+from amqpd.cli.terminal import bold
 
 ELSEWHERE: Final = frozenset({
-    "autocomplete", "await_online_nodes", "await_startup", "cancel_sync_queue", "change_cluster_node_type",
-    "close_all_user_connections", "cluster_status", "decode",
-    "disable_feature_flag", "enable_feature_flag", "encode", "environment", "eval_file", "exec",
-    "export_definitions", "force_boot", "force_gc", "force_reset", "forget_cluster_node", "hipe_compile",
-    "import_definitions", "join_cluster", "list_ciphers", "list_feature_flags", "list_hashes",
-    "list_node_auth_attempt_stats", "list_unresponsive_queues", "list_user_topic_permissions",
-    "node_health_check", "rename_cluster_node", "report", "reset", "restart_vhost",
-    "resume_listeners", "rotate_logs", "schema_info", "set_log_level",
-    "shutdown", "suspend_listeners", "sync_queue",
-    "update_cluster_nodes", "wait",
+    "add_uaa_key", "clear_auth_backend_cache", "consume_event_stream", "consistent_hash_exchange_ring_state",
+    "decrypt_conf_value", "encrypt_conf_value", "erlang_cookie_hash", "erlang_cookie_sources", "exec",
+    "federation_status", "delete_shovel", "hipe_compile", "list_mqtt_connections", "list_stomp_connections",
+    "maybe_stuck", "observer", "remote_shell", "restart_federation_link", "restart_shovel", "runtime_thread_stats",
+    "schema_info", "shovel_status", "force_standalone_khepri_boot", "reconcile_vhosts", "message_size_stats",
 })  # fmt: skip
-"""Commands of rabbitmqctl 3.10 that amqpctl does not have: told apart from mistyped ones."""
+"""Commands of RabbitMQ's tools that amqpctl does not have, about what amqpd does not: told apart from mistyped ones."""
 
 
-def bold(text: str, out: TextIO) -> str:
-    """Bold on a terminal; rabbitmqctl sends the escapes into files too, which helps nobody."""
-    return f"\x1b[1m{text}\x1b[0m" if out.isatty() else text
-
-
-def overview(commands: Mapping[str, Command], out: TextIO) -> str:
+def overview(commands: Mapping[str, Command], out: TextIO, program: str = "amqpctl") -> str:
     lines = [
         "",
         bold("Usage", out),
         "",
-        "amqpctl [--node <node>] [--timeout <timeout>] [--longnames] [--quiet] <command> [<command options>]",
+        f"{program} [--node <node>] [--timeout <timeout>] [--longnames] [--quiet] <command> [<command options>]",
         "",
         "Available commands:",
         "",
         *command_list(commands.values(), out),
-        bold("Examples", out),
-        "",
-        "  amqpctl status",
-        "  amqpctl add_vhost shop",
-        "  amqpctl set_permissions -p shop guest '.*' '.*' '.*'",
-        "  amqpctl list_queues -p shop name messages consumers --formatter pretty_table",
-        "",
+        *_examples(program, out),
         bold("Which broker", out),
         "",
         "The one whose data directory is ./amqpd-data, AMQPD_DATA_DIR or --data-dir: over its unix socket, without a",
@@ -53,9 +38,21 @@ def overview(commands: Mapping[str, Command], out: TextIO) -> str:
         "",
         *general_options(out),
         "",
-        "Use 'amqpctl help <command>' to learn more about a specific command",
+        f"Use '{program} help <command>' to learn more about a specific command",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _examples(program: str, out: TextIO) -> list[str]:
+    if program not in {"amqpctl", "rabbitmqctl"}:
+        return []
+    lines = (
+        "status",
+        "add_vhost shop",
+        "set_permissions -p shop guest '.*' '.*' '.*'",
+        "list_queues -p shop name messages consumers --formatter pretty_table",
+    )
+    return [bold("Examples", out), "", *(f"  {program} {line}" for line in lines), ""]
 
 
 def command_list(commands: Iterable[Command], out: TextIO) -> list[str]:
@@ -70,8 +67,8 @@ def command_list(commands: Iterable[Command], out: TextIO) -> list[str]:
     return lines
 
 
-def of_command(command: Command, out: TextIO) -> str:
-    lines = ["", bold("Usage", out), "", command.usage_line, "", command.summary.rstrip(".") + ".", ""]
+def of_command(command: Command, out: TextIO, program: str = "amqpctl") -> str:
+    lines = ["", bold("Usage", out), "", command.usage_of(program), "", command.summary.rstrip(".") + ".", ""]
     details = [*command.details]
     if command.columns:
         default = " ".join(command.columns[: command.shown])
@@ -84,7 +81,7 @@ def of_command(command: Command, out: TextIO) -> str:
             lines += [name, f"\t{text}", ""]
     lines += [bold("Examples", out), ""]
     for line, what in command.examples:
-        lines += [f"  amqpctl {line}", f"\t{what}", ""]
+        lines += [f"  {program} {line}", f"\t{what}", ""]
     lines += general_options(out)
     return "\n".join(lines) + "\n"
 
@@ -101,17 +98,17 @@ def general_options(out: TextIO) -> list[str]:
     ]
 
 
-def unknown(name: str, commands: Iterable[str]) -> str:
+def unknown(name: str, commands: Iterable[str], program: str = "amqpctl") -> str:
     """What to say about a command that is not there."""
     if name in ELSEWHERE:
         return (
-            f"Command '{name}' of rabbitmqctl is not part of this version of amqpctl ({__version__}).\n"
-            "'amqpctl help' shows what is."
+            f"Command '{name}' of RabbitMQ is not part of this version of amqpctl ({__version__}).\n"
+            f"'{program} help' shows what is."
         )
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(commands), 1, 0.6)
-    advice = f"Did you mean '{near[0]}'?" if near else "'amqpctl help' shows all commands."
+    advice = f"Did you mean '{near[0]}'?" if near else f"'{program} help' shows all commands."
     return f"Command '{name}' not found.\n{advice}"
 
 

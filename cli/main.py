@@ -1,7 +1,7 @@
 """amqpctl: from the command line to the exit code.
 
-`main` is the console script. `run` does the work with everything handed in, so tests need no process. Nothing a user
-types ends in a traceback.
+`main` is the console script, under whatever name it is called (tools.py). `run` does the work with everything handed
+in, so tests need no process. Nothing a user types ends in a traceback.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from amqpd.cli import help as help_texts
 from amqpd.cli.arguments import TIMEOUT_S, CommandLine, check_options, parse, where
 from amqpd.cli.client import Client
 from amqpd.cli.command import Command, Context
-from amqpd.cli.commands import COMMANDS
-from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppStopped, Failure, UnknownCommand, UsageError
+from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
+from amqpd.cli.terminal import bold, red
+from amqpd.cli.tools import TOOLS, Tool, tool_of
 
 _CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
 
@@ -29,7 +30,8 @@ def main() -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8, whatever the locale
     try:
-        code = run(sys.argv[1:], sys.stdout, sys.stderr, sys.stdin, os.environ)
+        program, arguments = tool_of(sys.argv)
+        code = run(arguments, sys.stdout, sys.stderr, sys.stdin, os.environ, program)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -39,18 +41,27 @@ def main() -> int:
     return code
 
 
-def run(arguments: Sequence[str], out: TextIO, err: TextIO, stdin: TextIO, environment: Mapping[str, str]) -> int:
-    """Does one command. Returns its exit code (errors.py). Cost: one request for most commands."""
+def run(
+    arguments: Sequence[str],
+    out: TextIO,
+    err: TextIO,
+    stdin: TextIO,
+    environment: Mapping[str, str],
+    program: str = "amqpctl",
+) -> int:
+    """Does one command. Returns its exit code (errors.py). Cost: one request for most. program: of tools.py."""
+    tool = TOOLS[program]
     try:
-        line = parse(arguments)
-        return _run(line, arguments, out, err, stdin, environment)
+        line = parse(arguments, tool.options)
+        return _run(tool, line, arguments, out, err, stdin, environment)
     except Failure as failure:
         out.flush()
-        err.write(failure.shown() + "\n")
+        err.write(_shown(failure, err) + "\n")
         return failure.exit_code
 
 
 def _run(
+    tool: Tool,
     line: CommandLine,
     arguments: Sequence[str],
     out: TextIO,
@@ -61,7 +72,7 @@ def _run(
     if "version" in line.given and not line.command:
         line = line._replace(command="version", given={k: v for k, v in line.given.items() if k != "version"})
     if not line.command:
-        text = help_texts.overview(COMMANDS, out)
+        text = help_texts.overview(tool.commands, out, tool.name)
         if "help" in line.given:
             out.write(text)
             return OK
@@ -69,11 +80,11 @@ def _run(
             raise UsageError("\n".join(["Invalid options:", *line.wrong]))
         err.write(text)
         return USAGE
-    command = COMMANDS.get(line.command)
+    command = tool.commands.get(line.command)
     if command is None:
-        raise UnknownCommand(help_texts.unknown(line.command, COMMANDS))
+        raise UnknownCommand(help_texts.unknown(line.command, tool.commands, tool.name))
     if "help" in line.given:
-        out.write(help_texts.of_command(command, out))
+        out.write(help_texts.of_command(command, out, tool.name))
         return OK
     uri, data_dir = where(line, environment)
     node = line.given.get("node") or _node_name("longnames" in line.given)
@@ -82,16 +93,23 @@ def _run(
     try:
         check_options(line, command.options)
         command.check(line.operands)
-        command.run(Context(line, client, out, err, stdin))
-    except (UsageError, AppStopped) as failure:
+        command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
+    except (UsageError, AppStopped, AppRuns) as failure:
         out.flush()
         given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"
-        usage = f"{help_texts.bold('Usage', err)}\n\n{command.usage_line}"
-        err.write(f"{failure.shown()}\n{given}\n\n{usage}\n")
+        usage = f"{bold('Usage', err)}\n\n{command.usage_of(tool.name)}"
+        err.write(f"{_shown(failure, err)}\n{given}\n\n{usage}\n")
         return failure.exit_code
     finally:
         client.close()
     return OK
+
+
+def _shown(failure: Failure, err: TextIO) -> str:
+    """With its `Error` in red, on a terminal."""
+    text = failure.shown()
+    word, colon, rest = text.partition(":")
+    return red(word + colon, err) + rest if word.startswith("Error") else text
 
 
 def _without_passwords(arguments: Sequence[str], command: Command) -> str:

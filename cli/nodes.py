@@ -10,7 +10,7 @@ from amqpd import __version__
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
 from amqpd.cli.formatters import compact
-from amqpd.cli.help import bold
+from amqpd.cli.terminal import bold
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
 _PURPOSES: Final = {
@@ -45,8 +45,9 @@ def status(context: Context) -> None:
     found: dict[str, Any] = context.client.get("/api/amqpd/status")
     if not found["app_running"]:
         raise AppStopped
-    if context.line.formatter == "json":
-        context.out.write(compact(found) + "\n")
+    if context.line.formatter in {"json", "erlang"}:
+        context.say(f"Status of node {found['node']} ...")
+        context.answer(found, "")
         return
     context.say(f"Status of node {found['node']} ...")
     text = "\n".join(
@@ -164,7 +165,7 @@ def stop(context: Context) -> None:
     context.client.close()
     if context.client.is_local:
         pids.append(int(answer.data["pid"]))
-    while any(_is_alive(pid) for pid in pids) or _answers(context):
+    while any(is_alive(pid) for pid in pids) or _answers(context):
         if time.monotonic() > deadline:
             raise Refused(
                 TIMED_OUT,
@@ -183,7 +184,7 @@ def _pid_in(path: str) -> int:
         raise Failure(UNAVAILABLE, f"no process id in {path}: {error}") from None
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether the process runs; one that has ended and waits for its parent (state Z) does not."""
     from pathlib import Path
 
@@ -209,14 +210,16 @@ def _post(context: Context, path: str) -> None:
     context.client.send("POST", path).checked()
 
 
+VERSION: Final = Command(
+    "version",
+    "Help",
+    "Displays CLI tools version",
+    version,
+    examples=(("version", "asks no broker; for the broker's version, see status"),),
+)
+
 COMMANDS: Final = (
-    Command(
-        "version",
-        "Help",
-        "Displays CLI tools version",
-        version,
-        examples=(("version", "asks no broker; for the broker's version, see status"),),
-    ),
+    VERSION,
     Command(
         "ping",
         "Nodes",

@@ -6,7 +6,9 @@ others by one check each round. And only an answer of no waits (0.1 s, doubling 
 address); a right password is never refused nor held back for what others got wrong, not even behind a proxy, where
 everybody has one address.
 
-Nothing here grows beyond what is waiting and FAILURES_MAX names.
+`Attempts` counts them, for `amqpctl list_node_auth_attempt_stats` and the admin API.
+
+Nothing here grows beyond what is waiting, FAILURES_MAX names and SOURCES_MAX sources.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from ipaddress import IPv6Address
-from typing import Final
+from typing import Final, NamedTuple
 
 CHECKS_AT_ONCE: Final = 2
 DELAY_FIRST_S: Final = 0.1
 DELAY_MAX_S: Final = 5.0
 FORGET_S: Final = 60.0
 FAILURES_MAX: Final = 10_000
+SOURCES_MAX: Final = 10_000
 _NAME_CHARACTERS_MAX: Final = 255
 
 
@@ -116,3 +119,40 @@ class Failures:
             del self._entries[next(iter(self._entries))]
         self._entries[key] = (count + 1, now)
         return min(DELAY_FIRST_S * 2.0 ** min(count, 10), DELAY_MAX_S)
+
+
+class AttemptSource(NamedTuple):
+    """Who tried from where. rabbit: `amqp091` and `http` are the protocols' names."""
+
+    address: str
+    user: str
+    protocol: str
+
+
+class Attempts:
+    """Logins that were tried since the start or the last `forget`: [right, wrong] by protocol, and by source where that
+    was asked for. Bounded: beyond SOURCES_MAX sources the one heard of first goes. Cost: 0.3 us.
+    """
+
+    def __init__(self, sources_max: int = SOURCES_MAX) -> None:
+        self.by_protocol: dict[str, list[int]] = {}
+        self.by_source: dict[AttemptSource, list[int]] = {}
+        self.track_sources = False
+        self._sources_max = sources_max
+
+    def count(self, protocol: str, address: str, user: str, right: bool) -> None:
+        """One more. user: as it was given, which need not be anybody's name."""
+        place = 0 if right else 1
+        self.by_protocol.setdefault(protocol, [0, 0])[place] += 1
+        if not self.track_sources:
+            return
+        source = AttemptSource(address, user[:_NAME_CHARACTERS_MAX], protocol)
+        if source not in self.by_source and len(self.by_source) >= self._sources_max:
+            del self.by_source[next(iter(self.by_source))]
+        self.by_source.setdefault(source, [0, 0])[place] += 1
+
+    def forget(self, *, sources_only: bool = False) -> None:
+        """They begin at 0 again. rabbit: what is kept by source may go alone."""
+        self.by_source.clear()
+        if not sources_only:
+            self.by_protocol.clear()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import copy_context
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.auth.attempts import Failures
+from amqpd.auth.attempts import Attempts, Failures
 from amqpd.auth.passwords import (
     ALGORITHMS,
     ARGON2ID,
@@ -153,6 +153,8 @@ class InternalBackend:
         self._verified = VerifiedCache(clock=clock)
         self.failures = Failures(clock)
         """How long the answer to a wrong password waits."""
+        self.attempts = Attempts()
+        """Counted by the front ends, which know the protocol."""
         self._passwords = PasswordThreads()
         self.changing = asyncio.Lock()
         """Held from the checks of a change to its commit."""

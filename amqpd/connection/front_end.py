@@ -36,6 +36,7 @@ class AmqpFrontEnd(FrontEnd):
         self._ports: dict[str, int] = {}  # by protocol
         self._tls: ssl.SSLContext | None = None
         self._servers: list[asyncio.AbstractServer] = []
+        self._suspended = False
 
     async def start(self) -> None:
         """Raises: OSError when a port is taken or the certificate cannot be read (ssl.SSLError is one)."""
@@ -61,11 +62,33 @@ class AmqpFrontEnd(FrontEnd):
             )
             self._servers.append(server)
 
-    async def stop(self) -> None:
-        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+    async def suspend(self) -> None:
+        if self.listeners:
+            self._suspended = True
+        self._close_servers()
+
+    async def resume(self) -> None:
+        if not self._suspended:
+            return
+        listeners = self.listeners[:]
+        self.listeners.clear()
+        try:
+            await self.start()
+        except OSError:
+            self._close_servers()
+            self.listeners[:] = listeners
+            raise
+        self._suspended = False
+
+    def _close_servers(self) -> None:
         for server in self._servers:
             server.close()
         self._servers.clear()
+
+    async def stop(self) -> None:
+        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+        self._close_servers()
+        self._suspended = False
         self.listeners.clear()
         self.heartbeats.finish_unopened()
         for connection in self.connections:

@@ -223,6 +223,7 @@ class Handshake(Control):
             )
         except Refused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._about())
+            self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)
             events.logged_in(self.broker, connection, name, refused.reason)
             self._refuse_login(connection)
             return
@@ -231,6 +232,7 @@ class Handshake(Control):
             log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
             self._refuse_login(connection)
             return
+        self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)
         if connection.ending.state != HANDSHAKE:
             return
         self._user = user

@@ -1,28 +1,21 @@
-"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: status, stop and start, closing connections."""
+"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: stop and start, closing connections."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import platform
-import time
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from amqpd import __version__
-from amqpd._build import is_compiled
 from amqpd.auth.backends import Refused
 from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.restore import Report
 from amqpd.broker.publishing.firehose import trace
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.connections import pid, reason, tell_forced
-from amqpd.management.health import failed_logs
-from amqpd.management.overview import Totals, listeners
 from amqpd.management.queues import drop, purge
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
-from amqpd.metrics import disk_free_bytes, process
+from amqpd.management.status import version_item
 
 STOP_DELAY_S: Final = 0.05
 PACE_MAX: Final = 1_000_000
@@ -35,67 +28,12 @@ class CannotListen(ApiError):
     error = "cannot_listen"
 
 
-def version_item(call: Call) -> dict[str, Any]:
-    return {
-        "product": "amqpd",
-        "version": __version__,
-        "build": "compiled" if is_compiled() else "interpreted",
-        "python": platform.python_version(),
-    }
-
-
 async def ping(call: Call) -> Reply:
     return reply({"status": "ok", "node": call.node})
 
 
 async def version(call: Call) -> Reply:
     return reply(version_item(call))
-
-
-async def status(call: Call) -> Reply:
-    broker = call.broker
-    here = process()
-    vhosts = list(broker.vhosts.values())
-    totals = await Totals().count(call, vhosts)
-    totals["bindings"] = sum(len(exchange.bindings) for vhost in vhosts for exchange in vhost.exchanges.values())
-    totals["virtual_hosts"] = len(vhosts)
-    totals["users"] = len(broker.auth.users())
-    return reply(
-        {
-            "node": call.node,
-            **version_item(call),
-            "pid": os.getpid(),
-            "uptime_ms": int((time.time() - broker.started_at) * 1000),
-            "os": f"{platform.system()} {platform.release()}",
-            "data_dir": str(broker.settings.data_dir),
-            "log_level": broker.settings.log.level,
-            "app_running": call.server.app_running,
-            "listeners": listeners(call),
-            "alarms": [
-                *broker.alarms.raised.values(),
-                *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
-            ],
-            "memory": {"rss_bytes": here.rss_bytes, "limit_bytes": broker.alarms.memory_limit_bytes},
-            "disk_free_limit_bytes": broker.alarms.disk_free_limit_bytes,
-            "alarms_by_hand": sorted(broker.alarms.by_hand),
-            "file_descriptors": {"used": here.fd_count, "limit": here.fd_limit},
-            "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
-            "totals": totals,
-            "unsynced_bytes": broker.storage.commits.unsynced_bytes,
-            "restored": _restored(broker.start_report),
-        }
-    )
-
-
-def _restored(report: Report) -> dict[str, Any]:
-    """What this start had to make good: see amqpd/broker/catalogue/restore.py."""
-    return {
-        "vhosts": report.vhosts,
-        "queues": [
-            {"vhost": each.vhost, "name": each.name, "arguments_known": each.whole} for each in report.queues
-        ],
-        "set_aside": [{"path": path, "reason": reason} for path, reason in report.set_aside],
-    }
 
 
 async def stop_app(call: Call) -> Reply:
@@ -211,7 +149,6 @@ async def delete_queue(call: Call) -> Reply:
 ROUTES: Final = (
     Route("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
     Route("GET", "api/amqpd/version", Role.MANAGEMENT, version),
-    Route("GET", "api/amqpd/status", Role.MONITORING, status),
     Route("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
     Route("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
     Route("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),

@@ -239,6 +239,7 @@ class AdminServer:
         return Caller(user, False)
 
     def _login(self, name: str, peer: str, error: str) -> None:
+        self._broker.auth.attempts.count("http", peer, name, not error)
         if self._broker.catalogue.events.recorder is not None:
             self._broker.audit.login(name, peer, error)
 

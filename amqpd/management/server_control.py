@@ -34,5 +34,11 @@ class ServerControl(Protocol):
     async def start_app(self) -> None:
         """`amqpctl start_app`: on the same ports again. Raises: OSError when one is taken."""
 
+    async def suspend_listeners(self) -> None:
+        """`amqpctl suspend_listeners`: clients no longer get in; those that are in stay."""
+
+    async def resume_listeners(self) -> None:
+        """`amqpctl resume_listeners`: they get in again. Raises: OSError when a port is taken."""
+
     def stop(self) -> None:
         """Asks for a clean end of the process; returns at once."""

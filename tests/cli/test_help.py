@@ -31,6 +31,28 @@ ASKED_FOR = (
     "close_connection close_all_connections set_vm_memory_high_watermark set_disk_free_limit "
     "set_alarm clear_alarm eval stop_app start_app stop help "
     "trace_on trace_off"
+    " activate_free_disk_space_monitoring add_member add_replica add_super_stream alarms autocomplete "
+    "await_online_nodes await_online_quorum_plus_one await_online_synchronized_mirror await_startup "
+    "cancel_sync_queue certificates change_cluster_node_type check_alarms check_certificate_expiration "
+    "check_for_quorum_queues_without_an_elected_leader check_if_any_deprecated_features_are_used "
+    "check_if_metadata_store_is_initialized check_if_metadata_store_is_initialized_with_data "
+    "check_if_node_is_mirror_sync_critical check_if_node_is_quorum_critical check_local_alarms "
+    "check_port_connectivity check_port_listener check_protocol_listener check_running check_virtual_hosts "
+    "cipher_suites close_all_user_connections cluster_status command_line_arguments completion "
+    "coordinator_status deactivate_free_disk_space_monitoring decode delete_member delete_replica "
+    "delete_super_stream disable_auth_attempt_source_tracking discover_peers "
+    "enable_auth_attempt_source_tracking enable_feature_flag encode environment erlang_version eval_file "
+    "export_definitions force_boot force_checkpoint force_gc force_reset forget_cluster_node grow "
+    "hash_password import_definitions install_aliases is_booting is_running join_cluster "
+    "list_channel_interceptors list_ciphers list_deprecated_features list_feature_flags list_hashes "
+    "list_network_interfaces list_node_auth_attempt_stats list_policies_that_match list_stream_connections "
+    "list_stream_consumers list_stream_publishers list_unresponsive_queues list_user_topic_permissions "
+    "listeners log_location log_tail log_tail_stream memory_breakdown metadata_store_status node_health_check "
+    "os_env peek post_upgrade quorum_status rebalance reclaim_quorum_memory rename_cluster_node report reset "
+    "reset_node_auth_attempt_metrics reset_stats_db resolve_hostname resolver_info restart_stream "
+    "restart_vhost resume_listeners rotate_logs server_version set_log_level set_permissions_globally "
+    "set_stream_retention_policy shrink shutdown stream_status suspend_listeners sync_queue tls_versions "
+    "transfer_leadership update_cluster_nodes wait"
 )
 
 
@@ -102,8 +124,8 @@ def test_nothing_is_a_question_too(ctl: Ctl) -> None:
         ("list_queue", "Command 'list_queue' not found.\nDid you mean 'list_queues'?"),
         ("listqueues --bogus", "Command 'listqueues' not found.\nDid you mean 'list_queues'?"),
         ("xyzzy", "Command 'xyzzy' not found.\n'amqpctl help' shows all commands."),
-        ("join_cluster --ram n", "Command 'join_cluster' of rabbitmqctl is not part of this version"),
-        ("exec node().", "Command 'exec' of rabbitmqctl is not part of this version"),
+        ("observer --ram n", "Command 'observer' of RabbitMQ is not part of this version"),
+        ("exec node().", "Command 'exec' of RabbitMQ is not part of this version"),
     ],
 )
 def test_unknown_commands(ctl: Ctl, line: str, text: str) -> None:

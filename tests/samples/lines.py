@@ -170,10 +170,18 @@ class Lines(FrontEnd, Clients):
             self.listeners.append(Listener("lines", "127.0.0.1", self.port))
             self.servers.append(await asyncio.start_server(self.serve, sock=sock, limit=LINE_BYTES_MAX))
 
-    async def stop(self) -> None:
-        self.listeners.clear()
+    async def suspend(self) -> None:
         while self.servers:
             self.servers.pop().close()
+
+    async def resume(self) -> None:
+        if self.listeners and not self.servers:
+            self.listeners.clear()
+            await self.start()
+
+    async def stop(self) -> None:
+        self.listeners.clear()
+        await self.suspend()
         for client in list(self.clients):
             client.close("ERR 320 the broker stops")
         for _ in range(300):  # 3 s at most: what they hold goes back before the logs are closed

@@ -1,0 +1,151 @@
+"""What the process runs with: its settings, variables, command line, names and memory. For `amqpctl environment`,
+`os_env`, `command_line_arguments`, `resolve_hostname` and `memory_breakdown`."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import socket
+import ssl
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.router import Route
+from amqpd.settings import rows, value_of
+from amqpd.settings.help import MASK, masked, shown
+
+FAMILIES: Final = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "any": socket.AF_UNSPEC}
+RESOLVE_S: Final = 10.0
+_SIOCGIFADDR: Final = 0x8915
+_STATUS: Final = Path("/proc/self/status")
+_SECRET: Final = re.compile(r"PASS|SECRET|COOKIE|TOKEN|__URL$", re.IGNORECASE)
+_IN_URI: Final = re.compile(r"(://[^:/@\s]*:)[^/@\s]*@")
+
+
+async def environment(call: Call) -> Reply:
+    """Every setting as this process has it; secrets are hidden."""
+    found: dict[str, Any] = {}
+    for row in rows():
+        value = value_of(call.broker.settings, row.name)
+        if row.secret:
+            found[row.name] = masked(row.name, shown(value))
+        else:
+            found[row.name] = value if isinstance(value, bool | int | float) else shown(value)
+    return reply(found)
+
+
+async def os_environment(call: Call) -> Reply:
+    """The variables that configure a broker, `AMQPD_*` and `RABBITMQ_*`; secrets are hidden."""
+    found = {
+        name: MASK if _SECRET.search(name) and value else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("AMQPD_", "RABBITMQ_"))
+    }
+    return reply(found)
+
+
+async def command_line(call: Call) -> Reply:
+    """Each argument of the process; what hides in options of passwords and URLs is hidden."""
+    found: list[str] = []
+    for argument in sys.argv:
+        name, equals, value = argument.partition("=")
+        follows = bool(found) and "=" not in found[-1] and _is_secret(found[-1])
+        if follows or (equals and _is_secret(name)):
+            argument = MASK if follows else f"{name}={MASK if value else ''}"
+        found.append(_IN_URI.sub(rf"\1{MASK}@", argument))
+    return reply(found)
+
+
+def _is_secret(option: str) -> bool:
+    return option in {row.option for row in rows() if row.secret}
+
+
+async def resolve(call: Call) -> Reply:
+    """The addresses of `host` as this machine sees them, in `family` (ipv4, ipv6, any)."""
+    host, family = call.query.get("host", ""), call.query.get("family", "ipv4").lower()
+    if not host or family not in FAMILIES:
+        raise BadRequest(f"host is needed, and a family of {', '.join(FAMILIES)}")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(host, None, family=FAMILIES[family], type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError) as error:
+        raise NotThere(f"Hostname does not resolve ({error})") from None
+    return reply(list(dict.fromkeys(str(each[4][0]) for each in found)))
+
+
+async def interfaces(call: Call) -> Reply:
+    """By name: hardware address, flags that are set, addresses. Linux tells most of it in /sys."""
+    found: dict[str, Any] = {}
+    for _, name in socket.if_nameindex():
+        about = Path("/sys/class/net", name)
+        found[name] = {
+            "hwaddr": _read(about / "address"),
+            "mtu": _read(about / "mtu"),
+            "flags": _read(about / "operstate"),
+            "addr": _addresses(name),
+        }
+    return reply(found)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def _addresses(name: str) -> list[str]:
+    """The interface's own: IPv4 from the kernel's answer to SIOCGIFADDR, IPv6 from /proc/net/if_inet6."""
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            addresses.append(socket.inet_ntoa(answer[20:24]))
+        except OSError:  # it has none
+            pass
+    for line in _read(Path("/proc/net/if_inet6")).splitlines():
+        words = line.split()
+        if words[-1] == name:
+            addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])))
+    return addresses
+
+
+async def tls(call: Call) -> Reply:
+    """What a TLS listener would offer, from the library and the broker's own rule of 1.2 and more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    versions = [name for name, there in (("tlsv1.3", ssl.HAS_TLSv1_3), ("tlsv1.2", ssl.HAS_TLSv1_2)) if there]
+    return reply({"versions": versions, "ciphers": [each["name"] for each in context.get_ciphers()]})
+
+
+async def memory(call: Call) -> Reply:
+    """Resident bytes by what they are for: program files, message bodies on their way in, and all else.
+
+    rabbit: its names of the categories that have a meaning here.
+    """
+    sizes = {
+        name: int(text.split()[0]) * 1024
+        for name, _, text in (line.partition(":") for line in _read(_STATUS).splitlines())
+        if name in {"RssAnon", "RssFile", "RssShmem"}
+    }
+    total, code = sum(sizes.values()), sizes.get("RssFile", 0)
+    readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
+    found = {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
+    return reply({**found, "total": {"rss": total}, "strategy": "rss"})
+
+
+ROUTES: Final = (
+    Route("GET", "api/amqpd/environment", Role.ADMINISTRATOR, environment),
+    Route("GET", "api/amqpd/os_env", Role.ADMINISTRATOR, os_environment),
+    Route("GET", "api/amqpd/command_line", Role.ADMINISTRATOR, command_line),
+    Route("GET", "api/amqpd/resolve", Role.ADMINISTRATOR, resolve),
+    Route("GET", "api/amqpd/interfaces", Role.MONITORING, interfaces),
+    Route("GET", "api/amqpd/tls", Role.MONITORING, tls),
+    Route("GET", "api/amqpd/memory", Role.MONITORING, memory),
+)

@@ -1,0 +1,391 @@
+"""Health checks: exit code 0, or 69 and what is wrong. Probes and scripts run them, mostly as rabbitmq-diagnostics.
+
+Texts, codes and JSON are rabbitmq-diagnostics 3.10's, measured. A check about replicas says what RabbitMQ says on a
+single node: that it does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
+
+GROUP: Final = "Monitoring, observability and health checks"
+PURPOSES: Final = {
+    "amqp": "AMQP 0-9-1",
+    "amqp/ssl": "AMQP 0-9-1 over TLS",
+    "http": "HTTP API",
+    "https": "HTTPS API",
+}
+CONNECT_S: Final = 5.0
+UNITS: Final = {"days": 1.0, "weeks": 7.0, "months": 30.4375, "years": 365.25}
+
+
+def check(context: Context, fine: str, wrong: str, about: dict[str, Any] | None = None) -> None:
+    """The end of a check. fine: said when nothing is wrong. Raises: Failure."""
+    if not wrong:
+        context.answer({"result": "ok", **(about or {})}, fine)
+    elif context.line.formatter == "json":
+        from amqpd.cli.formatters import compact
+
+        raise _Told(compact({"result": "error", "message": wrong, **(about or {})}))
+    else:
+        raise Failure(UNAVAILABLE, wrong)
+
+
+class _Told(Failure):
+    """rabbit: the JSON of a check that failed, on standard error as it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(UNAVAILABLE, text)
+
+    def shown(self) -> str:
+        return self.text
+
+
+# -- is it there -------------------------------------------------------------------------------------------------------
+
+
+def app_runs(context: Context) -> bool:
+    """Raises: as `Client.get`."""
+    return bool(context.client.get("/api/amqpd/app")["running"])
+
+
+def check_running(context: Context) -> None:
+    context.say(f"Checking if amqpd is running on node {context.node} ...")
+    if not app_runs(context):
+        raise Failure(UNAVAILABLE, _not_running(context))
+    context.done(f"amqpd on node {context.node} is fully booted and running")
+
+
+def is_running(context: Context) -> None:
+    """rabbit: 0 either way; whether it is so stands in the text, or in JSON's `result`."""
+    context.say(f"Asking node {context.node} for its status ...")
+    running = app_runs(context)
+    text = f"amqpd on node {context.node} is fully booted and running" if running else _not_running(context)
+    context.answer({"result": running, "message": text}, text)
+
+
+def is_booting(context: Context) -> None:
+    """Who answers has booted: nothing listens before that."""
+    context.say(f"Asking node {context.node} for its boot status ...")
+    context.client.get("/api/amqpd/ping")
+    state = "fully booted (check with is_running), stopped or has not started booting yet"
+    text = f"amqpd on node {context.node} is {state}"
+    context.answer({"result": False, "message": text}, text)
+
+
+def _not_running(context: Context) -> str:
+    return f"amqpd on node {context.node} is not running or has not fully booted yet (check with is_booting)"
+
+
+def node_health_check(context: Context) -> None:
+    context.note("node_health_check is deprecated: check_running, check_local_alarms and others say more.")
+    context.say(f"Checking health of node {context.node} ...")
+    found = context.client.get("/api/healthchecks/node")
+    if found["status"] != "ok":
+        raise Failure(SOFTWARE, f"Error: health check failed. Message: {found['reason']}")
+    context.done("Health check passed")
+
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+
+def alarms_of(context: Context) -> list[str]:
+    found = context.client.send("GET", "/api/health/checks/alarms")
+    if found.ok:
+        return []
+    if found.status != 503 or not isinstance(found.data, dict) or "alarms" not in found.data:
+        raise found.failure()
+    return [_alarm(context, each) for each in found.data["alarms"]]
+
+
+def _alarm(context: Context, alarm: dict[str, Any]) -> str:
+    if "queue" in alarm:
+        return f"The log of queue '{alarm['queue']}' in vhost '{alarm['vhost']}' failed on node {context.node}"
+    names = {"memory": "Memory", "disk": "Free disk space"}
+    return f"{names.get(alarm['resource'], alarm['resource'])} alarm on node {context.node}"
+
+
+def alarms(context: Context) -> None:
+    context.say(f"Asking node {context.node} to report any known resource alarms ...")
+    found = alarms_of(context)
+    if not found:
+        text = f"Node {context.node} reported no alarms, local or clusterwide"
+        context.answer({"result": "ok", "node": context.node, "alarms": []}, text)
+        return
+    told = {"result": "ok", "message": f"Node {context.node} reported alarms", "local": found, "global": []}
+    context.answer(told, "\n".join(found))
+
+
+def check_alarms(local: bool, context: Context) -> None:
+    context.say(f"Asking node {context.node} to report any local resource alarms ...")
+    found = alarms_of(context)
+    fine = f"Node {context.node} reported no {'local alarms' if local else 'alarms, local or clusterwide'}"
+    check(context, fine, "\n".join(found), {"local": found} if found else None)
+
+
+# -- listeners ---------------------------------------------------------------------------------------------------------
+
+
+def listeners_of(context: Context) -> list[dict[str, Any]]:
+    return [
+        {
+            "interface": f"[{one['ip_address']}]" if ":" in one["ip_address"] else one["ip_address"] or "[::]",
+            "node": context.node,
+            "port": one["port"],
+            "protocol": one["protocol"],
+            "purpose": PURPOSES.get(one["protocol"], one["protocol"]),
+        }
+        for one in context.client.get("/api/amqpd/status?totals=false")["listeners"]
+    ]
+
+
+def listener_line(one: dict[str, Any]) -> str:
+    return (
+        f"Interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, purpose: {one['purpose']}"
+    )
+
+
+def listeners(context: Context) -> None:
+    context.say(f"Asking node {context.node} to report its protocol listeners ...")
+    found = listeners_of(context)
+    told = {"result": "ok", "node": context.node, "listeners": found}
+    context.answer(told, "\n".join(listener_line(one) for one in found))
+
+
+def check_port_connectivity(context: Context) -> None:
+    import socket
+
+    context.say(f"Testing TCP connections to all active listeners on node {context.node} ...")
+    host = context.client.host
+    found = listeners_of(context)
+    bad = []
+    for one in found:
+        address = str(one["interface"]).strip("[]")
+        local = host or ("127.0.0.1" if address in {"", "::", "0.0.0.0"} else address)
+        try:
+            socket.create_connection((local, one["port"]), CONNECT_S).close()
+        except OSError:
+            bad.append(listener_line(one))
+    ports = ", ".join(str(port) for port in sorted(one["port"] for one in found))
+    wrong = f"Connection to ports of the following listeners on node {context.node} failed: \n" + "\n".join(bad)
+    check(context, f"Successfully connected to ports {ports} on node {context.node}.", wrong if bad else "")
+
+
+def check_port_listener(context: Context) -> None:
+    text = context.operands[0]
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise UsageError("Bad argument: Argument must be a positive integer", DATA)
+    context.say(f"Asking node {context.node} if there's an active listener on port {text} ...")
+    ports = sorted(one["port"] for one in listeners_of(context))
+    wrong = (
+        f"No listener for port {text} is active on node {context.node}. "
+        f"Found listeners that use the following ports: {', '.join(str(port) for port in ports)}"
+    )
+    fine = f"A listener for port {text} is running on node {context.node}."
+    check(context, fine, "" if int(text) in ports else wrong, {"port": int(text)})
+
+
+def check_protocol_listener(context: Context) -> None:
+    text = context.operands[0]
+    context.say(f"Asking node {context.node} if there's an active listener for protocol {text} ...")
+    names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqp10": "amqp", "amqps": "amqp/ssl"}
+    wanted = names.get(text.lower(), text.lower())
+    protocols = sorted({one["protocol"] for one in listeners_of(context)})
+    wrong = (
+        f"No listener for protocol {text} is active on node {context.node}. "
+        f"Found listeners for the following protocols: {', '.join(protocols)}"
+    )
+    fine = f"A listener for protocol {wanted} is running on node {context.node}."
+    check(context, fine, "" if wanted in protocols else wrong, {"protocol": wanted})
+
+
+# -- what is inside ----------------------------------------------------------------------------------------------------
+
+
+def check_virtual_hosts(context: Context) -> None:
+    context.say(f"Checking if all vhosts are running on node {context.node} ...")
+    found = context.client.send("GET", "/api/health/checks/virtual-hosts")
+    down = found.data["virtual-hosts"] if found.status == 503 and isinstance(found.data, dict) else []
+    if not down:
+        found.checked()
+    wrong = f"Some virtual hosts on node {context.node} are down:\n" + "\n".join(down)
+    check(context, f"Node {context.node} reported all vhosts as running", wrong if down else "")
+
+
+def does_not_apply(question: str, context: Context) -> None:
+    context.say(f"Checking if node {context.node} is critical for {question} ...")
+    context.client.get("/api/amqpd/ping")
+    text = "seems to be the only one in a single node cluster, the check does not apply"
+    context.answer({"result": "ok", "message": f"Target node {text}"}, f"Node {context.node} {text}")
+
+
+def no_leaderless(context: Context) -> None:
+    context.client.get("/api/amqpd/ping")
+    text = "Node reported all quorum queue as having responsive leader replicas"
+    context.answer({"result": "ok"}, text)
+
+
+def certificates(context: Context) -> None:
+    context.say(f"Certificates of node {context.node} ...")
+    found = context.client.get("/api/amqpd/certificates")
+    lines = []
+    for each in found:
+        lines += [f"{each['path']}:", *(f"\t{name}: {value}" for name, value in each.items() if name != "path")]
+    context.answer(found, "\n".join(lines))
+
+
+def check_certificate_expiration(context: Context) -> None:
+    unit = context.line.given.get("unit", "weeks").lower()
+    within = context.line.number("within") if "within" in context.line.given else 4
+    if unit not in UNITS:
+        raise UsageError(f"unit '{unit}' is not supported. Please use one of: {', '.join(UNITS)}")
+    context.say(f"Checking certificate expiration on node {context.node} ...")
+    import time
+
+    until = time.time() + within * UNITS[unit] * 86400
+    bad = [each for each in context.client.get("/api/amqpd/certificates") if each["not_after_s"] < until]
+    wrong = "\n".join(f"Certificate {each['path']} expires on {each['not_after']}" for each in bad)
+    check(context, f"No certificates are expiring within {within} {unit}.", wrong)
+
+
+def _command(
+    name: str,
+    summary: str,
+    run: Callable[[Context], None],
+    example: str,
+    effect: str,
+    *,
+    operand: tuple[str, str] | None = None,
+    options: tuple[str, ...] = (),
+    needs_app: bool = True,
+) -> Command:
+    count = 1 if operand else 0
+    own = "".join(f"[--{option} <{option}>] " for option in options)
+    usage = f"{own}{operand[0] + ' ' if operand else ''}[--timeout <timeout>]"
+    details = (operand,) if operand else ()
+    examples = ((example, effect),)
+    return Command(name, GROUP, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
+
+
+_CRITICAL: Final = "exits with a non-zero code if stopping the target node would leave"
+_QUORUM: Final = partial(does_not_apply, "quorum of any quorum queues")
+_MIRRORS: Final = partial(does_not_apply, "data safety of any classic mirrored queues")
+
+COMMANDS: Final = (
+    _command("alarms", "Lists resource alarms in effect", alarms, "alarms --formatter json", "for a program to read"),
+    _command(
+        "check_alarms",
+        "Health check that exits with a non-zero code if there are any alarms",
+        partial(check_alarms, False),
+        "check_alarms",
+        "69 while publishers are held",
+    ),
+    _command(
+        "check_local_alarms",
+        "Health check that exits with a non-zero code if the target node has alarms",
+        partial(check_alarms, True),
+        "-q check_local_alarms",
+        "for a probe: on a single node the same as check_alarms",
+    ),
+    _command(
+        "check_running",
+        "Health check that exits with a non-zero code if clients cannot connect",
+        check_running,
+        "check_running -t 5",
+        "69 also between stop_app and start_app",
+        needs_app=False,
+    ),
+    _command(
+        "is_running", "Says whether clients can connect", is_running, "is_running --formatter json", "see `result`",
+        needs_app=False,
+    ),
+    _command(
+        "is_booting", "Says whether the broker is still starting", is_booting, "is_booting", "never, once it answers",
+        needs_app=False,
+    ),
+    _command(
+        "node_health_check",
+        "Checks the app and its alarms at once; deprecated in RabbitMQ",
+        node_health_check,
+        "node_health_check",
+        "70 when something is wrong",
+    ),
+    _command(
+        "listeners",
+        "Lists active listeners: interface, port, protocol",
+        listeners,
+        "listeners --formatter json",
+        "for a program to read",
+    ),
+    _command(
+        "check_port_connectivity",
+        "Health check that connects to the port of each listener",
+        check_port_connectivity,
+        "check_port_connectivity",
+        "69, and which port, where nobody answers",
+    ),
+    _command(
+        "check_port_listener",
+        "Health check that exits with a non-zero code if nothing listens on the port",
+        check_port_listener,
+        "check_port_listener 5672",
+        "0 where AMQP is on its usual port",
+        operand=("<port>", "number of a TCP port"),
+    ),
+    _command(
+        "check_protocol_listener",
+        "Health check that exits with a non-zero code if nothing listens for the protocol",
+        check_protocol_listener,
+        "check_protocol_listener amqps",
+        "69 unless there is a TLS listener",
+        operand=("<protocol>", "amqp, amqps, http or what else `listeners` shows"),
+    ),
+    _command(
+        "check_virtual_hosts",
+        "Health check that all vhosts are running",
+        check_virtual_hosts,
+        "check_virtual_hosts",
+        "69, and which, where one is down",
+    ),
+    _command(
+        "check_if_node_is_quorum_critical",
+        f"Health check that {_CRITICAL} quorum queues without a majority",
+        _QUORUM,
+        "check_if_node_is_quorum_critical",
+        "0: on a single node it does not apply",
+    ),
+    _command(
+        "check_if_node_is_mirror_sync_critical",
+        f"Health check that {_CRITICAL} mirrored queues without a mirror",
+        _MIRRORS,
+        "check_if_node_is_mirror_sync_critical",
+        "0: on a single node it does not apply",
+    ),
+    _command(
+        "check_for_quorum_queues_without_an_elected_leader",
+        "Health check that all quorum queues have a leader",
+        no_leaderless,
+        "check_for_quorum_queues_without_an_elected_leader",
+        "0: the only node leads all of them",
+    ),
+    _command(
+        "certificates",
+        "Displays the certificates of listeners that use TLS",
+        certificates,
+        "certificates --formatter json",
+        "subject, issuer, validity",
+    ),
+    _command(
+        "check_certificate_expiration",
+        "Health check that exits with a non-zero code if a certificate expires soon",
+        check_certificate_expiration,
+        "check_certificate_expiration --within 30 --unit days",
+        "69, and which, where one ends within a month",
+        options=("within", "unit"),
+    ),
+)

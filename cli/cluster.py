@@ -1,0 +1,239 @@
+"""Commands about a cluster, as RabbitMQ answers them on a single node, which amqpd is.
+
+What only reads says so: one node, running. What would change the membership is refused with RabbitMQ's exit code.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from amqpd.cli.checks import alarms_of, listeners_of
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
+from amqpd.cli.terminal import bold
+
+GROUP: Final = "Cluster"
+ALONE: Final = "amqpd runs as one node: there is no cluster to join, and nobody in it to forget"
+
+
+def cluster_status(context: Context) -> None:
+    context.say(f"Cluster status of node {context.node} ...")
+    node = context.node
+    about = context.client.get("/api/amqpd/status?totals=false")
+    flags = context.client.get("/api/feature-flags")
+    version = {
+        "erlang_version": about["erlang_version"],
+        "rabbitmq_name": about["product_name"],
+        "rabbitmq_version": about["rabbitmq_version"],
+    }
+    found: dict[str, Any] = {
+        "alarms": alarms_of(context),
+        "cluster_name": context.client.get("/api/cluster-name")["name"],
+        "disk_nodes": [node],
+        "feature_flags": flags,
+        "listeners": {node: listeners_of(context)},
+        "maintenance_status": {node: _maintenance(about)},
+        "partitions": {},
+        "ram_nodes": [],
+        "running_nodes": [node],
+        "versions": {node: version},
+    }
+    if context.line.formatter in {"json", "erlang"}:
+        context.answer(found, "")
+    else:
+        context.out.write(_text(context, found))
+
+
+def _maintenance(about: dict[str, Any]) -> str:
+    return "under maintenance" if about["is_under_maintenance"] else "not under maintenance"
+
+
+def _text(context: Context, found: dict[str, Any]) -> str:
+    """rabbit: its sections, in its order."""
+    node, version = context.node, found["versions"][context.node]
+    program = f"{version['rabbitmq_name']} {version['rabbitmq_version']}"
+    sections = (
+        ("Basics", [f"Cluster name: {found['cluster_name']}"]),
+        ("Disk Nodes", [node]),
+        ("Running Nodes", [node]),
+        ("Versions", [f"{node}: {program} on {version['erlang_version']}"]),
+        ("Maintenance status", [f"Node: {node}, status: {found['maintenance_status'][node]}"]),
+        ("Alarms", found["alarms"] or ["(none)"]),
+        ("Network Partitions", ["(none)"]),
+        (
+            "Listeners",
+            [
+                f"Node: {node}, interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, "
+                f"purpose: {one['purpose']}"
+                for one in found["listeners"][node]
+            ],
+        ),
+        ("Feature flags", [f"Flag: {each['name']}, state: {each['state']}" for each in found["feature_flags"]]),
+    )
+    return "\n".join(
+        f"{bold(title, context.out)}\n\n" + "".join(f"{line}\n" for line in lines) for title, lines in sections
+    )
+
+
+def await_online_nodes(context: Context) -> None:
+    """rabbit: 70 where there are not so many in time. There never will be, so nobody waits."""
+    text = context.operands[0]
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"Bad argument: {text} is no number of nodes")
+    timeout_s = 300 if context.line.timeout_s is None else context.line.timeout_s
+    context.say(
+        f"Will wait for at least {text} nodes to join the cluster of {context.node}. Timeout: {timeout_s} seconds."
+    )
+    context.client.get("/api/amqpd/ping")
+    if int(text) > 1:
+        raise Failure(SOFTWARE, f"Error: not enough nodes will join {context.node}'s cluster. {ALONE}.")
+    context.done()
+
+
+def needs_stopped_app(context: Context) -> None:
+    """Raises: AppRuns (64)."""
+    if context.client.get("/api/amqpd/app")["running"]:
+        raise AppRuns
+
+
+def refused(saying: str, context: Context) -> None:
+    needs_stopped_app(context)
+    context.say(f"{saying} {context.operands[0]}")
+    raise Failure(UNAVAILABLE, ALONE)
+
+
+def change_cluster_node_type(context: Context) -> None:
+    kind = context.operands[0]
+    if kind not in {"disc", "disk", "ram"}:
+        raise UsageError("Bad argument: the node type must be either disc or ram.")
+    needs_stopped_app(context)
+    context.say(f"Turning {context.node} into a {kind} node")
+    if kind == "ram":
+        raise Failure(UNAVAILABLE, "Non-clustered nodes can only be disc nodes.")
+    context.done("Node type is already disc")
+
+
+def forget_cluster_node(context: Context) -> None:
+    context.say(f"Removing node {context.operands[0]} from the cluster")
+    context.client.get("/api/amqpd/ping")
+    raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
+
+
+def force_boot(context: Context) -> None:
+    """A single node waits for no other: nothing is to be forced."""
+    needs_stopped_app(context)
+    context.done()
+
+
+def discover_peers(context: Context) -> None:
+    context.say("Discovering peers nodes ...")
+    context.client.get("/api/amqpd/ping")
+    context.done("No peers discovered")
+
+
+def rename_cluster_node(context: Context) -> None:
+    """rabbit: needs the node stopped; ours is named after its machine."""
+    context.client.get("/api/amqpd/ping")
+    raise UsageError("this command requires the target node to be stopped; amqpd's is named after its machine")
+
+
+_NODE: Final = ("<node>", "name of a node")
+
+COMMANDS: Final = (
+    Command(
+        "await_online_nodes",
+        GROUP,
+        "Waits for so many nodes to be online: there is one",
+        await_online_nodes,
+        "<count> [--timeout <timeout>]",
+        1,
+        1,
+        (("<count>", "1 succeeds when the broker runs, more cannot"),),
+        examples=(("await_online_nodes 1", "0: the broker runs"),),
+    ),
+    Command(
+        "change_cluster_node_type",
+        GROUP,
+        "Changes the type of the node, which is disc",
+        change_cluster_node_type,
+        "<disc | ram>",
+        1,
+        1,
+        (("<disc | ram>", "disc succeeds; ram is for clusters"),),
+        examples=(("change_cluster_node_type disc", "after stop_app"),),
+        needs_app=False,
+    ),
+    Command(
+        "cluster_status",
+        GROUP,
+        "Displays the one node of the cluster, its version, alarms, listeners and feature flags",
+        cluster_status,
+        "[--timeout <timeout>]",
+        examples=(("cluster_status --formatter json", "with RabbitMQ's keys"),),
+    ),
+    Command(
+        "discover_peers",
+        "Monitoring, observability and health checks",
+        "Performs peer discovery: amqpd has no peers",
+        discover_peers,
+        examples=(("discover_peers", "none"),),
+        needs_app=False,
+    ),
+    Command(
+        "force_boot",
+        GROUP,
+        "Lets the node start without its peers, of which it has none",
+        force_boot,
+        examples=(("force_boot", "after stop_app: nothing to do"),),
+        needs_app=False,
+    ),
+    Command(
+        "forget_cluster_node",
+        GROUP,
+        "Removes a node from the cluster: there is no other",
+        forget_cluster_node,
+        "<node>",
+        1,
+        1,
+        (_NODE,),
+        examples=(("forget_cluster_node rabbit@other", "69: it is not in the cluster"),),
+        needs_app=False,
+    ),
+    Command(
+        "join_cluster",
+        GROUP,
+        "Makes the node a member of another cluster: amqpd runs as one node",
+        partial(refused, "Clustering with"),
+        "<node>",
+        1,
+        1,
+        (_NODE,),
+        examples=(("join_cluster rabbit@other", "69, after stop_app"),),
+        needs_app=False,
+    ),
+    Command(
+        "rename_cluster_node",
+        GROUP,
+        "Renames nodes: amqpd's is named after its machine",
+        rename_cluster_node,
+        "<old> <new>",
+        2,
+        2,
+        (("<old> <new>", "names of a node"),),
+        examples=(("rename_cluster_node rabbit@a rabbit@b", "64 while it runs"),),
+        needs_app=False,
+    ),
+    Command(
+        "update_cluster_nodes",
+        GROUP,
+        "Takes over another node's list of members: amqpd runs as one node",
+        partial(refused, "Will seed the next start from"),
+        "<node>",
+        1,
+        1,
+        (_NODE,),
+        examples=(("update_cluster_nodes rabbit@other", "69, after stop_app"),),
+        needs_app=False,
+    ),
+)

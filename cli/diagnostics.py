@@ -1,0 +1,344 @@
+"""What the broker runs with and says of itself: versions, settings, names, log, memory, logins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from amqpd.cli.client import quoted
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.nodes import UNITS
+from amqpd.cli.terminal import bold
+
+MONITORING: Final = "Monitoring, observability and health checks"
+CONFIGURATION: Final = "Configuration and Environment"
+LEVELS: Final = ("debug", "info", "warning", "error", "critical", "none")
+FOLLOW_S: Final = 0.25
+
+
+def server_version(context: Context) -> None:
+    context.say(f"Asking node {context.node} for its version...")
+    version = context.client.get("/api/amqpd/version")["version"]
+    context.answer({"result": "ok", "value": version}, version)
+
+
+def erlang_version(context: Context) -> None:
+    """What the broker runs on, which here is Python."""
+    context.say(f"Asking node {context.node} for the version of its runtime...")
+    found = context.client.get("/api/amqpd/version")
+    text = f"Python {found['python']} ({found['build']})"
+    context.answer({"result": "ok", "value": text}, text)
+
+
+def environment(context: Context) -> None:
+    context.say(f"Application environment of node {context.node} ...")
+    found = context.client.get("/api/amqpd/environment")
+    context.answer({"amqpd": found}, "\n".join(f"{name} = {_plain(value)}" for name, value in found.items()))
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def os_env(context: Context) -> None:
+    context.say(f"Listing variables that configure amqpd, defined on node {context.node}...")
+    found = context.client.get("/api/amqpd/os_env")
+    told = {"node": context.node, "result": "ok", "variables": found}
+    context.answer(told, "\n".join(f"{name}={value}" for name, value in found.items()))
+
+
+def command_line_arguments(context: Context) -> None:
+    context.say(f"Command line arguments of node {context.node} ...")
+    found = context.client.get("/api/amqpd/command_line")
+    context.answer(found, "\n".join(found))
+
+
+def memory_breakdown(context: Context) -> None:
+    unit = context.line.given.get("unit", "gb")
+    if unit.lower() not in UNITS:
+        raise UsageError(f"\"unit '{unit}' is not supported. Please use one of: bytes, mb, gb\"")
+    context.say(f"Reporting memory breakdown on node {context.node}...")
+    found = context.client.get("/api/amqpd/memory")
+    total = found["total"]["rss"]
+    sizes = {name: size for name, size in found.items() if name not in {"total", "strategy"}}
+    told = {
+        name: {"bytes": size, "percentage": round(100 * size / total, 2)}
+        for name, size in sorted(sizes.items(), key=lambda pair: -pair[1])
+    }
+    lines = [
+        f"{name}: {one['bytes'] if unit.lower() == 'bytes' else round(one['bytes'] / UNITS[unit.lower()], 4)} {unit} "
+        f"({one['percentage']}%)"
+        for name, one in told.items()
+    ]
+    context.answer(told, "\n".join(lines))
+
+
+def resolve_hostname(context: Context) -> None:
+    host = context.operands[0]
+    family = context.line.given.get("address-family", "ipv4").lower()
+    names = {"ipv4": "IPv4", "ipv6": "IPv6", "any": "any"}
+    if family not in names:
+        raise UsageError(f"Bad argument: address family is one of {', '.join(names)}", DATA)
+    context.say(f"Asking node {context.node} to resolve hostname {host} to {names[family]} addresses...")
+    answer = context.client.send("GET", f"/api/amqpd/resolve?host={quoted(host)}&family={family}")
+    if answer.status == 404:
+        raise Failure(DATA, answer.reason)
+    found = answer.checked().data
+    told = {
+        "address_family": names[family], "addresses": found, "hostname": host, "node": context.node, "result": "ok",
+    }  # fmt: skip
+    context.answer(told, "\n".join(found))
+
+
+def resolver_info(context: Context) -> None:
+    context.say(f"Asking node {context.node} for its effective hostname resolver configuration...")
+    context.client.get("/api/amqpd/ping")
+    told = {"lookup": ["native"], "hosts_file": "/etc/hosts", "resolv_conf": "/etc/resolv.conf"}
+    lines = ["Lookup order: native", "Hosts file: /etc/hosts", "Resolver conf file: /etc/resolv.conf"]
+    context.answer(told, "\n".join([bold("Runtime Hostname Resolver Settings", context.out), "", *lines]))
+
+
+def list_network_interfaces(context: Context) -> None:
+    context.say(f"Asking node {context.node} to report its network interfaces ...")
+    found = context.client.get("/api/amqpd/interfaces")
+    lines: list[str] = []
+    for name, about in found.items():
+        lines += [bold(f"Interface {name}", context.out), ""]
+        for key, value in about.items():
+            lines += [f"{key}: {each}" for each in (value if isinstance(value, list) else [value])]
+        lines.append("")
+    told = {"result": "ok", "message": f"Node {context.node} reported network interfaces", "interfaces": found}
+    context.answer(told, "\n".join(lines))
+
+
+def tls_versions(context: Context) -> None:
+    context.say("Listing all TLS versions supported by the broker...")
+    found = context.client.get("/api/amqpd/tls")["versions"]
+    context.answer({"versions": found}, "\n".join(found))
+
+
+def cipher_suites(context: Context) -> None:
+    context.say("Listing the cipher suites of the broker's TLS listeners...")
+    found = context.client.get("/api/amqpd/tls")["ciphers"]
+    context.answer(found, "\n".join(found))
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def set_log_level(context: Context) -> None:
+    level = context.operands[0]
+    if level not in LEVELS:
+        raise Failure(UNAVAILABLE, f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
+    context.say(f'Setting log level to "{level}" ...')
+    context.client.send("PUT", "/api/amqpd/log_level", {"level": level}).checked()
+    context.done()
+
+
+def rotate_logs(context: Context) -> None:
+    """rabbitmqctl's does nothing and ends with 69; ours does what its name says."""
+    context.say(f"Reopening logs for node {context.node} ...")
+    found = context.client.send("POST", "/api/amqpd/rotate_logs").checked().data
+    if found["file"] is None:
+        context.note("The log goes to standard error, there is no file to open anew (log.file)")
+    context.done()
+
+
+def log_location(context: Context) -> None:
+    context.say(f"Log file location(s) on node {context.node} ...")
+    path = context.client.get("/api/amqpd/log_location")["file"] or "<stderr>"
+    context.answer({"result": "ok", "node_name": context.node, "paths": [path]}, path)
+
+
+def log_tail(context: Context) -> None:
+    count = context.line.number("number") if "number" in context.line.given else 50
+    context.say(f"Last {count} log lines on node {context.node} ...")
+    found = context.client.send("GET", f"/api/amqpd/log_tail?lines={count}").checked().data
+    lines = found["text"].splitlines() if count else []
+    context.answer(lines, "\n".join(lines))
+
+
+def log_tail_stream(context: Context) -> None:
+    """Asks again and again: a reader who is slow, or gone, costs the broker nothing."""
+    seconds = context.line.number("duration") if "duration" in context.line.given else None
+    span = "" if seconds is None else f" for {seconds} seconds"
+    context.say(f"Streaming logs from node {context.node}{span} ...")
+    deadline = None if seconds is None else time.monotonic() + seconds
+    position = context.client.send("GET", "/api/amqpd/log_tail?lines=1").checked().data["position"]
+    while deadline is None or time.monotonic() < deadline:
+        found = context.client.send("GET", f"/api/amqpd/log_tail?position={position}").checked().data
+        position = found["position"]
+        context.out.write(found["text"])
+        context.out.flush()
+        time.sleep(FOLLOW_S)
+
+
+# -- logins ------------------------------------------------------------------------------------------------------------
+
+
+def list_attempts(context: Context) -> None:
+    context.say(f'Listing authentication attempts for node "{context.node}" ...')
+    by_source = "by-source" in context.line.given
+    # The node that answers is the one whose name the broker knows itself by, not what --node calls it.
+    node = quoted(context.client.get("/api/amqpd/app")["node"])
+    found = context.client.get(f"/api/auth/attempts/{node}{'/source' if by_source else ''}")
+    if context.line.formatter in {"json", "erlang"}:
+        context.answer({"result": "ok", "node": context.node, "attempts": found}, "")
+        return
+    if not found:
+        context.out.write(f"Node {context.node} reported no authentication attempt stats\n")
+        return
+    counts = ("protocol", "auth_attempts", "auth_attempts_failed", "auth_attempts_succeeded")
+    columns = ("remote_address", "username", *counts) if by_source else counts
+    context.show(columns, [[each[name] for name in columns] for each in found])
+
+
+def reset_attempts(context: Context) -> None:
+    context.say(f"Reset auth attempt metrics on node {context.node} ...")
+    node = quoted(context.client.get("/api/amqpd/app")["node"])
+    context.client.send("DELETE", f"/api/auth/attempts/{node}").checked()
+    context.done()
+
+
+def enable_sources(context: Context) -> None:
+    context.say("Enabling authentication attempt source tracking ...")
+    context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": True}).checked()
+    context.done()
+
+
+def disable_sources(context: Context) -> None:
+    context.say("Disabling authentication attempt source tracking ...")
+    context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": False}).checked()
+    context.done()
+
+
+def report(context: Context) -> None:
+    """rabbit: status, cluster, environment and every list, one after another."""
+    context.say(f"Reporting server status of node {context.node} ...\n")
+    names = ["status", "cluster_status", "environment", "list_connections", "list_channels"]
+    for name in names:
+        _part(context, name, "/")
+    for vhost in context.client.get("/api/vhosts?columns=name"):
+        for name in ("list_queues", "list_exchanges", "list_bindings", "list_consumers", "list_permissions",
+                     "list_policies", "list_global_parameters", "list_parameters"):  # fmt: skip
+            _part(context, name, vhost["name"])
+
+
+def _part(context: Context, name: str, vhost: str) -> None:
+    line = context.line._replace(command=name, operands=[], given={**context.line.given, "vhost": vhost})
+    command = context.commands[name]
+    command.run(context.other(line))
+    context.out.write("\n")
+
+
+def _command(
+    name: str,
+    summary: str,
+    run: Callable[[Context], None],
+    example: str,
+    effect: str,
+    *,
+    group: str = MONITORING,
+    operand: tuple[str, str] | None = None,
+    options: tuple[str, ...] = (),
+    needs_app: bool = True,
+) -> Command:
+    count = 1 if operand else 0
+    own = "".join(f"[--{option}] " for option in options)
+    usage = f"{own}{operand[0] + ' ' if operand else ''}[--timeout <timeout>]"
+    details = (operand,) if operand else ()
+    examples = ((example, effect),)
+    return Command(name, group, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
+
+
+COMMANDS: Final = (
+    _command(
+        "server_version", "Displays the broker's version", server_version, "-q server_version", "the version alone",
+        needs_app=False,
+    ),
+    _command(
+        "erlang_version", "Displays what the broker runs on: Python's version", erlang_version, "erlang_version",
+        "and whether its hot modules are compiled", needs_app=False,
+    ),
+    _command(
+        "environment", "Displays every setting of the broker", environment, "environment --formatter json",
+        "for a program to read; secrets are hidden", group=CONFIGURATION, needs_app=False,
+    ),
+    _command(
+        "os_env", "Displays the environment variables that configure the broker", os_env, "os_env",
+        "AMQPD_ and RABBITMQ_ variables; secrets are hidden", group=CONFIGURATION,
+    ),
+    _command(
+        "command_line_arguments", "Displays the command line of the broker's process", command_line_arguments,
+        "command_line_arguments", "an argument a line; secrets are hidden", group=CONFIGURATION, needs_app=False,
+    ),
+    _command(
+        "memory_breakdown", "Displays what the broker's memory is used for", memory_breakdown,
+        "memory_breakdown --unit mb", "as far as the broker knows", options=("unit",),
+    ),
+    _command(
+        "resolve_hostname", "Resolves a host's name as the broker's machine does", resolve_hostname,
+        "resolve_hostname db.example --address-family any", "an address a line; 65 where there is none",
+        group=CONFIGURATION, operand=("<hostname>", "name of a host"), options=("address-family",), needs_app=False,
+    ),
+    _command(
+        "resolver_info", "Displays how names of hosts are resolved", resolver_info, "resolver_info",
+        "as the machine does", group=CONFIGURATION, needs_app=False,
+    ),
+    _command(
+        "list_network_interfaces", "Displays the network interfaces of the broker's machine", list_network_interfaces,
+        "list_network_interfaces", "their addresses", needs_app=False,
+    ),
+    _command(
+        "tls_versions", "Lists the TLS versions that listeners can speak", tls_versions, "tls_versions",
+        "TLS 1.2 and 1.3", needs_app=False,
+    ),
+    _command(
+        "cipher_suites", "Lists the cipher suites that TLS listeners offer", cipher_suites, "cipher_suites",
+        "in the order they are preferred", needs_app=False,
+    ),
+    _command(
+        "set_log_level", "Sets the log level of the running broker", set_log_level, "set_log_level debug",
+        "until the next start; the setting log.level is for good", group=CONFIGURATION,
+        operand=("<log_level>", f"one of {', '.join(LEVELS)}"),
+    ),
+    _command(
+        "rotate_logs", "Opens the log file anew, after something has renamed it", rotate_logs, "rotate_logs",
+        "as SIGUSR1 does", group="Nodes",
+    ),
+    _command(
+        "log_location", "Displays where the broker's log goes", log_location, "log_location",
+        "<stderr>, or the file of log.file", group=CONFIGURATION, needs_app=False,
+    ),
+    _command(
+        "log_tail", "Displays the last lines of the log file", log_tail, "log_tail -N 100", "its last hundred lines",
+        options=("number",), needs_app=False,
+    ),
+    _command(
+        "log_tail_stream", "Displays what comes to the log file", log_tail_stream, "log_tail_stream --duration 60",
+        "for a minute", options=("duration",), needs_app=False,
+    ),
+    _command(
+        "list_node_auth_attempt_stats", "Lists how many logins were tried, went well and failed", list_attempts,
+        "list_node_auth_attempt_stats --by-source", "by address, user and protocol, once that is enabled",
+        options=("by-source",),
+    ),
+    _command(
+        "reset_node_auth_attempt_metrics", "Counts logins from 0 again", reset_attempts,
+        "reset_node_auth_attempt_metrics", "by source too", group=CONFIGURATION,
+    ),
+    _command(
+        "enable_auth_attempt_source_tracking", "Counts logins by address and user too", enable_sources,
+        "enable_auth_attempt_source_tracking", "until the next start", group=CONFIGURATION,
+    ),
+    _command(
+        "disable_auth_attempt_source_tracking", "Counts logins by protocol only", disable_sources,
+        "disable_auth_attempt_source_tracking", "as after a start", group=CONFIGURATION,
+    ),
+    _command(
+        "report", "Displays status, environment and every list, for a question to support", report, "report",
+        "all of it, to standard output",
+    ),
+)
