@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl
 
-from amqpd.cli.arguments import BY_LONG, GENERAL, SPECIFIC, check_options, parse
+from amqpd.cli.arguments import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
 from amqpd.cli.command import GROUPS
 from amqpd.cli.commands import COMMANDS
 from amqpd.cli.help import ELSEWHERE
+from amqpd.cli.plugins import COMMANDS as PLUGIN_COMMANDS
 
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
 ASKED_FOR = (
@@ -104,9 +105,13 @@ def test_the_examples_are_right(name: str) -> None:
 def test_options_are_known_and_distinct() -> None:
     used = {option for command in COMMANDS.values() for option in command.options}
     assert used == {option.long for option in SPECIFIC}
-    assert len(BY_LONG) == len(GENERAL) + len(SPECIFIC)
-    letters = [option.short for option in (*GENERAL, *SPECIFIC) if option.short]
-    assert len(letters) == len(set(letters))
+    assert {option for each in PLUGIN_COMMANDS for option in each.options} == {option.long for option in PLUGINS}
+    assert set(BY_LONG) == {option.long for option in (*GENERAL, *SPECIFIC, *PLUGINS)}
+    for specific in (SPECIFIC, PLUGINS):
+        options = (*GENERAL, *specific)
+        letters = [option.short for option in options if option.short]
+        assert len(letters) == len(set(letters))
+        assert len(options) == len({option.long for option in options})
     manual = MANUAL.read_text("utf-8")
     assert all(f"--{option.long}" in manual for option in GENERAL)
 
