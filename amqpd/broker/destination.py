@@ -75,7 +75,7 @@ class Destination(Versioned):
         return True
 
     def reserve(self) -> None:
-        """Likewise: the message waits for its transaction's commit."""
+        """Likewise: the message waits for its transaction's commit, or for those that have it before."""
 
     def refuse(self) -> None:
         """Likewise: the publish has failed, what was offered here or reserved is as if it had not been."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.offering import refuse
+from amqpd.broker.publishing.offering import refuse, reserve
 from amqpd.broker.publishing.route import Route
 from amqpd.errors import PreconditionFailed
 
@@ -43,9 +43,7 @@ class Transaction:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")
         self.publishes.append((route, message))
         if route.kept:
-            for destination in route.destinations:
-                if not destination.routed:
-                    destination.reserve()
+            reserve(route.destinations)
 
     def collect(self, settled: list[tuple[i64, Entry]], action: i64) -> None:
         """Notes how these are settled at the commit."""

@@ -9,6 +9,7 @@ import pytest
 from memory_broker import Client, MemoryBroker
 from test_publisher import Front
 
+from amqpd.broker.publishing import spread
 from amqpd.broker.publishing.seen import Seen
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.deduplication import Deduplication
@@ -99,6 +100,27 @@ def test_what_a_queue_refuses_is_nacked_once(house: MemoryBroker, name: str) -> 
     assert [(each.name, each.delivery_tag, each.multiple) for each in answers] == [
         ("Basic.Nack", number, False) for number in (1, 2, 3)
     ]
+
+
+def test_a_copy_that_comes_while_the_first_goes_to_very_many_queues(
+    house: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread, "SLICE_S", 0.0)
+    names = [f"q{number}" for number in range(spread.WIDE_COUNT + 200)]
+    client, other = Client(house, "client"), Client(house, "other")
+    for each in (client, other):
+        each.say(1, spec.Channel.Open(), spec.Confirm.Select())
+    for queue in names:
+        client.say(1, spec.Queue.Declare(queue=queue), spec.Queue.Bind(queue=queue, exchange="once"))
+        house.settle()
+    for each in (client, other):
+        each.heard()
+        each.publish(1, "", [b"x"], marked("a"), exchange="once")
+    assert ready(house, names[-1]) == 0  # the first is on its way
+    house.settle()
+    assert {ready(house, queue) for queue in names} == {1}
+    for each in (client, other):
+        assert [event.method.name for event in each.heard()] == ["Basic.Ack"]
 
 
 @pytest.mark.parametrize("name", ["once", "disk"])

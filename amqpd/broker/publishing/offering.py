@@ -59,6 +59,14 @@ def offer(destinations: list[Destination], message: Message, logs: list[QueueLog
     return outcome
 
 
+def reserve(destinations: list[Destination]) -> None:
+    """A publish to these is to come, or comes in slices: what exchanges keep of it counts already."""
+    for destination in reversed(destinations):
+        if destination.routed:
+            break
+        destination.reserve()
+
+
 def refuse(destinations: list[Destination]) -> None:
     """A publish to these has failed: what exchanges keep of it goes."""
     for destination in reversed(destinations):

@@ -207,7 +207,7 @@ class Seen(Memory):
         return now_ms + ttl_ms if ttl_ms > 0 else 0
 
     def reserve(self, note: Note) -> None:
-        """It is in a transaction: a copy that comes before the commit is one."""
+        """It comes later: a copy that comes before is one."""
         if note.id not in self._unsafe:
             self._unsafe[note.id] = note
 

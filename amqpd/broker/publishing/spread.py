@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.publishing.offering import refuse
+from amqpd.broker.publishing.offering import refuse, reserve
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.storage.queue_log import QueueLog
 
@@ -48,6 +48,7 @@ class Spread:
         self._next = 0
         self._accepted = True
         self._syncs = 0
+        reserve(route.destinations)
 
     def step(self) -> None:
         """One turn's share. The first call begins it; the others come by themselves."""
