@@ -30,6 +30,11 @@ PAGES = {
         "name\tmessages\nfailed\t0\norders\t3\n"
         "customer x-redrive-count x-source-queue x-source-offset\n"
     ),
+    "trace.md": (
+        "queue\tstate\norders\tready\n"
+        "queue\tstate\tuser\norders\tunacked\tguest\n"
+        "queue\tstate\treason\nfailed\tunacked\t\norders\tgone\trejected\n"
+    ),
     "limits.md": (
         "406 PRECONDITION_FAILED - cannot declare queue 'invoices': queue limit in vhost '/' (1) is reached\n"
         'ConnectionClosedByBroker: (530) "NOT_ALLOWED - access to vhost \'/\' refused for user \'guest\': '
@@ -56,7 +61,7 @@ def test_the_example_runs(page: str, tmp_path: Path) -> None:
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
         }
         done = subprocess.run(
-            [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", example], env=environment, capture_output=True, text=True, timeout=90, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == PAGES[page]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,6 +229,23 @@ def test_amqpctl_shows_it(broker: BrokerProcess, api: Any) -> None:
     assert broker.ctl("audit_log", "--where", "(").returncode == 64
     told = json.loads(broker.ctl("audit_log", "--since", "2026-01-01T00:00:00", "--formatter", "json").stdout)
     assert len(told) == len(records(api))
+
+
+def test_amqpctl_follows_it(broker: BrokerProcess, api: Any) -> None:
+    """What comes while it runs is shown, until ctrl-C ends it."""
+    command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "-q", "audit_log"]
+    command += ["--follow", "--no-table-headers", "name"]
+    api.done("PUT", "/api/queues/%2F/before", {"durable": True})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        shown = iter(process.stdout)
+        assert any(line == "before\n" for line in shown), "the last ones there were"
+        for name in ("followed-1", "followed-2"):
+            api.done("PUT", f"/api/queues/%2F/{name}", {"durable": True})
+            assert any(line == f"{name}\n" for line in shown)
+        process.send_signal(signal.SIGINT)
+        assert [*shown] == []
+    assert process.returncode == 0
 
 
 def test_the_spark_source_reads_it(broker: BrokerProcess, api: Any) -> None:
