@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import amqpd
@@ -19,6 +20,15 @@ from amqpd.testing import BrokerProcess
 
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
+
+# An example that takes more than 200 ms, or ten that are made in more than a second, are a busy machine's doing.
+hypothesis.settings.register_profile(
+    "amqpd",
+    parent=hypothesis.settings(),  # which is another one in CI
+    deadline=None,
+    suppress_health_check=[*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("amqpd")
 
 
 def pytest_report_header() -> str:
