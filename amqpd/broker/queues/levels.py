@@ -29,6 +29,7 @@ from amqpd.broker.delivery import Entry, Source, within
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.level_index import LevelIndex
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
@@ -72,7 +73,7 @@ class LevelOrder(ReadyOrder):
         self._scan_end: i64 = 0
         self._scan_left: i64 = 0
         # What of that is not ready: it waits for its next try, or has been put back since.
-        self._passed_over: dict[int, None] = {}
+        self._passed_over = OffsetBits()
 
     def level_counts(self) -> dict[int, int]:
         """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
@@ -94,7 +95,7 @@ class LevelOrder(ReadyOrder):
 
     def begin_without(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._passed_over[offset] = None
+            self._passed_over.add(offset)
 
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end
@@ -128,7 +129,7 @@ class LevelOrder(ReadyOrder):
             if record.offset >= self._scan_end:
                 break  # came after the start, and was noted then
             self._scan_offset = record.offset + 1
-            if self._passed_over and record.offset in self._passed_over:
+            if self._passed_over.has(record.offset):
                 continue
             properties = record.properties
             info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
