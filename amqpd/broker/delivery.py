@@ -22,7 +22,7 @@ from amqpd.broker.stream_message import Dresser
 from amqpd.broker.stream_start import StreamStart
 from amqpd.broker.tap import Tap
 from amqpd.routing.selector import Selector
-from amqpd.storage.log.record import Record
+from amqpd.storage.log.places import Places
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -118,10 +118,20 @@ class Consumer:
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
         """The queue's x-consumer-timeout is this from now on; -1: it has none. Of interest to who counts the time."""
 
-    def deliver_record(self, dresser: Dresser, record: Record, entry: Entry) -> None:
-        """Writes one delivery of a stream."""
-        entry.message = dresser.message(record)
-        self.deliver(entry.message, entry, False)
+    def deliver_places(
+        self, dresser: Dresser, places: Places, start: i64, stop: i64, source: Source, tracked: bool
+    ) -> i64:
+        """Writes deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it,
+        while it can take more. Returns where it stopped. tracked: `source` wants to know which one is settled; else
+        one entry, whose offset says nothing, may stand for all.
+        """
+        number = places.alike_number(start)
+        while True:
+            message = dresser.message(places, start)
+            self.deliver(message, Entry(source, places.offset(start), message, False), False)
+            start += 1
+            if start >= stop or places.alike_number(start) != number or not self.can_take():
+                return start
 
     def trace(self, tap: Tap | None) -> None:
         """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""

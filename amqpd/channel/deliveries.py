@@ -29,7 +29,7 @@ from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import shortstr
 from amqpd.protocol.frames import LARGE_BODY_BYTES
-from amqpd.storage.log.record import Record
+from amqpd.storage.log.places import Places
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
@@ -76,6 +76,8 @@ class ChannelConsumer(Consumer):
         self._tap: Tap | None = None
         # None: it has no timeout.
         self.clock: Overdue | None = None
+        # Of a stream: stands for each delivery (`deliver_places`).
+        self.shared_entry: Entry | None = None
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
         """queue_timeout_ms: what its queue says, -1: nothing. Its own argument comes first, the setting last."""
@@ -156,44 +158,65 @@ class ChannelConsumer(Consumer):
         if not output.flush_wanted:
             output.want_flush()
 
-    def deliver_record(self, dresser: Dresser, record: Record, entry: Entry) -> None:
+    def deliver_places(
+        self, dresser: Dresser, places: Places, start: i64, stop: i64, source: Source, tracked: bool
+    ) -> i64:
         """As `deliver`, of what lies in a stream's log: header and body go from there into the output."""
         deliveries = self.deliveries
         output = deliveries.output
-        payload_max = output.frame_payload_max
-        body_size: i64 = len(record.body)
-        if (
-            body_size > LARGE_BODY_BYTES
-            or body_size > payload_max
-            or not dresser.fits(record)
-            or dresser.header_payload_size > payload_max
-        ):
-            self.deliver(dresser.message(record), entry, False)
-            return
-        tag = deliveries.next_tag
-        deliveries.next_tag = tag + 1
-        self.in_flight += 1
-        entry.consumer = self
-        deliveries.unacked.add(tag, entry)
-        deliveries.window_used += 1
-        if deliveries.window_size > 0:
-            deliveries.window_turn = self
-        out = output.out
-        suffix = dresser.suffix
-        suffix_size: i64 = len(suffix)
-        if suffix_size != self._suffix_size:
-            self._begin(suffix_size)
-            if self._tap is not None:
-                self._tell(self._tap, dresser.message(record), False)
-        out.write(self._start)
-        write_i64_be(out, tag)
-        out.write(suffix)
-        dresser.write(out, record, deliveries.number)
-        output.delivered_count += 1
-        if len(out) >= CUT_BYTES:
-            output.cut_output()
-        if not output.flush_wanted:
-            output.want_flush()
+        number = places.alike_number(start)
+        alike = places.alikes[number]
+        data = alike.data
+        dresser.dress(alike, deliveries.number)
+        size_max = output.frame_payload_max  # of what goes out as frames of one piece
+        if size_max > LARGE_BODY_BYTES:
+            size_max = LARGE_BODY_BYTES
+        if dresser.header_payload_size > output.frame_payload_max or self._tap is not None:
+            size_max = 0
+        head = dresser.head
+        suffix_size: i64 = len(dresser.suffix)
+        entry = None if tracked or deliveries.transactional else self._entry_for_all(source)
+        index = start
+        while True:
+            body_size = places.body_size(index)
+            each = entry if entry is not None else Entry(source, places.offset(index), None, False)
+            if body_size <= 0 or body_size > size_max:
+                self.deliver(dresser.message(places, index), each, False)
+                dresser.dress(alike, deliveries.number)
+            else:
+                if suffix_size != self._suffix_size:
+                    self._begin(suffix_size)
+                tag = deliveries.next_tag
+                deliveries.next_tag = tag + 1
+                self.in_flight += 1
+                each.consumer = self
+                deliveries.unacked.add(tag, each)
+                deliveries.window_used += 1
+                if deliveries.window_size > 0:
+                    deliveries.window_turn = self
+                out = output.out
+                out.write(self._start)
+                write_i64_be(out, tag)
+                out.write(head)
+                dresser.write(out, body_size, places.offset(index))
+                body_start = places.body_start(index)
+                out.write(data[body_start : body_start + body_size])
+                out.append(0xCE)
+                output.delivered_count += 1
+                if len(out) >= CUT_BYTES:
+                    output.cut_output()
+                if not output.flush_wanted:
+                    output.want_flush()
+            index += 1
+            if index >= stop or places.alike_number(index) != number or not self.can_take():
+                return index
+
+    def _entry_for_all(self, source: Source) -> Entry:
+        """Of all that it has of a stream whose reader keeps no account of offsets."""
+        entry = self.shared_entry
+        if entry is None or entry.queue is not source:
+            entry = self.shared_entry = Entry(source, -1, None, False)
+        return entry
 
     def trace(self, tap: Tap | None) -> None:
         self._tap = tap
@@ -238,6 +261,8 @@ class Deliveries:
         # Who took the window's last room: the next that comes free is for the consumers after it.
         self.window_turn: ChannelConsumer | None = None
         self.acked_count: i64 = 0
+        # What is settled waits for a commit, one by one.
+        self.transactional = False
         # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
         self.cancelled_here: list[str] | None = None
         # Of all that has a timeout; those of consumers that are gone as long as they have something unacked.
@@ -310,6 +335,11 @@ class Deliveries:
         for consumer in before:
             if consumer.parked:
                 consumer.queue.activate(consumer)
+
+    def begin_transactions(self) -> None:
+        """tx.select: a transaction marks entries, so that none stands for many any more."""
+        self.transactional = True
+        self.unacked.part()
 
     def take_all(self, committing: bool) -> list[Entry]:
         """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it. committing:

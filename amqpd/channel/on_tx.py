@@ -30,6 +30,7 @@ def select(channel: Channel, _command: TxSelect) -> None:
         raise PreconditionFailed("cannot switch from confirm to tx mode")
     if channel.transaction is None:
         channel.transaction = Transaction()
+        channel.deliveries.begin_transactions()
     channel.output.send(channel.number, TxSelectOk())
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
+from amqpd.broker.delivery import Entry
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer, Entry, Source
+    from amqpd.broker.delivery import Consumer, Source
 
 # Settled places at the front that may stand before the list is moved up.
 _SETTLED_MAX: Final = 1024
@@ -45,6 +46,23 @@ class Unacked:
         """A delivery that needs no answer: its tag keeps the list in step."""
         if self._entries:
             self._entries.append(None)
+
+    def part(self) -> None:
+        """Each delivery has an entry of its own from here on, also where one stood for many of a stream. Cost: all of
+        them.
+        """
+        entries = self._entries
+        seen: dict[Entry, None] = {}
+        for position in range(len(entries)):
+            entry = entries[position]
+            if entry is None:
+                continue
+            if entry in seen:
+                own = Entry(entry.queue, entry.offset, entry.message, entry.redelivered)
+                own.consumer = entry.consumer
+                entries[position] = own
+            else:
+                seen[entry] = None
 
     def entries(self) -> list[Entry]:
         """All of them, in the order of delivery."""

@@ -26,10 +26,11 @@ from google_crc32c import extend, value
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
+from amqpd.storage.log.decoder import RECORD_OVERHEAD_BYTES, RecordDecoder
+from amqpd.storage.log.places import Places
 from amqpd.storage.log.record import (
     BadRecord,
     Record,
-    RecordDecoder,
     read_offset_delta,
     read_varint,
     record_stop,
@@ -57,6 +58,9 @@ _CODEC_MAX: Final[i64] = 4
 NO_PRODUCER: Final[i64] = -1
 _CRC_PIECE: Final[i64] = 1 << 14  # stays in the nearest cache between its copy and its sum
 _NO_PARTS: Final[list[bytes]] = []
+_NO_BYTES: Final = b""
+# What places may hold of a batch, whatever part of it they are of.
+_HELD_SIZE_MAX: Final[i64] = 128 * 1024
 # Control record: key = version 0, type 1 (commit); value = version 0, coordinator epoch 0.
 _COMMIT_RECORD: Final = (
     b"\x00\x00\x00" + varint(4) + b"\x00\x00\x00\x01" + varint(6) + b"\x00\x00\x00\x00\x00\x00" + b"\x00"
@@ -244,6 +248,19 @@ def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
     return crc == header.crc
 
 
+def checked(data: bytes, position: i64, header: BatchHeader) -> bytes:
+    """What the checksum of the batch at `position` covers, from CRC_START on, if it is right; else empty.
+
+    Cost: one copy, and the CRC.
+    """
+    end: i64 = position + header.size
+    if end > len(data):
+        return _NO_BYTES
+    covered = data[position + CRC_START : end]
+    crc: i64 = value(covered)
+    return covered if crc == header.crc else _NO_BYTES
+
+
 def body_size_bytes(data: bytes, position: i64, header: BatchHeader) -> i64:
     """Sum of the sizes of the bodies in the (plain) batch at `position`. Cost: about 30 ns a record.
 
@@ -353,7 +370,47 @@ class BatchCursor:
             if returned:
                 record.delivery_count = returned.get(offset, 0) & COUNT_MAX
             records.append(record)
-            budget -= len(record.body) + len(record.properties) + 64
+            budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
+        self._position = position
+        if self.remaining == 0:
+            self.next_offset = self.last_offset + 1
+        return budget
+
+    def read_places(self, wanted: i64, settled: SettledSet | None, budget: i64, places: Places) -> i64:
+        """As `read`, of records that were never given back: adds them to `places`. Cost: about 40 ns a record; a copy
+        of its body where the batch is so large that it is not to be held for a few records.
+        """
+        data = self._data
+        apart: bool = len(data) > _HELD_SIZE_MAX
+        decoder = self._decoder
+        position: i64 = self._position
+        end: i64 = self._end
+        check: bool = settled is not None and settled.highest >= self.next_offset
+        timestamp_ms: i64 = self.timestamp_ms
+        create_time: bool = self._create_time
+        while self.remaining > 0 and budget > 0:
+            start: i64 = 0
+            stop: i64 = 0
+            start, stop = record_stop(data, position, end)
+            delta: i64 = 0
+            if create_time:
+                timestamp_ms, _ = read_varint(data, start + 1)
+                timestamp_ms += self._base_timestamp_ms
+            delta, start = read_offset_delta(data, start)
+            offset: i64 = self.base_offset + delta
+            position = stop
+            self.remaining -= 1
+            self.next_offset = offset + 1
+            if offset < wanted:
+                continue
+            if check and settled is not None and settled.contains(offset):
+                continue
+            if apart:
+                record = decoder.read(data, start, stop, offset, timestamp_ms, self._persistent)
+                places.add_record(record)
+                budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
+            else:
+                budget -= decoder.place(data, start, stop, offset, timestamp_ms, self._persistent, places)
         self._position = position
         if self.remaining == 0:
             self.next_offset = self.last_offset + 1
@@ -398,6 +455,7 @@ __all__ = [
     "BatchHeader",
     "ClosedBatch",
     "body_size_bytes",
+    "checked",
     "close_batch",
     "crc_fits",
     "missing_offsets",

@@ -16,6 +16,7 @@ from mypy_extensions import i64
 from amqpd.storage.commit.turn_log import TurnLog
 from amqpd.storage.log.batch import BatchCursor
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.places import Places
 from amqpd.storage.log.reader import LogReader
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.queue_log import Cursor, Fetch
@@ -93,6 +94,13 @@ class LocalCursor(Cursor):
     def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
         return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
 
+    def places_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Places:
+        self._reader.cuts_out = True
+        places = Places()
+        next_offset = self._read_on(self._log.watermark.offset, offset, size_bytes_max, arrived, [], places)
+        places.close(next_offset, self._waiting)
+        return places
+
     def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
         self._reader.reads_settled = True
         fetch = self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
@@ -133,10 +141,23 @@ class LocalCursor(Cursor):
     def _read_below(
         self, end: i64, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None
     ) -> Fetch:
+        records: list[Record] = []
+        next_offset = self._read_on(end, offset, size_bytes_max, arrived, records, None)
+        return Fetch(records, next_offset, self._waiting)
+
+    def _read_on(
+        self,
+        end: i64,
+        offset: i64,
+        size_bytes_max: i64,
+        arrived: Callable[[], None] | None,
+        records: list[Record],
+        places: Places | None,
+    ) -> i64:
+        """Appends what is found to `records`, or to `places` where they are given. Returns where reading goes on."""
         owner = self._owner
         log = self._log
         self._waiting = False
-        records: list[Record] = []
         budget: i64 = max(size_bytes_max, 1)
         while budget > 0 and offset < end:
             batch = self.batch_at(offset, arrived)
@@ -145,14 +166,17 @@ class LocalCursor(Cursor):
             segment = log.segment_of(batch.base_offset)
             set_ = segment.settled if segment is not None and not self._reader.reads_settled else None
             try:
-                budget = batch.read(offset, set_, owner.returned, budget, records)
+                if places is None:
+                    budget = batch.read(offset, set_, owner.returned, budget, records)
+                else:
+                    budget = batch.read_places(offset, set_, budget, places)
             except BadRecord:
                 self._batch = None
                 self._lose(max(offset, batch.next_offset), batch.last_offset)
                 offset = batch.last_offset + 1
                 continue
             offset = batch.next_offset
-        return Fetch(records, offset, self._waiting)
+        return offset
 
     def batch_at(self, offset: i64, arrived: Callable[[], None] | None) -> BatchCursor | None:
         """The batch with `offset`, or the first behind it: this cursor stands in it already or goes there. None at the

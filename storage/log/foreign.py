@@ -29,7 +29,8 @@ from amqpd.storage.log.batch import (
     crc_fits,
 )
 from amqpd.storage.log.compression import plain
-from amqpd.storage.log.record import BadRecord, RecordDecoder, read_offset_delta, read_varint, record_stop, value_size
+from amqpd.storage.log.decoder import RecordDecoder
+from amqpd.storage.log.record import BadRecord, read_offset_delta, read_varint, record_stop, value_size
 
 _ATTRIBUTES: Final[i64] = LOG_APPEND_TIME | TRANSIENT | COMPRESSION
 _EPOCH_END: Final[i64] = 16  # of the fields that the checksum does not cover

@@ -23,11 +23,12 @@ from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from amqpd.storage.filesystem import OpenFile
-from amqpd.storage.log.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, BatchHeader, checked, crc_fits
 from amqpd.storage.log.compression import plain
+from amqpd.storage.log.decoder import RecordDecoder
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.readahead import RANGE_SIZE, FileRange, ReadAhead
-from amqpd.storage.log.record import BadRecord, RecordDecoder
+from amqpd.storage.log.record import BadRecord
 from amqpd.storage.log.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class LogReader:
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # to call when the range has arrived
         self.reads_settled: bool = False  # segments without a live message, too
+        self.cuts_out: bool = False  # each batch is an object of its own, which may be held while the chunk goes
+        self._cut_out = b""
         self.lost: list[tuple[int, int]] = []
         self.lost_live = 0  # how many live offsets these held
         self._segment: Segment | None = None
@@ -229,7 +232,7 @@ class LogReader:
                     position += header.size
                     continue
                 at = self._load(segment, position, header.size)
-            if header is None or at < 0 or not crc_fits(self._chunk, at, header):
+            if header is None or at < 0 or not self._fits(at, header):
                 position = self._pass_over(segment, position, expected)
                 continue
             chunk = self._chunk
@@ -241,6 +244,10 @@ class LogReader:
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
             if not header.compressed():
+                cut_out = self._cut_out
+                if cut_out:
+                    self._cut_out = b""
+                    return BatchCursor(cut_out, -CRC_START, header, self._decoder)
                 return BatchCursor(chunk, at, header, self._decoder)
             cursor = self._unpacked(segment, chunk, at, header)
             if cursor is not None:
@@ -250,6 +257,13 @@ class LogReader:
         self._next_position = position
         self._expected = expected
         return None
+
+    def _fits(self, at: i64, header: BatchHeader) -> bool:
+        """Whether the checksum of the batch that stands in the chunk at `at` is right."""
+        if not self.cuts_out or header.compressed():
+            return crc_fits(self._chunk, at, header)
+        self._cut_out = checked(self._chunk, at, header)
+        return len(self._cut_out) > 0
 
     def _unpacked(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
         """The cursor of a compressed batch; None where it does not unpack: it is lost, and it alone."""

@@ -15,7 +15,8 @@ import pytest
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
-from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
+from amqpd.broker.publishing.origin import Dressed, Origin
+from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX
 from amqpd.broker.queues import opening
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute

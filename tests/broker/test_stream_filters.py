@@ -19,7 +19,7 @@ from amqpd.broker.queues.stream_reader import SHARE_COUNT
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse
-from amqpd.storage.log.record import Record
+from amqpd.storage.log.places import Alike
 
 from .stream_room import Reader
 from .stream_room import read as read_from
@@ -108,7 +108,7 @@ class TestSelectors:
 
     def test_time_goes_on_for_utc(self) -> None:
         data = encode_properties(Properties(timestamp=1))
-        view = RecordView(Record(0, 0, b"", b"s", data, b"", True))
+        view = RecordView(Alike(b"", b"", b"s", data, True))
         selector = parse("p.creation-time < UTC()")
         assert selector.asks_time and not parse("a = 1").asks_time
         assert StreamFilter(selector, frozenset(), False).wants(view)

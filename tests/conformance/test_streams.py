@@ -109,6 +109,49 @@ def test_acks_are_credit_in_any_order(speaker: Peer, stream: Callable[[Peer], No
     speaker.expect_channel_close(406, 60, 80, "unknown delivery tag 2")
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_acks_in_a_transaction_are_credit_when_it_is_committed(
+    speaker: Peer, stream: Callable[[Peer], None], named: bool
+) -> None:
+    """Of what was delivered before tx.select, too."""
+    stream(speaker)
+    confirmed(speaker, *(b"%d" % number for number in range(9)))
+    arguments = FROM_FIRST | ({"x-stream-consumer-name": "n"} if named else {})
+    speaker.call("basic.qos", prefetch_count=4)
+    speaker.call("basic.consume", queue=speaker.q, arguments=arguments)
+    got = [speaker.content("basic.deliver").body for _ in range(4)]
+    speaker.call("tx.select")
+    speaker.method("basic.ack", delivery_tag=2)
+    speaker.fence()
+    speaker.call("tx.rollback")
+    speaker.method("basic.ack", delivery_tag=1)
+    speaker.method("basic.ack", delivery_tag=2)
+    speaker.fence()
+    speaker.send(method("tx.commit"))
+    got += take(speaker, "tx.commit-ok", 2)
+    speaker.fence()
+    speaker.method("basic.ack", delivery_tag=6, multiple=True)
+    speaker.send(method("tx.commit"))
+    got += take(speaker, "tx.commit-ok", 3)
+    speaker.fence()
+    assert got == [b"%d" % number for number in range(9)]
+    speaker.method("basic.ack", delivery_tag=6)
+    speaker.expect_channel_close(406, 60, 80, "unknown delivery tag 6")
+
+
+def take(speaker: Peer, answer: str, count: int) -> list[bytes]:
+    """The bodies of so many deliveries; the answer comes before, between or behind them."""
+    bodies: list[bytes] = []
+    answered = False
+    while len(bodies) < count or not answered:
+        if speaker._peek() == answer:
+            speaker.expect(answer)
+            answered = True
+        else:
+            bodies.append(speaker.content("basic.deliver").body)
+    return bodies
+
+
 def test_next_counts_from_the_answer(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
     confirmed(speaker, b"before")

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
+from amqpd.storage.log.decoder import RecordDecoder, stands_at
+from amqpd.storage.log.places import Places
 from amqpd.storage.log.record import (
     BadRecord,
     Record,
-    RecordDecoder,
     RecordRoute,
     read_offset_delta,
     read_record,
@@ -129,6 +130,48 @@ def test_a_decoder_remembers_nothing_wrong(shapes: list[tuple[bytes, bytes, byte
         record = decoder.read(data, position, stop, number, 7, number % 2 == 0)
         assert fields(record) == fields(read_record(data, position, stop, number, 7, number % 2 == 0))
         assert record.body == body and record.properties == properties
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=20))
+def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    decoder, places, due = RecordDecoder(), Places(), []
+    for number, (exchange, key, properties, body) in enumerate(shapes):
+        data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
+        _, stop = record_stop(data, 6, len(data))
+        _, position = read_offset_delta(data, record_stop(data, 6, len(data))[0])
+        counted = decoder.place(data, position, stop, number, 7 + number, number % 2 == 0, places)
+        assert counted == len(body) + len(properties) + 64
+        due.append(fields(read_record(data, position, stop, number, 7 + number, number % 2 == 0)))
+    places.close(len(shapes), False)
+    assert [fields(record) for record in records_of(places)] == due
+    assert places.index_of(0) == 0 and places.index_of(len(shapes)) == len(shapes)
+
+
+def records_of(places: Places) -> list[Record]:
+    found = []
+    for index in range(places.count):
+        alike = places.alikes[places.alike_number(index)]
+        record = Record(
+            places.offset(index),
+            places.timestamp_ms(index),
+            alike.exchange,
+            alike.routing_key,
+            alike.properties,
+            places.body(index),
+            alike.persistent,
+        )
+        record.tombstone = places.body_size(index) < 0
+        found.append(record)
+    return found
+
+
+@given(st.binary(max_size=40), st.integers(0, 50), st.integers(0, 40), st.booleans())
+def test_stands_at(data: bytes, position: int, size: int, spoilt: bool) -> None:
+    part = bytearray(data[position : position + size])
+    if part and spoilt:
+        part[size % len(part)] ^= 1
+    assert stands_at(data, position, bytes(part)) == data.startswith(bytes(part), position)
+    assert not stands_at(data, position, data + b"x")
 
 
 def test_a_decoder_gives_the_same_objects_again() -> None:

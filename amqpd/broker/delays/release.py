@@ -21,7 +21,7 @@ from amqpd.broker.delays.stored import keys_of, without_delay
 from amqpd.broker.message import Envelope
 from amqpd.broker.message_view import PropertiesView
 from amqpd.broker.publishing import router
-from amqpd.broker.publishing.republisher import Dressed, Origin
+from amqpd.broker.publishing.origin import Dressed, Origin
 from amqpd.protocol.properties import scan, with_headers
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.delivery import Entry
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.publishing.deaths import Dresser
-from amqpd.broker.publishing.republisher import Dressed, Origin, Republisher
+from amqpd.broker.publishing.origin import Dressed, Origin
+from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.queue_log import QueueLog
 

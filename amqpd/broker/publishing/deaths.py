@@ -27,7 +27,7 @@ from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.message_view import NO_MESSAGE, PropertiesView
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.once import NUMBERS
-from amqpd.broker.publishing.republisher import Dressed
+from amqpd.broker.publishing.origin import Dressed
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import PRODUCER_ID, CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration, without_headers

@@ -15,7 +15,7 @@ Everything is published in a callback of the loop, never from within `add`: a qu
 `offer` does not enter another queue, however long the chain. When the disk is too far behind, nothing is published
 until it has synced what there is. `stop` leaves what is not published at its source.
 
-Invariant: each `Pending` is in one of `_line`, `_fresh`, `_waiting`, `_failed`, `_unopened`, or over.
+Invariant: each `Pending` is in one of `line`, `_fresh`, `_waiting`, `_failed`, `_unopened`, `_settling`, or settled.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.broker.destination import Destination, NotOpenYet
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.flow.turn import TURN_BYTES_MAX, Confirmer, Turn
-from amqpd.broker.message import Envelope, Message, make_message, with_properties
+from amqpd.broker.message import Message, make_message, with_properties
 from amqpd.broker.publishing.offering import FAILED, REFUSED, offer, prepare
+from amqpd.broker.publishing.origin import STAYS, Dressed, Origin, Pending
+from amqpd.broker.publishing.settling import Settling
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.errors import ResourceError
-from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.queue_log import Cursor, QueueLog
 
 log = logging.getLogger(__name__)
@@ -51,116 +52,6 @@ READ_BYTES: Final = 64 * 1024
 CURSORS_MAX: Final = 16
 # A target whose log takes nothing, a full disk say, is tried again after so long.
 RETRY_MS: Final = 2000
-
-
-@final
-class Dressed:
-    """A message as it is published once more, without its body, and where to.
-
-    properties: flags and fields, encoded; info: what `scan` found in them.
-    """
-
-    def __init__(
-        self, envelope: Envelope, properties: bytes, info: PropertyInfo, destinations: list[Destination]
-    ) -> None:
-        self.envelope = envelope
-        self.properties = properties
-        self.info = info
-        self.destinations = destinations
-
-
-# What `Origin.dress` answers of a message that cannot go anywhere now: it is given back by `Origin.kept`.
-STAYS: Final = Dressed(Envelope("", ""), b"", PropertyInfo(0), [])
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Origin:
-    """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
-
-    Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
-    message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none.
-    """
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.offset: i64 = -1
-
-    def log(self) -> QueueLog | None:
-        """The log that offsets are of; None when nothing is in one. It is settled, and read for what is not in memory.
-
-        It has no message whose offset is below its start.
-        """
-        raise NotImplementedError
-
-    def lasts(self) -> bool:
-        """Whether that log outlives the broker, so that it has to keep a message until the targets are safe."""
-        return True
-
-    def gone(self) -> bool:
-        """The source is deleted: what is not published yet ends."""
-        return False
-
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
-        """What messages of this route share that are read from the log."""
-        return Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
-
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
-        """The message that becomes of one of this route and these properties; None: it goes nowhere, and is over;
-        STAYS: it goes nowhere now, and its source has it back (`kept`).
-
-        What is found out for one message may be kept for the rest of the slice (`Republisher.slice_number`).
-        """
-        raise NotImplementedError
-
-    def safe(self, first: i64, last: i64, size: i64) -> None:
-        """These offsets, ends included, are with their targets, or over: they need their source no longer and are
-        settled in its log. Called once for each offset, in any order.
-
-        size: bytes of each body.
-        """
-        store = self.log()
-        if store is not None:
-            offset = first
-            while offset <= last:
-                store.settle(offset, size)
-                offset += 1
-
-    def kept(self, offset: i64) -> None:
-        """Of this one `dress` has said STAYS: it is neither settled nor published again."""
-        raise NotImplementedError
-
-    def refused(self, offset: i64) -> bool:
-        """A target does not take it, and would not. Whether its source has it back; else that is its end."""
-        return False
-
-    def waits(self, count: i64) -> None:
-        """So many more (1) or less (-1) wait that are in the log alone: it may not be given up meanwhile."""
-
-    def about(self) -> dict[str, object]:
-        """Fields that tell of it in the broker's log."""
-        return {}
-
-
-@final
-class Pending:
-    """One message on its way, or neighbours in one log.
-
-    first, last: offsets at the source, ends included; -1: a message that never had one. size: bytes of each body.
-    message: of a single one, where it is in memory; None: the log has it, as it has those of a longer range.
-    """
-
-    def __init__(self, origin: Origin, first: i64, last: i64, size: i64, message: Message | None) -> None:
-        self.origin = origin
-        self.first = first
-        self.last = last
-        self.size = size
-        self.message = message
-        # The logs that it was published to, while it is not safe there: whether the local ones are synced, and how many
-        # of the others have not answered.
-        self.targets: list[QueueLog] = []
-        self.synced = False
-        self.missing: i64 = 0
-        self.failed = False
 
 
 @final
@@ -200,6 +91,7 @@ class Republisher(Confirmer):
         # By a target that is being opened: what waits for it.
         self._unopened: dict[Destination, list[Pending]] = {}
         self._retry = Retry(self)
+        self._settling = Settling(turn, timers, call_soon)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -435,6 +327,7 @@ class Republisher(Confirmer):
         self.line.clear()
         self._failed.clear()
         self._unopened.clear()
+        self._settling.stop()
 
     # -- safe --------------------------------------------------------------------------------------------------------
 
@@ -468,7 +361,7 @@ class Republisher(Confirmer):
             pending.failed = True
         if pending.synced and pending.missing == 0:
             self._end(pending)
-            self._turn.want()
+            self._settling.work()
 
     def _synced_all(self, group: list[Pending], failed: list[QueueLog]) -> None:
         """They are on the disk of all their local targets but these."""
@@ -478,8 +371,7 @@ class Republisher(Confirmer):
                 pending.failed = True
             if pending.missing == 0:
                 self._end(pending)
-        if group:
-            self._turn.want()
+        self._settling.work()
 
     def _end(self, pending: Pending) -> None:
         """All its targets have answered; where one has failed, it is published again, to all of them."""
@@ -488,7 +380,7 @@ class Republisher(Confirmer):
             pending.synced = False
             self._try_later(pending)
         else:
-            pending.origin.safe(pending.first, pending.last, pending.size)
+            self._settling.add(pending)
 
 
 def _same(left: list[QueueLog], right: list[QueueLog]) -> bool:

@@ -17,6 +17,7 @@ from amqpd.broker.delivery import Entry, RoundRobin
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.queues.log_place import LogPlace
 from amqpd.routing.selector import Selector
+from amqpd.storage.log.record import Record
 
 _ENOUGH: i64 = 64
 
@@ -48,6 +49,9 @@ class FilterCursor:
         self.refused_count: i64 = 0
         self.matched_offset: i64 = -1
         self.matched_back: Entry | None = None
+        # The record that was found to match last, and the message it is.
+        self._matched_record: Record | None = None
+        self._matched_message: Message | None = None
         self.again: list[Entry] = []
         self.behind = False
         # Of which properties, before a body from the log, and of which route it was asked last, and what it said.
@@ -84,6 +88,22 @@ class FilterCursor:
         self.again = list(back)
         heapify(self.again)
         self.place.forget()
+        self._matched_record = None
+        self._matched_message = None
+
+    def matches(self, record: Record, message: Message) -> None:
+        """It stands at a record of the log that matches."""
+        self.position = record.offset
+        self.matched_offset = record.offset
+        self._matched_record = record
+        self._matched_message = message
+
+    def message_of(self, record: Record) -> Message | None:
+        """The message of a record that `matches` was told of last; None: it is another one. Forgotten then."""
+        message = self._matched_message if record is self._matched_record else None
+        self._matched_record = None
+        self._matched_message = None
+        return message
 
 
 def free_bit(cursors: list[FilterCursor]) -> int:

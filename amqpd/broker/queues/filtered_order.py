@@ -198,8 +198,7 @@ class FilteredOrder(FifoOrder):
             scans.step(len(record.properties))
             message = self._message(queue, record)
             if self._matches(cursor, message, False):
-                cursor.position = offset
-                cursor.matched_offset = offset
+                cursor.matches(record, message)
                 return offset
             cursor.position = offset + 1
             cursor.refused_count += 1
@@ -269,7 +268,8 @@ class FilteredOrder(FifoOrder):
             record = cursor.place.record(offset)
             store = self.backing.store
             assert record is not None and store is not None  # `find` has seen it
-            entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+            message = cursor.message_of(record) or self.backing.message(record)
+            entry = Entry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
             self.ahead.add(offset)
         cursor.position = offset + 1

@@ -26,7 +26,7 @@ from amqpd.protocol.properties import CONTENT_TYPE, field_of, headers_of
 from amqpd.routing.selector import Selector
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY
 from amqpd.routing.selector_nodes import Selectable
-from amqpd.storage.log.record import Record
+from amqpd.storage.log.places import Alike
 
 VALUE_HEADER: Final = "x-stream-filter-value"
 _VALUE_NAME: Final = VALUE_HEADER.encode()
@@ -34,26 +34,26 @@ _VALUE_NAME: Final = VALUE_HEADER.encode()
 
 @final
 class RecordView(Selectable):
-    """What is not the body of a record, and of those behind it that are like it."""
+    """What is not the body of records that are alike."""
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, alike: Alike) -> None:
+        self._alike = alike
         self._headers: dict[str, object] | None = None
 
-    def serves(self, record: Record) -> bool:
-        """Whether `record` is like its own. By identity: a log's reader gives the same objects for the same bytes."""
-        own = self._record
+    def serves(self, alike: Alike) -> bool:
+        """Whether these are like its own. By identity: a log's reader gives the same objects for the same bytes."""
+        own = self._alike
         return (
-            record.properties is own.properties
-            and record.routing_key is own.routing_key
-            and record.exchange is own.exchange
+            alike.properties is own.properties
+            and alike.routing_key is own.routing_key
+            and alike.exchange is own.exchange
         )
 
     def headers(self) -> dict[str, object]:
         """Cost: their decoding, the first time. Properties that are none (a foreign program's) have no headers."""
         headers = self._headers
         if headers is None:
-            properties = self._record.properties
+            properties = self._alike.properties
             try:
                 headers = headers_of(properties, 0, len(properties))
             except CodecError:
@@ -63,18 +63,18 @@ class RecordView(Selectable):
 
     def field(self, number: int) -> object:
         if number == EXCHANGE:
-            return self._record.exchange.decode("utf-8", "surrogateescape")
+            return self._alike.exchange.decode("utf-8", "surrogateescape")
         if number == ROUTING_KEY:
-            return self._record.routing_key.decode("utf-8", "surrogateescape")
+            return self._alike.routing_key.decode("utf-8", "surrogateescape")
         flag: i64 = CONTENT_TYPE >> number
         try:
-            return field_of(self._record.properties, flag)
+            return field_of(self._alike.properties, flag)
         except CodecError:
             return None
 
     def filter_value(self) -> object:
         """The header x-stream-filter-value; None when there is none."""
-        if _VALUE_NAME not in self._record.properties:
+        if _VALUE_NAME not in self._alike.properties:
             return None
         return self.headers().get(VALUE_HEADER)
 

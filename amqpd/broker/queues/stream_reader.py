@@ -26,6 +26,7 @@ from amqpd.broker.flow.scans import DEAR_PROPERTIES_BYTES
 from amqpd.broker.queues.stream_filter import filter_of
 from amqpd.broker.queues.stream_slices import Place, Slice, Slices
 from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart
+from amqpd.storage.log.places import Places
 from amqpd.storage.queue_log import QueueLog
 
 # How a reader's share of a turn ended: there is more; at the high watermark; the disk is asked; its consumer is full.
@@ -160,36 +161,47 @@ class StreamReader(Source):
                 if piece is None:
                     self.note_passed_over()
                     return END if self._place is None else DISK
-                self._index = piece.index_of(self.offset)
-            records = piece.records
+                self._index = piece.places.index_of(self.offset)
+            places = piece.places
             while self._index < piece.count:
-                record = records[self._index]
-                if self.looked_count >= SHARE_COUNT:
+                index = self._index
+                left = SHARE_COUNT - self.looked_count
+                if left <= 0:
                     self.note_passed_over()
                     return MORE
-                self.looked_count += 1
-                if (record.timestamp_ms < self._from_ms) or (
-                    filter_ is not None and not filter_.wants(piece.view(self._index))
+                if places.timestamp_ms(index) < self._from_ms or (
+                    filter_ is not None and not filter_.wants(piece.view(index))
                 ):
-                    self._index += 1
-                    self.offset = record.offset + 1
-                    self._passed_over = True
-                    size: i64 = len(record.properties)
-                    self.looked_count += size // DEAR_PROPERTIES_BYTES
+                    self._pass_over(places, index)
                     continue
-                if self.looked_count > 1 and not consumer.can_take():
+                if self.looked_count > 0 and not consumer.can_take():
                     return FULL
                 self._from_ms = -1
-                self._index += 1
-                self.offset = record.offset + 1
+                # What cannot be delivered is not tried again.
+                self._index = index + 1
+                self.offset = places.offset(index) + 1
+                stop = index + 1
                 if self._tracks:
-                    self._unacked.append(record.offset)
-                stream.delivered_count += 1
-                stream.unacked_count += 1
-                consumer.deliver_record(dresser, record, Entry(self, record.offset, None, False))
+                    self._unacked.append(places.offset(index))
+                elif filter_ is None:
+                    stop = index + left if index + left < piece.count else piece.count
+                stopped = consumer.deliver_places(dresser, places, index, stop, self, self._tracks)
+                self.looked_count += stopped - index
+                stream.delivered_count += stopped - index
+                stream.unacked_count += stopped - index
+                self._index = stopped
+                self.offset = places.offset(stopped - 1) + 1
             self.offset = piece.next_offset
             if consumer.cancelled:
                 return FULL
+
+    def _pass_over(self, places: Places, index: i64) -> None:
+        """It is not wanted. Looking at many headers counts for more than one."""
+        self._index = index + 1
+        self.offset = places.offset(index) + 1
+        self._passed_over = True
+        size: i64 = len(places.alikes[places.alike_number(index)].properties)
+        self.looked_count += 1 + size // DEAR_PROPERTIES_BYTES
 
     def log_arrived(self) -> None:
         """The disk has answered."""

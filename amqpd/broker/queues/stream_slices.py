@@ -1,4 +1,4 @@
-"""What the readers of one stream read: slices of its log, decoded.
+"""What the readers of one stream read: slices of its log, checked, with the places of the records in them.
 
 A reader asks for the slice that has its offset. Where another one has just read there, it gets the same slice: readers
 that are near each other cost one reading. Where none has, a cursor that stands there reads
@@ -18,7 +18,7 @@ from mypy_extensions import i64
 from amqpd.broker.message import FromLog
 from amqpd.broker.queues.stream_filter import RecordView
 from amqpd.broker.stream_message import Dresser
-from amqpd.storage.log.record import Record
+from amqpd.storage.log.places import Places
 from amqpd.storage.queue_log import Cursor, QueueLog
 
 # What fits the processor's nearer caches, with what is made of it.
@@ -34,39 +34,28 @@ class Slice:
     it here.
     """
 
-    def __init__(self, start: i64, records: list[Record], next_offset: i64) -> None:
+    def __init__(self, start: i64, places: Places) -> None:
         self.start: Final[i64] = start
-        self.next_offset: Final[i64] = next_offset
-        self.records: Final[list[Record]] = records
-        self.count: Final[i64] = len(records)
-        # What filters look at, at the same places; empty until one does.
+        self.next_offset: Final[i64] = places.next_offset
+        self.places: Final[Places] = places
+        self.count: Final[i64] = places.count
+        # What filters look at: of each of `places.alikes`; empty until one does.
         self._views: list[RecordView | None] = []
 
     def view(self, index: i64) -> RecordView:
         """The record there as filters see it: one with the record before where they have the same properties."""
+        number = self.places.alike_number(index)
         if not self._views:
-            self._views = [None] * len(self.records)
-        view = self._views[index]
+            self._views = [None] * len(self.places.alikes)
+        view = self._views[number]
         if view is None:
-            record = self.records[index]
-            if index > 0:
-                view = self._views[index - 1]
-            if view is None or not view.serves(record):
-                view = RecordView(record)
-            self._views[index] = view
+            alike = self.places.alikes[number]
+            if number > 0:
+                view = self._views[number - 1]
+            if view is None or not view.serves(alike):
+                view = RecordView(alike)
+            self._views[number] = view
         return view
-
-    def index_of(self, offset: i64) -> i64:
-        """The first record of this offset or a later one. Cost: a bisection."""
-        low: i64 = 0
-        high: i64 = self.count
-        while low < high:
-            middle = (low + high) // 2
-            if self.records[middle].offset < offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
 
 @final
@@ -109,18 +98,18 @@ class Slices:
             return None, None
         place = held if held is not None else self._place(log, offset)
         try:
-            fetch = place.cursor.read_safe(offset, self._slice_bytes(bytes_max), reader)
+            places = place.cursor.places_safe(offset, self._slice_bytes(bytes_max), reader)
         except OSError:
             if held is None:
                 self.give_back(place)
             raise
-        place.next_offset = fetch.next_offset
-        if not fetch.records and fetch.waiting:
+        place.next_offset = places.next_offset
+        if places.count == 0 and places.waiting:
             return None, place
         self.give_back(place)
-        if not fetch.records and fetch.next_offset <= offset:
+        if places.count == 0 and places.next_offset <= offset:
             return None, None  # what is safe ends with offsets that are not there any more
-        piece = Slice(offset, fetch.records, fetch.next_offset)
+        piece = Slice(offset, places)
         recent = self._recent
         recent.insert(0, piece)
         if len(recent) > SLICES_MAX or len(recent) * self._slice_bytes(bytes_max) > bytes_max:

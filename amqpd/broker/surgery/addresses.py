@@ -53,7 +53,7 @@ class Found:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Address:
     """why: of the last message that stays, the reason, a few words that are the same for all alike. queue: the one
-    target there is, if it is one.
+    target there is, if it is one, and then it is that of all.
     """
 
     def __init__(self, queue: Queue | None) -> None:
@@ -61,7 +61,9 @@ class Address:
         self.why = NO_TARGET
 
     def find(self, envelope: Envelope, properties: bytes) -> Found | None:
-        """Where a message of this route and these properties goes; None: it stays, for `why`."""
+        """Where a message of this route and these properties goes, good until it is asked again; None: it stays, for
+        `why`.
+        """
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -79,12 +81,15 @@ class ToQueue(Address):
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
         self._target = queue
-        self._destinations: list[Destination] = [queue]
+        self._found = Found(Envelope("", ""), b"", [queue])
 
     def find(self, envelope: Envelope, properties: bytes) -> Found | None:
         if self._target.deleted:
             return None
-        return Found(envelope, properties, self._destinations)
+        found = self._found
+        found.envelope = envelope
+        found.properties = properties
+        return found
 
     def trouble(self) -> str:
         return f"queue '{self._target.name}' was deleted" if self._target.deleted else ""

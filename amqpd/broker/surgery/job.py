@@ -28,7 +28,8 @@ from amqpd.broker.flow.timers import Timer
 from amqpd.broker.flow.turn import Turn
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.message_view import MessageView
-from amqpd.broker.publishing.republisher import STAYS, Dressed, Origin, Republisher
+from amqpd.broker.publishing.origin import STAYS, Dressed, Origin
+from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import Search
@@ -84,7 +85,7 @@ class Conditions(Judge):
                 self._envelope = message.envelope
                 self._answer = answer
         address = self.address
-        if not answer or address is None:
+        if not answer or address is None or (address.queue is not None and not address.queue.deleted):
             return answer
         if address.find(message.envelope, message.properties()) is None:
             self.leave(address.why)
