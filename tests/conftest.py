@@ -5,6 +5,7 @@ Kafka's clients make it, what a call costs, whatever else the machine does, and 
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.tools.verify import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
+sys.path.insert(0, str(Path(__file__).parent / "house"))  # for test_house.py beside this file
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
 

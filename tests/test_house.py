@@ -1,27 +1,32 @@
 """The map of the house against the house: who imports whom, what is documented, what nobody may use.
 
-It reads the sources of the repository, not the installed package. Every import counts, also one inside a function or
-for type checkers only, unless a rule says otherwise.
+house/sources.py reads the sources of the repository, not the installed package. Every import counts, also one inside a
+function or for type checkers only, unless a rule says otherwise.
 """
 
 from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator, Mapping
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import pytest
+from sources import (
+    LINKED,
+    ROOT,
+    Import,
+    all_imports,
+    circles,
+    settings_read,
+    sources,
+    too_large,
+    tree_of,
+    within,
+)
 
 from amqpd.broker.catalogue.policy_keys import keys
 from amqpd.settings import rows
 from amqpd.settings.help import shown
-
-ROOT = Path(__file__).parent.parent
-LINKED = ("routing", "storage", "cli")
-"""Rooms that stand at the top and are linked into the package."""
 
 SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
 NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
@@ -31,7 +36,6 @@ LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.c
 LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "tools.inspect", "tools.verify")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
-
 
 LAYERS = (
     ("amqpd.__main__", "amqpd.testing"),
@@ -58,87 +62,6 @@ LAYERS = (
 """Top to bottom; a module belongs where the longest of its names stands."""
 
 
-class Import(NamedTuple):
-    """One imported module. typing_only: stands under `if TYPE_CHECKING`."""
-
-    importer: str
-    module: str
-    line: int
-    typing_only: bool
-
-    def __str__(self) -> str:
-        return f"{self.importer}:{self.line} imports {self.module}"
-
-
-@cache
-def sources() -> dict[str, Path]:
-    """Every module of the package, by its dotted name."""
-    found: dict[str, Path] = {}
-    for room in ("amqpd", *LINKED):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if room == "amqpd" and len(parts) > 1 and parts[1] in LINKED:
-                continue  # seen through a link: counted under its own folder
-            name = ".".join(parts).removesuffix(".__init__")
-            found[name if room == "amqpd" else f"amqpd.{name}"] = path
-    return found
-
-
-@cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(sources()[module].read_text("utf-8"))
-
-
-def _nodes(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    yield node, typing_only
-    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-        for child in node.body:
-            yield from _nodes(child, True)
-        for child in node.orelse:
-            yield from _nodes(child, typing_only)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _nodes(child, typing_only)
-
-
-def imports_in(importer: str, is_package: bool, tree: ast.Module, known: set[str]) -> list[Import]:
-    """Imports of one module. `from a import b` is `a.b` where that is a module of ours, else `a`."""
-    found: list[Import] = []
-    for node, typing_only in _nodes(tree):
-        if isinstance(node, ast.Import):
-            found += [Import(importer, alias.name, node.lineno, typing_only) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = importer.split(".")
-            if node.level:
-                base = base[: len(base) - node.level + is_package]
-                package = ".".join([*base, *([node.module] if node.module else [])])
-            else:
-                package = node.module or ""
-            for alias in node.names:
-                whole = f"{package}.{alias.name}"
-                name = whole if whole in known or package in {"urllib", "concurrent"} else package
-                found.append(Import(importer, name, node.lineno, typing_only))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
-            first = node.args[0] if node.args else None
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                found.append(Import(importer, first.value, node.lineno, typing_only))
-    return found
-
-
-@cache
-def all_imports() -> tuple[Import, ...]:
-    known = set(sources())
-    return tuple(
-        one
-        for module, path in sources().items()
-        for one in imports_in(module, path.name == "__init__.py", tree_of(module), known)
-    )
-
-
-def within(module: str, *rooms: str) -> bool:
-    return any(module == room or module.startswith(room + ".") for room in rooms)
-
-
 def is_ours(module: str) -> bool:
     return within(module, "amqpd")
 
@@ -151,68 +74,6 @@ def layer(module: str) -> int:
 
 def offences(broken: Iterator[Import]) -> str:
     return "\n".join(str(one) for one in broken)
-
-
-def settings_read(tree: ast.Module) -> set[str]:
-    """`section.name` of all that may be a reading of a setting: `settings.amqp.port` is `amqp.port`."""
-    sections = {row.name.split(".")[-2] for row in rows() if "." in row.name} | {"settings"}
-    by_class = {"Settings" if section == "settings" else f"{section.title()}Settings": section for section in sections}
-    names: dict[str, set[str]] = {section: {section} for section in sections}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            section = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        elif isinstance(node, ast.arg) and node.annotation is not None:
-            section = by_class.get(ast.unparse(node.annotation).strip("'\""), "")
-            targets = [ast.Name(node.arg)]
-        else:
-            continue
-        if section in sections:
-            for target in targets:
-                names.setdefault(ast.unparse(target).rpartition(".")[2].lstrip("_"), set()).add(section)
-    return {
-        f"{section}.{node.attr}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        for section in names.get(ast.unparse(node.value).rpartition(".")[2].lstrip("_"), ())
-    }
-
-
-class TestTheReader:
-    """The rules below are worth what this reader sees."""
-
-    def test_it_sees_every_form_of_import(self) -> None:
-        text = """
-import a.b, c
-from typing import TYPE_CHECKING
-from amqpd.storage.log import log, Storage
-from . import near
-from .near import thing
-from ..broker import queue
-if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel
-else:
-    import late
-def f():
-    import hidden
-    importlib.import_module("by.name")
-"""
-        known = {"amqpd.storage.log.log", "amqpd.channel.near", "amqpd.broker.queue"}
-        found = imports_in("amqpd.channel.on_basic", False, ast.parse(text), known)
-        assert [one.module for one in found if not one.typing_only] == [
-            "a.b", "c", "typing", "amqpd.storage.log.log", "amqpd.storage.log", "amqpd.channel.near",
-            "amqpd.channel.near", "amqpd.broker.queue", "late", "hidden", "by.name",
-        ]  # fmt: skip
-        assert [one.module for one in found if one.typing_only] == ["amqpd.channel.channel"]
-
-    def test_a_package_is_its_own_base(self) -> None:
-        found = imports_in("amqpd.channel", True, ast.parse("from . import near\n"), {"amqpd.channel.near"})
-        assert found[0].module == "amqpd.channel.near"
-
-    def test_it_sees_every_room(self) -> None:
-        rooms = {".".join(module.split(".")[:2]) for module in sources()}
-        names = ("protocol", "connection", "channel", "broker", "auth", "management", *LINKED)
-        assert rooms >= {f"amqpd.{name}" for name in names}
 
 
 class TestImports:
@@ -316,69 +177,11 @@ class TestImports:
         )
 
 
-FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 500, 60, 40, 30
 LARGE: dict[str, str] = {
     "amqpd.protocol.properties:scan": "one pass over the bytes of every message: in pieces it costs a quarter more",
     "amqpd.storage.local_log:LocalLog": "what QueueLog asks of a log, a few lines each; the work is done by its parts",
 }
 """What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
-
-
-def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
-    """Modules that import each other, directly or by way of others: Tarjan's strongly connected components."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    path: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(module: str) -> None:
-        order[module] = low[module] = len(order)
-        path.append(module)
-        for other in sorted(edges.get(module, ())):
-            if other not in order:
-                visit(other)
-                low[module] = min(low[module], low[other])
-            elif other in path:
-                low[module] = min(low[module], order[other])
-        if low[module] == order[module]:
-            circle = path[path.index(module) :]
-            del path[path.index(module) :]
-            if len(circle) > 1:
-                found.append(sorted(circle))
-
-    for module in sorted(edges):
-        if module not in order:
-            visit(module)
-    return found
-
-
-def attributes(node: ast.ClassDef) -> set[str]:
-    """What its methods assign on `self`."""
-    targets = [
-        target
-        for each in ast.walk(node)
-        if isinstance(each, ast.Assign | ast.AnnAssign)
-        for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
-    ]
-    return {t.attr for t in targets if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self"}
-
-
-def too_large(module: str, text: str) -> Iterator[tuple[str, str]]:
-    """(name, what is too large) of a file, its functions and its classes."""
-    lines = text.count("\n")
-    if lines > FILE_LINES_MAX:
-        yield module, f"{lines} lines"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            size = (node.end_lineno or node.lineno) - node.lineno + 1
-            if size > FUNCTION_LINES_MAX:
-                yield f"{module}:{node.name}", f"{size} lines"
-        elif isinstance(node, ast.ClassDef):
-            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
-            if methods > METHODS_MAX:
-                yield f"{module}:{node.name}", f"{methods} methods"
-            if len(attributes(node)) > ATTRIBUTES_MAX:
-                yield f"{module}:{node.name}", f"{len(attributes(node))} attributes"
 
 
 class TestShape:
@@ -390,10 +193,6 @@ class TestShape:
                 edges[one.importer].add(one.module)
         assert circles(edges) == []
 
-    def test_circles_are_seen(self) -> None:
-        edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"f"}, "f": {"e"}}
-        assert circles(edges) == [["e", "f"], ["a", "b", "c"]]
-
     def test_what_is_large_is_named_with_its_reason(self) -> None:
         found = {
             name: f"{name} has {what}"
@@ -403,13 +202,6 @@ class TestShape:
         assert [text for name, text in found.items() if name not in LARGE] == []
         assert [name for name in LARGE if name not in found] == [], "it is not large any more: take it from the list"
         assert len(LARGE) <= 6
-
-    def test_the_measure_sees_what_is_large(self) -> None:
-        text = "class C:\n" + "".join(f"    def f{n}(self):\n        self.a{n}, b = 1, 2\n" for n in range(41))
-        text += "    def g(self):\n" + "".join(f"        self.b{n}: int = 1\n" for n in range(60))
-        assert dict(too_large("m", text)) == {"m:C": "60 attributes", "m:g": "61 lines"}
-        assert ("m:C", "42 methods") in too_large("m", text)
-        assert list(too_large("m", "x = 1\n" * 501)) == [("m", "501 lines")]
 
 
 class TestCompiledModules:
@@ -480,16 +272,6 @@ class TestDocumentation:
         looked_for = {row.name: ".".join(["settings", *row.name.split(".")][-2:]) for row in rows()}
         looked_for["compat"] = "settings.product"
         assert [name for name, spelling in looked_for.items() if spelling not in read] == []
-
-    def test_the_reader_of_settings_sees_other_names(self) -> None:
-        text = """
-def f(self, limits: AmqpSettings):
-    first = self.settings.default
-    print(first.user, limits.port, self._settings.data_dir, settings.amqp.tls.key, elsewhere.password)
-"""
-        found = settings_read(ast.parse(text))
-        assert {"default.user", "amqp.port", "settings.data_dir", "tls.key"} <= found
-        assert not any(reading.endswith(".password") and reading.startswith("default") for reading in found)
 
 
 def test_every_key_of_policies_is_documented() -> None:

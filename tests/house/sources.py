@@ -1,0 +1,184 @@
+"""What test_house.py sees of the sources: modules, their imports, which settings they read, how large they are.
+
+It reads the sources of the repository, not the installed package. Every import counts, also one inside a function or
+for type checkers only.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from amqpd.settings import rows
+
+ROOT = Path(__file__).parents[2]
+LINKED = ("routing", "storage", "cli")
+"""Rooms that stand at the top and are linked into the package."""
+
+FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 500, 60, 40, 30
+
+
+class Import(NamedTuple):
+    """One imported module. typing_only: stands under `if TYPE_CHECKING`."""
+
+    importer: str
+    module: str
+    line: int
+    typing_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.module}"
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    found: dict[str, Path] = {}
+    for room in ("amqpd", *LINKED):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if room == "amqpd" and len(parts) > 1 and parts[1] in LINKED:
+                continue  # seen through a link: counted under its own folder
+            name = ".".join(parts).removesuffix(".__init__")
+            found[name if room == "amqpd" else f"amqpd.{name}"] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(sources()[module].read_text("utf-8"))
+
+
+def _nodes(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    yield node, typing_only
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        for child in node.body:
+            yield from _nodes(child, True)
+        for child in node.orelse:
+            yield from _nodes(child, typing_only)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _nodes(child, typing_only)
+
+
+def imports_in(importer: str, is_package: bool, tree: ast.Module, known: set[str]) -> list[Import]:
+    """Imports of one module. `from a import b` is `a.b` where that is a module of ours, else `a`."""
+    found: list[Import] = []
+    for node, typing_only in _nodes(tree):
+        if isinstance(node, ast.Import):
+            found += [Import(importer, alias.name, node.lineno, typing_only) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = importer.split(".")
+            if node.level:
+                base = base[: len(base) - node.level + is_package]
+                package = ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                package = node.module or ""
+            for alias in node.names:
+                whole = f"{package}.{alias.name}"
+                name = whole if whole in known or package in {"urllib", "concurrent"} else package
+                found.append(Import(importer, name, node.lineno, typing_only))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                found.append(Import(importer, first.value, node.lineno, typing_only))
+    return found
+
+
+@cache
+def all_imports() -> tuple[Import, ...]:
+    known = set(sources())
+    return tuple(
+        one
+        for module, path in sources().items()
+        for one in imports_in(module, path.name == "__init__.py", tree_of(module), known)
+    )
+
+
+def within(module: str, *rooms: str) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)
+
+
+def settings_read(tree: ast.Module) -> set[str]:
+    """`section.name` of all that may be a reading of a setting: `settings.amqp.port` is `amqp.port`."""
+    sections = {row.name.split(".")[-2] for row in rows() if "." in row.name} | {"settings"}
+    by_class = {"Settings" if section == "settings" else f"{section.title()}Settings": section for section in sections}
+    names: dict[str, set[str]] = {section: {section} for section in sections}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            section = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            section = by_class.get(ast.unparse(node.annotation).strip("'\""), "")
+            targets = [ast.Name(node.arg)]
+        else:
+            continue
+        if section in sections:
+            for target in targets:
+                names.setdefault(ast.unparse(target).rpartition(".")[2].lstrip("_"), set()).add(section)
+    return {
+        f"{section}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        for section in names.get(ast.unparse(node.value).rpartition(".")[2].lstrip("_"), ())
+    }
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or by way of others: Tarjan's strongly connected components."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        path.append(module)
+        for other in sorted(edges.get(module, ())):
+            if other not in order:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in path:
+                low[module] = min(low[module], order[other])
+        if low[module] == order[module]:
+            circle = path[path.index(module) :]
+            del path[path.index(module) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in sorted(edges):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its methods assign on `self`."""
+    targets = [
+        target
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign | ast.AnnAssign)
+        for target in (each.targets if isinstance(each, ast.Assign) else [each.target])
+    ]
+    return {t.attr for t in targets if isinstance(t, ast.Attribute) and ast.unparse(t.value) == "self"}
+
+
+def too_large(module: str, text: str) -> Iterator[tuple[str, str]]:
+    """(name, what is too large) of a file, its functions and its classes."""
+    lines = text.count("\n")
+    if lines > FILE_LINES_MAX:
+        yield module, f"{lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if size > FUNCTION_LINES_MAX:
+                yield f"{module}:{node.name}", f"{size} lines"
+        elif isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if methods > METHODS_MAX:
+                yield f"{module}:{node.name}", f"{methods} methods"
+            if len(attributes(node)) > ATTRIBUTES_MAX:
+                yield f"{module}:{node.name}", f"{len(attributes(node))} attributes"
