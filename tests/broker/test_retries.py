@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from taker import take
 
 from amqpd.broker.queues.arguments import ROWS, merged, rules_of, validate
 from amqpd.broker.queues.retries import HELD_BYTES_MAX
@@ -245,6 +246,31 @@ class TestBeside:
         assert (first.message.body(), queue.get(False)) == (b"0", None)
         queue.settle(first)
         assert queue.get(False).message.body() == b"1"
+
+    @pytest.mark.parametrize("how", ["due", "dropped", "purged"])
+    def test_who_has_more_of_a_group_keeps_it(self, room, how: str) -> None:
+        """A consumer that returned one of two messages of a group gets what comes of it when that waits no more."""
+        queue = room.queue("q", x_group_by="header:g", x_max_length=2, **ALL)
+        taker, idle = take(room, queue, credit=3), take(room, queue, credit=3)
+        for number in range(2):
+            room.publish("q", b"%d" % number, headers={"g": "a"})
+        taker.requeue(0)
+        room.publish("q", b"2", headers={"g": "a"})
+        assert (taker.got, counts(queue)) == ([b"0", b"1"], (1, 1, 1))
+        assert queue.grouped.groups_held(taker) == 1
+        if how == "due":
+            room.advance(1005)
+            assert taker.got[2:] == [b"0", b"2"]
+        elif how == "dropped":
+            room.publish("q", b"3", headers={"g": "a"})
+            assert taker.got[2:] == [b"2", b"3"]
+        else:
+            queue.purge()
+            room.publish("q", b"3", headers={"g": "a"})
+            assert taker.got[2:] == [b"3"]
+        taker.ack_all()
+        room.turns()
+        assert (idle.got, queue.grouped.locked_count, queue.grouped.groups_held(taker)) == ([], 0, 0)
 
     def test_a_purged_group_is_free(self, room) -> None:
         queue = room.queue("q", x_group_by="header:g", **ALL)

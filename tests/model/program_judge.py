@@ -129,9 +129,9 @@ class Judge:
         self.twin.settle_dead()
         drained = [queue for queue in self.twin.queues.values() if queue.kind != "stream"]
         for _ in range(100):
-            while any(queue.ready for queue in drained):  # what is over behind a head dies with it, and goes elsewhere
+            while any(self.gives(queue) for queue in drained):  # what is over behind a head dies with it, and goes on
                 for queue in drained:
-                    while queue.ready:
+                    while self.gives(queue):
                         self.get(queue.name, True)
                         self.twin.settle_dead()
             due = [each.due_ms for queue in drained for each in queue.waiting] + [each[0] for each in self.twin.delayed]
@@ -142,6 +142,9 @@ class Judge:
         for queue in self.twin.queues.values():
             if queue.kind == "stream":
                 self.compare_stream(queue)
+
+    def gives(self, queue: TwinQueue) -> bool:
+        return self.twin.allowed(queue, self.twin.in_order(queue), None) is not None
 
     def compare_stream(self, queue: TwinQueue, offset: int = 0) -> None:
         """All of it from there on; from its end, where that is before."""

@@ -94,6 +94,8 @@ class TwinQueue:
     waiting: list[Waiting] = field(default_factory=list)
     settled: list[Letter] = field(default_factory=list)
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Transient ones that a restart has ended, and which may be had once more, or not.
+    lost: list[Letter] = field(default_factory=list)
     places: int = 0
     offsets: int = 0
     ages: bool = False
@@ -125,8 +127,8 @@ class TwinQueue:
         self.unacked = [each for each in self.unacked if each[0] is not letter]
 
     def handled(self, letter: Letter) -> None:
-        """It has left."""
-        if self.retains:
+        """It has left, if it was ever there."""
+        if self.retains and letter.offset >= 0:
             self.settled.append(letter)
 
 

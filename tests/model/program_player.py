@@ -11,9 +11,11 @@ import pamqp.frame
 import pamqp.header
 from memory_broker import Client, Event
 from program_house import ProgramHouse
+from program_jobs import Surgeon
 from program_judge import FIRST_CHANNEL, Held, Judge
 from program_parts import Binding, Different, Letter, TwinConsumer, TwinExchange, TwinQueue
 from program_routing import SELECTORS
+from program_transactions import Transactor
 from program_twin import Twin
 from programs import Op
 
@@ -25,7 +27,7 @@ NUMBERED = 3
 """The channel of producers that number what they send."""
 
 
-class Player(Judge):
+class Player(Surgeon, Transactor, Judge):
     """Says a program to both."""
 
     def __init__(self) -> None:

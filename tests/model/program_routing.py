@@ -103,6 +103,8 @@ class TwinRouting:
         if source.kind == "x-message-deduplication":
             if not bindings or ID not in headers:
                 return bindings
+            if (source.name, headers[ID]) in self.reserved:
+                return []
             known = source.seen.get(headers[ID])
             if known is not None and (known.until_ms is None or known.until_ms > self.now_ms):
                 return []
@@ -165,6 +167,12 @@ class TwinRouting:
             raise Different(f"{source.name} moves from {old} to {new}: {before} became {weights}")
 
     # -- exchanges that remember
+
+    reserved: set[tuple[str, Any]]
+    """Ids of the transaction that is open, and their exchanges."""
+
+    def reserve(self, way: Way) -> None:
+        self.reserved |= {(name, ident) for name, ident, _ in way.noted}
 
     def offer_all(self, way: Way, letter: Letter) -> bool:
         raise NotImplementedError

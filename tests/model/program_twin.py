@@ -42,6 +42,7 @@ class Twin(TwinRouting):
         # What has left a queue, or an exchange where it was delayed, and is still to go somewhere: where it was, to
         # which exchange, whether that one has delayed it.
         self.dead: deque[tuple[str, str, bool, Letter]] = deque()
+        self.reserved = set()
         self.delayed: list[tuple[int, str, Letter]] = []  # when it is due, and where
 
     # -- policies
@@ -106,13 +107,16 @@ class Twin(TwinRouting):
         overflow = self.rule(queue, "overflow") or "drop-head"
         if overflow != "drop-head" and self.full(queue, letter):
             if overflow == "reject-publish-dlx":
-                self.die(queue, letter, "maxlen")
+                self.die(queue, replace(letter, offset=-1), "maxlen")
             return False
         queue.places += 1
         letter.logged_ms = self.now_ms
         consumer = None if queue.ready else self.taker(queue, [letter])
         queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
         if consumer is not None:
+            due_ms = self.due_ms(queue, letter) if queue.in_transaction and (queue.group_by or queue.retains) else None
+            if due_ms is not None and due_ms <= self.now_ms:
+                raise Anyhow("over at once, in a transaction")
             self.hand_over(queue, consumer, letter)
             return True
         queue.cold = queue.cold and bool(queue.ready)
@@ -120,6 +124,8 @@ class Twin(TwinRouting):
         queue.ready.append(letter)
         if not queue.in_transaction:
             self.tidy(queue)
+        elif len(queue.ready) == 1:
+            self.expire(queue)
         return True
 
     def offer_all(self, way: Way, letter: Letter) -> bool:
@@ -130,6 +136,21 @@ class Twin(TwinRouting):
         stored = letter.persistent and bool(way.waits or any(self.queues[name].durable for name in way.queues))
         self.remember(way, letter, all(taken), stored)
         return all(taken)
+
+    def commit(self, sent: list[tuple[Letter, Way]]) -> None:
+        """What a queue keeps of a transaction displaces when all of it is there (`committed`)."""
+        for letter, way in sent:
+            for name in way.queues:
+                queue = self.queues[name]
+                queue.in_transaction |= queue.durable and (letter.persistent or queue.kind == "stream")
+        for letter, way in sent:
+            self.offer_all(way, letter)
+
+    def committed(self) -> None:
+        for queue in self.queues.values():
+            if queue.in_transaction:
+                queue.in_transaction = False
+                self.tidy(queue)
 
     def hand_over(self, queue: TwinQueue, consumer: TwinConsumer, letter: Letter) -> None:
         if consumer.no_ack:
@@ -401,8 +422,11 @@ class Twin(TwinRouting):
         ]
         for queue in self.queues.values():
             queue.consumers.clear()
+            letters = queue.ready + [each.letter for each in queue.waiting]
+            queue.lost += [each for each in letters if not each.persistent]
             queue.ready = [each for each in queue.ready if each.persistent or queue.kind == "stream"]
             queue.cold = bool(queue.ready)
+            queue.lost += [each for each in queue.settled if not each.persistent]
             queue.settled = [each for each in queue.settled if each.persistent]
             queue.waiting = [each for each in queue.waiting if each.letter.persistent]
             if queue.group_by:

@@ -39,7 +39,10 @@ FEATURES: Final = (
     "groups",
     "memory",  # exchanges that remember messages, or their ids
     "numbers",  # of producers
+    "retain",
     "retries",
+    "surgery",
+    "transactions",
 )
 CHOOSING: Final = ("x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random")
 SELECTORS: Final = ("", "h0 = '1'", "h0 IS NULL", "h0 = '2' OR h1 = '1'", "p.routing-key LIKE 'a%'", "TRUE")

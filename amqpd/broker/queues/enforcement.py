@@ -158,7 +158,7 @@ class Enforcement:
         """Whether the queue may take the message."""
         queue = self._queue
         for admission in self.rules.admissions:
-            if (queue.round_robin.filtered or self.rules.retains) and self.rules.is_over(
+            if self._serves_late() and self.rules.is_over(
                 queue.ready_count + queue.delayed_count + 1,
                 queue.ready_bytes + queue.delayed_bytes + message.body_size,
             ):
@@ -166,6 +166,10 @@ class Enforcement:
             if not admission.admits(queue, self._host, message):
                 return False
         return True
+
+    def _serves_late(self) -> bool:
+        """Whether consumers are asked at the end of a turn, not by each message."""
+        return self._queue.round_robin.filtered or self.rules.retains
 
     def _serve(self) -> None:
         """Where consumers have filters, and with groups or x-retain, what came in this turn is still ready: whoever
@@ -259,6 +263,10 @@ class Enforcement:
                 if store.failed_ranges:
                     return False
             if self.rules.drops_head:
+                if self._serves_late():
+                    self._look_due = False
+                    self._serve()
+                    self._look_due = True
                 self._drop_head()
             self._look_due = False
         elif self._behind:

@@ -80,20 +80,22 @@ class Holder:
 
     def _is_own(self, head: Waiting) -> bool:
         group = head.group
-        return head.entry is not None and group.holder is self and group.head() is head
+        return head.entry is not None and group.holder is self and group.waits == 0 and group.head() is head
 
 
 @final
 class Group:
     """key: what its messages have in common; None: one message that is of no group, and so is one by itself.
 
-    count: of the chain. passed_count: how many are in the log alone, of those that were looked at; none of them is
+    unacked: how many are, or wait for their next try; waits: how many of them do that. count: of the chain.
+    passed_count: how many are in the log alone, of those that were looked at; none of them is
     below `passed_from`. refused: the number of the reading that could not take the first of them (grouped_log.py).
     """
 
     def __init__(self, key: str | None) -> None:
         self.key = key
         self.unacked: i64 = 0
+        self.waits: i64 = 0
         self.holder: Holder | None = None
         self.returned: list[Waiting] | None = None
         self.first: Waiting | None = None

@@ -144,7 +144,7 @@ class GroupedLog(GroupedWindow):
                     border = group.passed_from
             else:
                 holder = group.holder
-                if holder is not None and not holder.gone and not holder.consumer.parked:
+                if holder is not None and group.waits == 0 and not holder.gone and not holder.consumer.parked:
                     border = group.passed_from
         return border
 

@@ -41,6 +41,8 @@ class GroupedWindow(ReadyOrder):
         self.key = GroupKey(group_by)
         self.groups: dict[str, Group] = {}
         self.held: dict[Entry, Group] = {}
+        # Those of them that wait for their next try.
+        self.held_back: dict[Entry, None] = {}
         self.holders: dict[Consumer, Holder] = {}
         self.locked_count: i64 = 0
         self.hot_count: i64 = 0
@@ -159,7 +161,7 @@ class GroupedWindow(ReadyOrder):
             heappush(again, head)
             return
         holder = group.holder
-        if holder is not None and not holder.gone:
+        if holder is not None and not holder.gone and group.waits == 0:
             holder.put(head)
             self.call(holder)
 
@@ -272,14 +274,23 @@ class GroupedWindow(ReadyOrder):
         if group is None:
             return
         group.unacked -= 1
+        waited = entry in self.held_back
+        if waited:
+            del self.held_back[entry]
+            group.waits -= 1
+        head = group.head()
         if group.unacked > 0:
+            if group.unacked == group.waits:
+                self._part(group)
+            elif waited and head is not None:
+                self._head_changed(group, head)
+                queue.pump_later()
+            elif waited and group.passed_count > 0:
+                self.starving[group] = None
+                queue.pump_later()
             return
         self.locked_count -= 1
-        holder = group.holder
-        if holder is not None:
-            holder.groups -= 1
-            group.holder = None
-        head = group.head()
+        self._part(group)
         if head is not None:
             self._head_changed(group, head)
             queue.pump_later()
@@ -289,13 +300,21 @@ class GroupedWindow(ReadyOrder):
             self._forget(group)
 
     def hold_back(self, entry: Entry) -> None:
-        """What was claimed waits elsewhere and will be put back: until then nobody gets anything of its group."""
+        """What was claimed waits elsewhere and will be put back: until then nobody gets anything of its group. Who has
+        more of it keeps it."""
         group = self.held.get(entry)
         if group is not None:
-            holder = group.holder
-            if holder is not None:
-                holder.groups -= 1
-                group.holder = None
+            self.held_back[entry] = None
+            group.waits += 1
+            if group.unacked == group.waits:
+                self._part(group)
+
+    def _part(self, group: Group) -> None:
+        """Nobody has anything of it any more."""
+        holder = group.holder
+        if holder is not None:
+            holder.groups -= 1
+            group.holder = None
 
     def _forget(self, group: Group) -> None:
         key = group.key
@@ -341,6 +360,7 @@ class GroupedWindow(ReadyOrder):
         for group in self.held.values():
             group.holder = None
         self.held.clear()
+        self.held_back.clear()
         self.groups.clear()
         self.locked_count = 0
 

@@ -136,10 +136,11 @@ class Reading(Search):
                 entries.append(copy)
                 count_max -= 1
                 bytes_max -= copy.body_size
-        if self._at >= size and count_max > 0 and bytes_max > 0:
+        if self._at >= size and not self._given_back:
             self._look_at_log(entries, count_max, bytes_max)
 
     def _look_at_log(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+        """Where no more is wanted just now, the next one is kept: so it is known whether there is one."""
         queue = self.queue
         scans = self._scans
         store = queue.backing.store
@@ -154,7 +155,7 @@ class Reading(Search):
                 self.waits = True
                 return
             ready = Ready(queue, self.position)
-        while count_max > 0 and bytes_max > 0 and not scans.over:
+        while not scans.over:
             if store is None or self.position >= self.end:
                 self.ended = True
                 return
@@ -179,13 +180,18 @@ class Reading(Search):
             if self.judge.wants(message):
                 entry = Entry(queue, record.offset, message, store.redelivered(record.offset))
                 entry.delivery_count = record.delivery_count
+                if count_max <= 0 or bytes_max <= 0:
+                    self._given_back.append(entry)
+                    return
                 entries.append(entry)
                 count_max -= 1
                 bytes_max -= entry.body_size
 
     @property
     def next_offset(self) -> int:
-        """The first offset that it has not looked at."""
+        """The first offset that it has not looked at, or has not given out."""
+        if self._given_back:
+            return self._given_back[0].offset
         if self._at < len(self._memory):
             return self._memory[self._at].offset
         return max(self.position, self._begin)

@@ -135,6 +135,10 @@ class SettledReading(SettledSearch):
             entries.append(entry)
             count_max -= 1
             bytes_max -= entry.body_size
+        if not self._again and not self._scans.over:
+            after = self.next_settled()  # who has room for no more is not to wait for what is not there
+            if after is not None:
+                heappush(self._again, after.offset)
 
     def give_back(self, entry: Entry) -> None:
         heappush(self._again, entry.offset)

@@ -107,6 +107,12 @@ class FifoSearch(TakingSearch):
             entries.append(entry)
             count += 1
             bytes_max -= entry.body_size
+        if count == count_max and not scans.over:
+            # Who has room for no more is not to wait for what is not there.
+            cursor.behind = False
+            offset = order.find(queue, cursor, scans)
+            nothing = offset == NOTHING and not cursor.behind and cursor.next_again(order.back) is None
+            self.ended = offset >= self.end or (nothing and cursor.position >= self.end)
         self.position = cursor.position
 
     def _pass_over(self, cursor: FilterCursor) -> None:
