@@ -116,6 +116,7 @@ SPECIFIC: Final = (
     Option("membership", "", "<voter|non_voter>", "what a new member may do"),
     Option("vhost-pattern", "", "<pattern>", "only vhosts whose names match"),
     Option("queue-pattern", "", "<pattern>", "only queues whose names match"),
+    Option("only-down", "", "", "only links that do not run"),
     Option("errors-only", "", "", "show only what went wrong"),
     Option("list-commands", "", "", "the names and summaries of all commands, nothing else"),
 )

@@ -38,19 +38,22 @@ def export_definitions(context: Context) -> None:
         return
     import os
 
-    path = os.path.abspath(name)  # noqa: PTH100 - pathlib is 3 ms of start-up
+    path = os.path.realpath(name)  # pathlib is 3 ms of start-up
     directory = os.path.dirname(path)  # noqa: PTH120
     if not os.path.isdir(directory):  # noqa: PTH112
         raise UsageError(f"Bad argument: Directory {directory} does not exist", DATA)
     context.say(f'Exporting definitions in JSON to a file at "{path}" ...')
     text = json.dumps(_exported(context), ensure_ascii=False, indent=2) + "\n"
-    # It has password hashes in it; whoever reads it half written would take it for whole.
-    coming = f"{path}.new"
+    # It has password hashes in it; whoever reads it half written would take it for whole. A pipe or a device is no
+    # file to be replaced.
+    whole = not os.path.lexists(path) or os.path.isfile(path)  # noqa: PTH113
+    coming = f"{path}.new" if whole else path
     try:
         made = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
-        os.replace(coming, path)  # noqa: PTH105
+        if whole:
+            os.replace(coming, path)  # noqa: PTH105
     except OSError as error:
         raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from None
     context.done()

@@ -13,9 +13,9 @@ from amqpd.cli.terminal import bold
 ELSEWHERE: Final = frozenset({
     "add_uaa_key", "clear_auth_backend_cache", "consume_event_stream", "consistent_hash_exchange_ring_state",
     "decrypt_conf_value", "encrypt_conf_value", "erlang_cookie_hash", "erlang_cookie_sources", "exec",
-    "federation_status", "delete_shovel", "hipe_compile", "list_mqtt_connections", "list_stomp_connections",
-    "maybe_stuck", "observer", "remote_shell", "restart_federation_link", "restart_shovel", "runtime_thread_stats",
-    "schema_info", "shovel_status", "force_standalone_khepri_boot", "reconcile_vhosts", "message_size_stats",
+    "list_mqtt_connections", "list_stomp_connections",
+    "maybe_stuck", "observer", "remote_shell", "runtime_thread_stats",
+    "schema_info", "force_standalone_khepri_boot", "reconcile_vhosts", "message_size_stats",
 })  # fmt: skip
 """Commands of RabbitMQ's tools that amqpctl does not have, about what amqpd does not: told apart from mistyped ones."""
 

@@ -1,6 +1,7 @@
 """Looks into logs without a broker: `dump_log` prints what is in the files, `verify_log` says whether all is well.
 
-Both read a data directory directly, also one a broker is using, and change nothing. What they find is decided in
+Both read a data directory directly, also one a broker is using, and change nothing. A log is named by its files or by
+its queue, which is looked for in the data directory of the command line. What they find is decided in
 `amqpd.storage.tools`; here it becomes text, one line an entry, or one JSON array with one object a line, written as it
 is found: a log of gigabytes needs no memory.
 """
@@ -8,6 +9,7 @@ is found: a log of gigabytes needs no memory.
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +34,7 @@ def dump_log(context: Context) -> None:
     deep = "deep" in context.line.given
     damaged = 0
     with _Output(context) as output:
-        for path in _files(Path(context.operands[0])):
+        for path in _files(_place(context, context.operands[0])):
             damaged += _dump_file(output, path, deep, offsets)
     if damaged:
         raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
@@ -44,7 +46,8 @@ def verify_log(context: Context) -> None:
 
     _text_or_json(context)
     filesystem = FileSystem()
-    data_dir = Path(context.operands[0]).absolute()
+    place = _place(context, context.operands[0]) if context.operands else Path(_data_dir(context))
+    data_dir = place.absolute()
     if not data_dir.is_dir():
         raise Failure(DATA, f"there is no directory {data_dir}")
     directories = [str(data_dir)] if _is_queue(data_dir) else queue_directories(filesystem, str(data_dir))
@@ -60,6 +63,40 @@ def verify_log(context: Context) -> None:
     if damaged:
         raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
     context.say(f"{len(directories)} queues: no damage")
+
+
+def _data_dir(context: Context) -> str:
+    """Raises: Failure where a broker elsewhere is meant."""
+    if not context.client.is_local:
+        raise Failure(DATA, "a log is read where it lies: on the broker's machine, with --data-dir")
+    return context.client.data_dir
+
+
+def _place(context: Context, word: str) -> Path:
+    """What a path says, or where the queue of that name is; with -p it is a queue's name. Raises: Failure.
+
+    Cost: a small file read per durable queue, until it is found.
+    """
+    from amqpd.storage.filesystem import FileSystem
+    from amqpd.storage.tools.verify import queue_directories
+
+    if "vhost" not in context.line.given and Path(word).exists():
+        return Path(word)
+    data_dir = _data_dir(context)
+    if not Path(data_dir).is_dir():
+        raise Failure(DATA, f"there is no {word}, nor a data directory {data_dir} with a queue of that name")
+    for directory in [*queue_directories(FileSystem(), data_dir), f"{data_dir}/audit"]:
+        try:
+            described = json.loads(Path(directory, "queue.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            continue  # going, or damaged: verify_log of the data directory says so
+        if isinstance(described, dict) and (described.get("queue"), described.get("vhost")) == (word, context.vhost):
+            return Path(directory)
+    raise Failure(
+        DATA,
+        f"there is no {word}, and no log of a queue '{word}' of vhost '{context.vhost}' in {data_dir} "
+        "(a queue that is not durable has none)",
+    )
 
 
 class _Output:
@@ -285,18 +322,18 @@ COMMANDS: Final = (
         "Logs",
         "Prints what is in the log files of a queue: batches, records, indexes, settlements, checkpoints",
         dump_log,
-        "<file or directory> [--deep] [--offsets <first>-<last>]",
+        "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
         1,
         1,
         (
             (
-                "<file or directory>",
-                "a file of a log, a queue's directory, or a data directory; a broker may be using it. 65: damaged",
+                "<queue or path>",
+                "a queue's name, or a file of a log, a queue's or a data directory, which may be in use. 65: damaged",
             ),
         ),
         ("deep", "offsets"),
         examples=(
-            ("dump_log amqpd-data/vhosts/1f/queues/9c", "all files of one queue, without the records"),
+            ("dump_log -p shop orders", "all files of one queue, without the records"),
             ("dump_log --deep --offsets 100-199 00000000000000000000.log", "a hundred messages with their properties"),
             ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with an object a line"),
         ),
@@ -306,16 +343,17 @@ COMMANDS: Final = (
         "Logs",
         "Checks all log files of a data directory and names what is damaged",
         verify_log,
-        "<data directory>",
-        1,
+        "[--vhost <vhost>] [<queue or directory>]",
+        0,
         1,
         (
             (
-                "<data directory>",
-                "a broker's data directory, or one queue's; a broker may be using it. 65: damaged",
+                "<queue or directory>",
+                "a queue's name or directory, or a data directory (that of --data-dir), in use or not. 65: damaged",
             ),
         ),
         examples=(
+            ("verify_log -p shop orders", "of one queue"),
             ("verify_log amqpd-data", "a line per queue, and a line per damaged place"),
             ("-q verify_log amqpd-data", "only what is damaged"),
         ),

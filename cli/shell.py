@@ -23,7 +23,7 @@ TOOLS: Final = (
     "amqpctl", "rabbitmqctl", "rabbitmq-diagnostics", "rabbitmq-plugins", "rabbitmq-queues", "rabbitmq-streams",
     "rabbitmq-upgrade",
 )  # fmt: skip
-_QUEUES: Final = frozenset({"<queue>", "<queue_name>", "<stream>"})
+_QUEUES: Final = ("<queue", "<stream>")
 _USERS: Final = frozenset({"<username>", "<user>"})
 _SCRIPTS: Final = {
     "bash": """\

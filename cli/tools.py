@@ -42,7 +42,8 @@ DIAGNOSTICS: Final = _some(
     "list_global_parameters list_parameters list_operator_policies list_policies list_policies_that_match "
     "list_vhost_limits certificates command_line_arguments disable_auth_attempt_source_tracking "
     "enable_auth_attempt_source_tracking environment os_env reset_node_auth_attempt_metrics resolve_hostname "
-    "resolver_info list_feature_flags list_deprecated_features check_if_any_deprecated_features_are_used "
+    "resolver_info federation_status shovel_status list_stream_connections list_stream_consumers list_ciphers "
+    "list_stream_publishers list_feature_flags list_deprecated_features check_if_any_deprecated_features_are_used "
     "check_for_quorum_queues_without_an_elected_leader reclaim_quorum_memory node_health_check "
     "metadata_store_status check_if_metadata_store_is_initialized check_if_metadata_store_is_initialized_with_data"
 )

@@ -156,6 +156,13 @@ def mirrors(saying: str, context: Context) -> None:
     raise Failure(UNAVAILABLE, "not_mirrored")
 
 
+def not_found(saying: str, what: str, context: Context) -> None:
+    """rabbit: 69 for one that is not there, and none is. Raises: Failure."""
+    context.say(f"{saying} {context.operands[0]} ...")
+    context.client.get("/api/amqpd/ping")
+    raise Failure(UNAVAILABLE, f"{what} was not found on the target node '{context.node}': amqpd runs none")
+
+
 def always_watched(context: Context) -> None:
     """Raises: Failure: confirms would lie on a full disk."""
     raise Failure(UNAVAILABLE, "the free space is always watched; set_disk_free_limit 0 lets publishers fill the disk")
@@ -248,6 +255,35 @@ COMMANDS: Final = (
     _command(
         "cancel_sync_queue", "Replication", "Stops synchronising mirrors of a queue: it has none",
         partial(mirrors, "Stopping synchronising"), "cancel_sync_queue orders", "69", _QUEUE, usage=_VHOST,
+    ),
+    _command(
+        "shovel_status", OPERATIONS, "Displays shovels: amqpd runs none",
+        partial(empty, "Shovel status ...", ("name", "vhost", "type", "state")), "shovel_status", "an empty list",
+    ),
+    _command(
+        "delete_shovel", OPERATIONS, "Deletes a shovel: amqpd runs none",
+        partial(not_found, "Deleting shovel", "Shovel with the given name"), "delete_shovel s", "69",
+        ("<name>", "of a shovel"), usage=_VHOST,
+    ),
+    _command(
+        "restart_shovel", OPERATIONS, "Restarts a shovel: amqpd runs none",
+        partial(not_found, "Restarting dynamic Shovel", "Shovel with the given name"), "restart_shovel s", "69",
+        ("<name>", "of a shovel"), usage=_VHOST,
+    ),
+    _command(
+        "federation_status", OPERATIONS, "Displays federation links: amqpd runs none",
+        partial(empty, "Listing federation links ...", ("upstream", "status")), "federation_status", "an empty list",
+        usage="[--only-down]", options=("only-down",),
+    ),
+    _command(
+        "restart_federation_link", OPERATIONS, "Restarts a federation link: amqpd runs none",
+        partial(not_found, "Restarting federation link", "Link with the given ID"), "restart_federation_link id", "69",
+        ("<link_id>", "of a federation link"),
+    ),
+    _command(
+        "hipe_compile", OPERATIONS, "Does nothing, as in RabbitMQ",
+        partial(told, "This command is a no-op: amqpd's hot modules are compiled when it is built", ""),
+        "hipe_compile /tmp/x", "0", ("<directory>", "of no use"), needs_app=False,
     ),
     _command(
         "reset_stats_db", OPERATIONS, "Resets the statistics: they are counted, not kept in a database",

@@ -36,11 +36,12 @@ async def reset(call: Call) -> Reply:
         if vhost.protected:
             await finished(partial(vhosts.protect, vhost, False))
         await finished(partial(vhosts.delete, broker.vhosts, vhost))
-    for name, _ in broker.user_limits.all():
-        await finished(partial(broker.user_limits.declare, name, {}))
+    async with auth.changing:
+        for name, _ in broker.user_limits.all():
+            await finished(partial(broker.user_limits.declare, name, {}))
     for name, _ in broker.global_parameters.all():
         await finished(partial(broker.global_parameters.clear, name))
-    await finished(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host"))
+    await finished(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host", (), "classic"))
     for row in auth.users():
         if row.name != first.user:
             await auth.delete_user(row.name)

@@ -6,25 +6,29 @@ RabbitMQ's answers are those on record; `--record` starts a RabbitMQ and writes 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from amqpd.testing import BrokerProcess
 from interop.bench import machine
-from interop.bench.rabbitmq import RabbitMQ, find_or_install
+from interop.bench.rabbitmq import SERVER, RabbitMQ, find_or_install
 
 from . import records
 from .conversations import ALL
 from .differences import due, not_yet, told
-from .party import Address
+from .party import Address, Tools
 from .stage import Answers, Stage
 from .steps import Conversation
+
+T = TypeVar("T")
 
 PLUGINS = (
     "rabbitmq_management",
@@ -46,6 +50,32 @@ def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
 def amqpd(directory: Path) -> BrokerProcess:
     """Ours, with the event exchange where RabbitMQ's plugin has it."""
     return BrokerProcess(directory, settings={"log.level": "warning", "event_exchange_vhost": "/"})
+
+
+def address_of(process: BrokerProcess) -> Address:
+    return Address("127.0.0.1", process.amqp_port, process.http_port, our_tools(process))
+
+
+def our_tools(process: BrokerProcess) -> Tools:
+    """amqpctl by RabbitMQ's names, over the broker's unix socket."""
+    environment = {**os.environ, "AMQPD_DATA_DIR": str(process.data_dir), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return Tools((sys.executable, "-m", "amqpd.cli"), "", environment)
+
+
+def their_tools(peer: RabbitMQ) -> Tools:
+    return Tools((), str(SERVER.parent), peer._environment())
+
+
+def in_turn(chosen: Sequence[Conversation], one: Callable[[int], T], jobs: int) -> list[T]:
+    """One by one, or several at once where they may be; in their order."""
+    done: dict[int, T] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        together = [place for place, each in enumerate(chosen) if not each.alone]
+        done.update(zip(together, pool.map(one, together), strict=True))
+    for place, each in enumerate(chosen):
+        if each.alone:
+            done[place] = one(place)
+    return [done[place] for place in range(len(chosen))]
 
 
 def recorded(conversation: Conversation, address: Address, number: int) -> Answers:
@@ -71,8 +101,7 @@ def record(chosen: Sequence[Conversation], address: Address, version: str, jobs:
         except Exception as error:  # noqa: BLE001  # told, and the others go on
             failed.append(f"{chosen[place].name}: {error!r}")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, range(len(chosen))))
+    in_turn(chosen, one, jobs)
     records.save(version, made, ALL)
     return failed
 
@@ -93,8 +122,7 @@ def compare(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> 
         except (AssertionError, OSError) as error:
             return [f"{conversation.name}: {error!r}"]
 
-    with ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(one, range(len(chosen))))
+    found = in_turn(chosen, one, jobs)
     return {conversation.name: lines for conversation, lines in zip(chosen, found, strict=True)}
 
 
@@ -119,7 +147,7 @@ def main() -> int:
         failed = recording(options, chosen, Path(folder)) if options.record and chosen else []
         with amqpd(Path(folder) / "amqpd") as ours:
             began = time.monotonic()
-            found = compare(chosen, Address("127.0.0.1", ours.amqp_port, ours.http_port))
+            found = compare(chosen, address_of(ours))
             took_s = time.monotonic() - began
             lines = [*failed, *[line for name in found if not not_yet(name) for line in found[name]]]
             print(
@@ -145,7 +173,7 @@ def recording(options: argparse.Namespace, chosen: Sequence[Conversation], folde
     try:
         peer.start()
         _await_http(http_port)
-        return record(chosen, Address(peer.host, peer.port, http_port), peer.version, options.jobs)
+        return record(chosen, Address(peer.host, peer.port, http_port, their_tools(peer)), peer.version, options.jobs)
     finally:
         peer.stop()
 

@@ -11,6 +11,7 @@ import base64
 import html
 import http.client
 import json
+import re
 import select
 import time
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from urllib.parse import quote
 
 from . import writing
 from .party import PATIENCE_S, Address, Heard, Party
-from .steps import Connect, Conversation, Http, Leave, Publish, Say, Step, Wait, wire_publish
+from .steps import Connect, Conversation, Ctl, Http, Leave, Publish, Say, Step, Wait, wire_publish
 
+ESCAPE: Final = re.compile("\x1b\\[[0-9;]*m|\x1b\\([0B]")
+TAB: Final = "\t"
 QUIET_MS: Final = 80
 DUE_S: Final = 3.0
 NO_ANSWER: Final = (
@@ -112,6 +115,10 @@ class Stage:
             party.send(wire_publish(self.fill(step.properties), step, self.fill(step.key), self.fill(step.exchange)))
         elif isinstance(step, Http):
             return [shown(step, *self.request(step.on, step.verb, step.path, step.body))]
+        elif isinstance(step, Ctl):
+            words = self.fill(list(step.words))
+            code, out = self.address.tools.run(words, self.fill(step.stdin))
+            return [f"{words[0]} exits {code}", *printed(step.show, out, (self.vhost, self.user))]
         elif isinstance(step, Connect):
             return [f"{step.on} is connected"] if self.connect(step).open else []
         elif isinstance(step, Leave):
@@ -206,6 +213,34 @@ def shown(step: Http, status: int, content: Any) -> str:
         rows = sorted(json.dumps(picked(row, step.show), sort_keys=True) for row in content)
         return f"{line} [{', '.join(rows)}]"
     return f"{line} {json.dumps(picked(content, step.show), sort_keys=True)}"
+
+
+def printed(show: str, out: str, mine: tuple[str, str]) -> list[str]:
+    """What a tool wrote, as a conversation asks for it (see `Ctl`). mine: names of its vhost and its user."""
+    plain = ESCAPE.sub("", out)
+    if show == "keys":
+        return sorted(set(keys(json.loads(plain)))) if plain.strip() else []
+    lines = [f"  {line.replace(TAB, ' ; ')}" for line in plain.splitlines()]
+    if show == "columns":
+        return lines[:1]
+    if show == "rows":
+        return sorted(lines)
+    if show == "mine":
+        return sorted(line for line in lines if any(name in line for name in mine))
+    return lines if show == "text" else []
+
+
+def keys(found: Any, path: str = "") -> list[str]:
+    """Paths of JSON; elements of a list are alike, and what names a node is one."""
+    if isinstance(found, list):
+        return [key for one in found for key in keys(one, f"{path}[]")]
+    if not isinstance(found, dict):
+        return []
+    return [
+        key
+        for name, one in found.items()
+        for key in [f"  {path}.{name}", *keys(one, f"{path}.{name}")]
+    ]
 
 
 def picked(row: Any, show: tuple[str, ...]) -> Any:

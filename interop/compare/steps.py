@@ -9,6 +9,7 @@ A party (`a`, `b`, ...) is a connection and opens its channels as it needs them;
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,20 @@ class Http(Step):
 
 
 @dataclass(frozen=True)
+class Ctl(Step):
+    """A command line of rabbitmqctl or another of RabbitMQ's tools; its exit code is written down.
+
+    show: what of its standard output is, too: `columns` (the header of a list), `rows` (all lines, in the order of
+    their texts), `mine` (those of them about this conversation's vhost and user), `text` (as it is), `keys` (those of
+    JSON, with their paths).
+    """
+
+    words: tuple[str, ...] = ()
+    show: str = ""
+    stdin: str = ""
+
+
+@dataclass(frozen=True)
 class Connect(Step):
     """Opens a connection; what came of it is written down. user, password, vhost: marks are filled in."""
 
@@ -91,6 +106,8 @@ class Conversation:
 
     name: str
     steps: tuple[Step, ...]
+    alone: bool = False
+    """Whether it is about the whole node, so that no other may be held meanwhile."""
 
     @property
     def family(self) -> str:
@@ -101,12 +118,12 @@ class Conversation:
         return hashlib.sha256(repr(self.steps).encode()).hexdigest()[:12]
 
 
-def talk(name: str, *steps: Step | Sequence[Step]) -> Conversation:
+def talk(name: str, *steps: Step | Sequence[Step], alone: bool = False) -> Conversation:
     """A conversation; steps may come in groups."""
     flat: list[Step] = []
     for step in steps:
         flat += [step] if isinstance(step, Step) else step
-    return Conversation(name, tuple(flat))
+    return Conversation(name, tuple(flat), alone)
 
 
 def say(method: str, /, *, on: str = "a", channel: int = 1, quiet_ms: int = 0, **arguments: Any) -> Say:
@@ -158,6 +175,14 @@ def http(
     verb: str, path: str, body: Any = None, *, show: tuple[str, ...] | None = None, on: str = "a", late_ms: int = 0
 ) -> Http:
     return Http(on, 0, verb, path, body, show, late_ms)
+
+
+def ctl(line: str, show: str = "", *, stdin: str = "") -> Ctl:
+    """line: as a shell reads it. rabbitmqctl's, unless its first word is another tool's name."""
+    words = tuple(shlex.split(line))
+    if not words[0].startswith("rabbitmq-"):
+        words = ("rabbitmqctl", *words)
+    return Ctl(words=words, show=show, stdin=stdin)
 
 
 def wait(ms: int) -> Wait:

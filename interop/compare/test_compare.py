@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interop.compare import records
-from interop.compare.__main__ import amqpd, compare
+from interop.compare.__main__ import address_of, amqpd, compare
 from interop.compare.conversations import ALL, collected
 from interop.compare.differences import ALLOWED, NOT_YET, Difference, due, not_yet, told
 from interop.compare.party import Address
@@ -23,7 +23,7 @@ RECORDS = records.load()
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     with amqpd(tmp_path_factory.mktemp("compare")) as process:
-        yield Address("127.0.0.1", process.amqp_port, process.http_port)
+        yield address_of(process)
         assert "Traceback" not in process.stderr, process.stderr
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from amqpd.auth.attempts import DELAY_MAX_S, FORGET_S, Failures, Turns, network
+from amqpd.auth.attempts import DELAY_MAX_S, FORGET_S, Attempts, AttemptSource, Failures, Turns, network
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,23 @@ async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on()
     await asyncio.wait_for(second, 30)
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+def test_attempts_are_counted_by_protocol_and_where_asked_by_source() -> None:
+    attempts = Attempts(sources_max=2)
+    attempts.count("amqp091", "10.0.0.1", "anna", True)
+    assert (attempts.by_protocol, attempts.by_source) == ({"amqp091": [1, 0]}, {})
+    attempts.track_sources = True
+    attempts.count("amqp091", "10.0.0.1", "anna", False)
+    attempts.count("http", "10.0.0.1", "x" * 1000, False)
+    attempts.count("http", "10.0.0.2", "anna", True)
+    attempts.count("http", "10.0.0.2", "anna", True)
+    assert attempts.by_protocol == {"amqp091": [1, 1], "http": [2, 1]}
+    assert attempts.by_source == {
+        AttemptSource("10.0.0.1", "x" * 255, "http"): [0, 1],
+        AttemptSource("10.0.0.2", "anna", "http"): [2, 0],
+    }, "bounded: the one heard of first is gone"
+    attempts.forget(sources_only=True)
+    assert (attempts.by_protocol["http"], attempts.by_source) == ([2, 1], {})
+    attempts.forget()
+    assert attempts.by_protocol == {}

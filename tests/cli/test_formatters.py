@@ -101,3 +101,35 @@ def test_a_table_value_that_is_missing_is_an_empty_table() -> None:
     assert formatters.cell("arguments", []) == "[]"
     assert formatters.cell("policy", None) == ""
     assert formatters.cell("cluster_state", {"n@h": "running"}) == "[{n@h, running}]"
+
+
+def test_erlang_rows() -> None:
+    """rabbit: a list of property lists. Names are binaries, words like a queue's type atoms."""
+    columns = ("name", "messages", "type", "durable", "arguments", "policy", "tags")
+    row = ['q"x', 3, "quorum", True, {"x-max-length": 5, "a": [1, "b"], "f": 1.5, "n": None}, None, ["management", "X"]]
+    assert formatters.erlang_rows(columns, [row, row[:1] + row[1:]], True).splitlines()[0] == (
+        '[[{name,<<"q\\"x">>},{messages,3},{type,quorum},{durable,true},{arguments,[{<<"x-max-length">>,long,5},'
+        '{<<"a">>,array,[{long,1},{longstr,<<"b">>}]},{<<"f">>,double,1.5},{<<"n">>,void,undefined}]},'
+        "{policy,undefined},{tags,[management,'X']}],"
+    )
+    assert formatters.erlang_rows(columns, [], True) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "term"),
+    [
+        ({"a": 1, "B c": [True, None]}, "[{a,1},{'B c',[true,undefined]}]"),
+        ("é", '<<"é"/utf8>>'),
+        ([1.5, "x"], '[1.5,<<"x">>]'),
+    ],
+)
+def test_erlang_values(value: object, term: str) -> None:
+    assert formatters.term(value) == term
+
+
+def test_aligned_columns() -> None:
+    rows = [["a", 5, None], ["longer", 10, "x"], ["注文", 100, ""]]
+    text = formatters.aligned(("name", "messages", "policy"), rows, True, lambda line: f"<{line}>")
+    assert text == "<name    messages  policy>\na              5\nlonger        10  x\n注文         100\n"
+    assert formatters.aligned(("name",), [["a"]], False, str.upper) == "a\n"
+    assert formatters.aligned(("name",), [], True, str.upper) == ""

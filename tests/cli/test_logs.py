@@ -299,11 +299,11 @@ def test_a_newer_format_is_named(ctl: Ctl, data: Data) -> None:
     ("line", "code", "text"),
     [
         ("dump_log /nowhere/at/all", 65, "there is no /nowhere/at/all"),
-        ("verify_log /nowhere/at/all", 65, "there is no directory"),
+        ("verify_log /nowhere/at/all", 65, "there is no /nowhere/at/all"),
         ("dump_log --offsets 9-3 x", 64, "--offsets : 9-3"),
         ("dump_log --offsets a x", 64, "--offsets : a"),
         ("dump_log --formatter csv x", 64, "--formatter : csv"),
-        ("verify_log", 64, "not enough arguments"),
+        ("verify_log a b", 64, "too many arguments"),
     ],
 )
 def test_wrong_lines(ctl: Ctl, line: str, code: int, text: str) -> None:
@@ -327,3 +327,26 @@ def test_an_exporters_file(ctl: Ctl, data: Data) -> None:
     assert "export-nightly" not in ctl("verify_log", str(data.path)).out
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
     assert "a wrong checksum" in ctl("verify_log", str(data.path)).out
+
+
+def test_a_queue_is_found_by_its_name(data: Data, ctl: Ctl) -> None:
+    """As by its directory; a path that is there comes first, unless a vhost says that a queue is meant."""
+    environment = {"AMQPD_DATA_DIR": str(data.path)}
+    by_path = ctl("dump_log", str(data.directory))
+    assert ctl("dump_log", "tasks", environment=environment) == by_path
+    assert ctl("dump_log", "-p", "/", "tasks", environment=environment) == by_path
+    assert ctl("dump_log", "--data-dir", str(data.path), "tasks", environment={}) == by_path
+    named = ctl("verify_log", "tasks", environment=environment)
+    assert named == ctl("verify_log", str(data.directory))
+    assert ctl("verify_log", environment=environment).out.splitlines()[-1] == "1 queues: no damage"
+
+
+def test_a_name_that_nobody_has(data: Data, ctl: Ctl) -> None:
+    environment = {"AMQPD_DATA_DIR": str(data.path)}
+    for line in (("dump_log", "nosuch"), ("dump_log", "-p", "shop", "tasks"), ("verify_log", "nosuch")):
+        result = ctl(*line, environment=environment)
+        assert result.code == 65
+        assert "no log of a queue" in result.err
+    result = ctl("--uri", "http://a:b@host", "dump_log", "tasks")
+    assert result.code == 65
+    assert "on the broker's machine" in result.err

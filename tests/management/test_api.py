@@ -12,7 +12,10 @@ from amqpd.management.call import TAGS, MethodNotAllowed, NotThere, Role
 from amqpd.management.router import Route, Router
 
 MANUAL = Path(__file__).parents[2] / "docs" / "admin-api.md"
-STOPPING = {"api/amqpd/stop", "api/amqpd/stop_app", "api/amqpd/start_app", "api/amqpd/close_all_connections"}
+STOPPING = {
+    f"api/amqpd/{name}"
+    for name in ("stop", "stop_app", "start_app", "close_all_connections", "suspend_listeners", "resume_listeners")
+}
 
 
 class TestTable:
@@ -87,6 +90,11 @@ def test_an_administrator_gets_no_500_anywhere(api, v) -> None:
             assert answer.status != 500, (route, body, answer)
 
 
-def test_what_cannot_be_set_is_an_empty_list(api) -> None:
-    """rabbitmqadmin and others ask for these lists, and take a refusal for a failure."""
-    assert api.get("/api/feature-flags") == []
+def test_feature_flags_are_all_enabled(api) -> None:
+    """rabbitmqadmin, Ansible and clients' suites ask for the list, and enable what is on it."""
+    flags = api.get("/api/feature-flags")
+    assert {"quorum_queue", "stream_queue", "user_limits"} <= {flag["name"] for flag in flags}
+    assert {flag["state"] for flag in flags} == {"enabled"}
+    for flag in flags:
+        assert api("PUT", f"/api/feature-flags/{flag['name']}/enable", {}).status == 204
+    assert api("PUT", "/api/feature-flags/nosuch/enable", {}).status == 404

@@ -1,0 +1,214 @@
+"""Health checks, waiting for a start, definitions: exit codes, and what goes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_broker import Ctl, FakeBroker
+
+APP = ("GET", "/api/amqpd/app")
+ALARMS = ("GET", "/api/health/checks/alarms")
+STATUS = ("GET", "/api/amqpd/status")
+DEFINITIONS: dict[str, Any] = {
+    "rabbit_version": "0.1.0",
+    "users": [{"name": "guest", "password_hash": "h", "tags": ["administrator"], "limits": {}}],
+    "vhosts": [{"name": "/", "description": "d"}],
+    "queues": [{"name": "q", "vhost": "/", "durable": True, "arguments": {}}],
+    "bindings": [],
+}
+
+
+def test_check_running(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[APP] = (200, {"running": True, "node": "n@h"})
+    assert ctl("-q", "check_running") == (0, "amqpd on node n@h is fully booted and running\n", "")
+    assert json.loads(ctl("is_running", "--formatter", "json").out)["result"] is True
+    broker.answers[APP] = (200, {"running": False, "node": "n@h"})
+    assert ctl("check_running").code == 69
+    assert ctl("is_running").code == 0
+    assert json.loads(ctl("is_running", "--formatter", "json").out)["result"] is False
+
+
+def test_alarms(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[ALARMS] = (200, {"status": "ok"})
+    for command in ("check_alarms", "check_local_alarms", "alarms"):
+        assert ctl(command).code == 0
+    assert json.loads(ctl("check_alarms", "--formatter", "json").out) == {"result": "ok"}
+    told = [{"node": "n@h", "resource": "memory"}, {"node": "n@h", "resource": "log", "vhost": "/", "queue": "q"}]
+    broker.answers[ALARMS] = (503, {"status": "failed", "reason": "There are alarms in effect", "alarms": told})
+    result = ctl("-q", "check_local_alarms")
+    assert (result.code, result.out) == (69, "")
+    assert "Memory alarm on node n@h\nThe log of queue 'q' in vhost '/' failed" in result.err
+    result = ctl("check_alarms", "--formatter", "json")
+    assert (result.code, result.out, json.loads(result.err)["result"]) == (69, "", "error")
+    assert ctl("alarms").code == 0
+    broker.answers[ALARMS] = (500, {"reason": "no"})
+    assert ctl("check_alarms").code == 70
+
+
+def listening(port: int) -> dict[str, Any]:
+    return {"listeners": [{"protocol": "amqp", "ip_address": "127.0.0.1", "port": port}]}
+
+
+def test_listeners_and_ports(broker: FakeBroker, ctl: Ctl) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        broker.answers[STATUS] = (200, listening(port))
+        assert ctl("-q", "listeners").out == (
+            f"Interface: 127.0.0.1, port: {port}, protocol: amqp, purpose: AMQP 0-9-1\n"
+        )
+        assert ctl("check_port_connectivity").code == 0
+        assert ctl("check_port_listener", str(port)).code == 0
+        assert ctl("check_port_listener", "1").code == 69
+        assert ctl("check_protocol_listener", "amqp091").code == 0
+        assert ctl("check_protocol_listener", "mqtt").code == 69
+    result = ctl("check_port_connectivity")
+    assert result.code == 69
+    assert f"port: {port}" in result.err
+    for bad in ("x", "0", "65536", "-1"):
+        assert ctl("check_port_listener", "--", bad).code == 65
+
+
+def test_certificates(broker: FakeBroker, ctl: Ctl) -> None:
+    day = 86400
+    ends = {"path": "/c.pem", "not_after": "soon", "not_after_s": time.time() + 10 * day}
+    broker.answers["GET", "/api/amqpd/certificates"] = (200, [ends])
+    assert ctl("check_certificate_expiration", "--within", "1", "--unit", "weeks").code == 0
+    assert ctl("check_certificate_expiration").code == 69  # within four weeks
+    assert ctl("check_certificate_expiration", "--within", "9", "--unit", "days").code == 0
+    assert ctl("check_certificate_expiration", "--unit", "hours").code == 64
+
+
+def test_await_startup_waits_for_a_broker_that_comes(tmp_path: Path, ctl: Ctl) -> None:
+    """Its socket is where amqpctl looks a moment later."""
+    (tmp_path / "elsewhere").mkdir()
+    broker = FakeBroker(tmp_path / "elsewhere")
+    broker.answers[APP] = (200, {"running": True, "node": "n@h"})
+    timer = threading.Timer(0.3, (tmp_path / "elsewhere" / "amqpctl.sock").rename, [tmp_path / "amqpctl.sock"])
+    timer.start()
+    try:
+        assert ctl("await_startup", "-t", "30").code == 0
+    finally:
+        timer.join()
+        broker.stop()
+
+
+def test_await_startup_gives_up(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers[APP] = (200, {"running": False, "node": "n@h"})
+    assert ctl("await_startup", "-t", "0").code == 69
+    broker.answers[APP] = (401, {"reason": "no"})
+    assert ctl("await_startup", "-t", "30").code == 77  # no waiting mends that
+
+
+def test_wait(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    broker.answers[APP] = (200, {"running": True, "node": "n@h"})
+    pidfile = tmp_path / "pid"
+    pidfile.write_text(f"{os.getpid()}\n", "ascii")
+    assert ctl("wait", str(pidfile), "-t", "10").code == 0
+    assert ctl("wait", "--pid", str(os.getpid())).code == 0
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert ctl("wait", "-P", str(ended.pid), "-t", "10").code == 69
+    assert ctl("wait", str(tmp_path / "nosuch"), "-t", "0").code == 75
+    pidfile.write_text("no number", "ascii")
+    assert ctl("wait", str(pidfile)).code == 69
+    assert ctl("wait").code == ctl("wait", str(pidfile), "--pid", "1").code == 64
+
+
+def test_definitions_go_to_a_file_and_back(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
+    broker.answers["POST", "/api/definitions"] = (204, None)
+    path = tmp_path / "definitions.json"
+    assert ctl("export_definitions", str(path)).code == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # it has password hashes in it
+    assert json.loads(path.read_text("utf-8")) == DEFINITIONS
+    assert json.loads(ctl("-q", "export_definitions", "-").out) == DEFINITIONS
+    assert ctl("import_definitions", str(path)).code == 0
+    assert broker.asked[-1].body == DEFINITIONS
+    assert ctl("import_definitions", stdin='{"vhosts": []}').code == 0
+    assert broker.asked[-1].body == {"vhosts": []}
+    broker.answers["POST", "/api/definitions"] = (400, {"reason": "queues[0].name: no"})
+    result = ctl("import_definitions", str(path))
+    assert result.code == 65
+    assert "queues[0].name: no" in result.err
+
+
+def test_definitions_to_what_is_no_file(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    """A pipe is written to, not replaced by a file."""
+    broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")))
+    reader.start()
+    assert ctl("export_definitions", str(pipe)).code == 0
+    reader.join(10)
+    assert json.loads(read[0]) == DEFINITIONS
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+def test_definitions_that_are_there_are_not_imported_again(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
+    broker.answers["POST", "/api/definitions"] = (204, None)
+
+    def imported(document: object) -> bool:
+        before = len(broker.asked)
+        assert ctl("import_definitions", "--skip-if-unchanged", stdin=json.dumps(document)).code == 0
+        return "POST" in {each.method for each in broker.asked[before:]}
+
+    assert not imported(DEFINITIONS)
+    assert not imported({"rabbit_version": "3.10.8", "vhosts": [{"name": "/"}]})
+    assert imported({"vhosts": [{"name": "/"}, {"name": "new"}]})
+    assert imported({"queues": [{"name": "q", "vhost": "/", "durable": False}]})
+    assert imported({"unheard_of": [{}]})
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("export_definitions /nonexistent/x", 65, "Directory /nonexistent does not exist"),
+        ("export_definitions x --format erlang", 65, "JSON only"),
+        ("export_definitions x --format yaml", 65, "either json or erlang"),
+        ("import_definitions /nonexistent", 65, "File /nonexistent does not exist"),
+        ("hash_password", 65, "not provided"),
+        ("reset", 64, "requires the 'amqpd' app to be stopped"),
+        ("await_online_nodes 2", 70, "not enough nodes"),
+        ("await_online_nodes x", 64, "no number of nodes"),
+        ("join_cluster a@b", 64, "requires the 'amqpd' app to be stopped"),
+        ("encode 1 x", 69, "no encrypted values"),
+        ("set_log_level loud", 69, "level loud is not supported"),
+        ("eval_file /nonexistent", 64, "does not exist"),
+        ("rebalance nosuch", 69, "type nosuch is not supported"),
+        ("add_super_stream s --partitions 0", 64, "greater than 0"),
+        ("add_super_stream s --partitions 1 --routing-keys a", 64, "not both"),
+        ("add_super_stream s --max-age soon", 64, "P10D"),
+        ("list_stream_consumers nosuch", 64, "Info key(s) nosuch are not supported"),
+    ],
+)
+def test_refusals(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
+    broker.answers[APP] = (200, {"running": True, "node": "n@h"})
+    broker.answers["GET", "/api/amqpd/ping"] = (200, {})
+    broker.answers["POST", "/api/amqpd/reset"] = (409, {"error": "app_running", "reason": "it runs"})
+    result = ctl(*line.split())
+    assert result.code == code, result
+    assert text in result.err
+
+
+def test_a_hash_that_rabbitmq_makes_too(ctl: Ctl) -> None:
+    """Its first four bytes are the salt."""
+    import base64
+    import hashlib
+
+    result = ctl("-q", "hash_password", "s3cret")
+    data = base64.b64decode(result.out)
+    assert hashlib.sha256(data[:4] + b"s3cret").digest() == data[4:]
+    assert ctl("hash_password", "s3cret").out != result.out
+    assert "s3cret" not in ctl("hash_password", "s3cret").out

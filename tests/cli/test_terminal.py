@@ -1,0 +1,41 @@
+"""What a terminal gets and a file does not."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from fake_broker import FakeBroker
+
+from amqpd.cli.main import run
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(directory: Path, *arguments: str) -> tuple[str, str]:
+    out, err = Terminal(), Terminal()
+    run(["-n", "n@h", *arguments], out, err, io.StringIO(), {"AMQPD_DATA_DIR": str(directory)})
+    return out.getvalue(), err.getvalue()
+
+
+def test_a_list_is_aligned_unless_a_form_is_asked_for(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    queues = [{"name": "orders", "messages": 5}, {"name": "q", "messages": 1000}]
+    broker.answers["GET", "/api/queues/%2F"] = (200, queues)
+    out, _ = shown(broker.data_dir, "-q", "list_queues")
+    assert out == "\x1b[1mname    messages\x1b[0m\norders         5\nq           1000\n"
+    out, _ = shown(broker.data_dir, "-q", "list_queues", "--formatter", "table")
+    assert out == "name\tmessages\norders\t5\nq\t1000\n"
+
+
+def test_errors_are_red_unless_nobody_wants_colour(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _, err = shown(broker.data_dir, "purge_queue", "nosuch")
+    assert err.startswith("\x1b[31mError:\x1b[0m\nQueue not found")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out, err = shown(broker.data_dir, "purge_queue", "nosuch")
+    assert "\x1b" not in out + err

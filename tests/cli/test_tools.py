@@ -1,0 +1,168 @@
+"""RabbitMQ's names for amqpctl: what each has, how they are installed, what a shell completes with them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_broker import Ctl, FakeBroker, Result
+
+from amqpd.cli.command import GROUPS
+from amqpd.cli.main import run
+from amqpd.cli.plugins import BUILT_IN
+from amqpd.cli.shell import TOOLS as SHELL_TOOLS
+from amqpd.cli.tools import ALIASES, TOOLS, tool_of
+
+
+def tool(program: str, *arguments: str, directory: Path | None = None) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    code = run(["-n", "n@h", *arguments], out, err, io.StringIO(), {"AMQPD_DATA_DIR": str(directory)}, program)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def test_names_and_first_words() -> None:
+    assert tool_of(["/usr/bin/rabbitmqctl", "status"]) == ("rabbitmqctl", ["status"])
+    assert tool_of(["/usr/bin/amqpctl", "rabbitmq-plugins", "list"]) == ("rabbitmq-plugins", ["list"])
+    assert tool_of(["whatever.py", "rabbitmq-queues", "peek"]) == ("rabbitmq-queues", ["peek"])
+    assert tool_of(["rabbitmq-queues", "rabbitmq-plugins"]) == ("rabbitmq-queues", ["rabbitmq-plugins"])
+    assert tool_of(["amqpctl"]) == ("amqpctl", [])
+    assert tuple(SHELL_TOOLS) == tuple(TOOLS) and ALIASES == tuple(SHELL_TOOLS[1:])
+
+
+@pytest.mark.parametrize("program", TOOLS)
+def test_each_says_its_name_and_its_commands(program: str) -> None:
+    text = tool(program, "help").out
+    assert f"{program} [--node <node>]" in text
+    for name, command in TOOLS[program].commands.items():
+        assert f"   {name} " in text and command.group in GROUPS
+        assert command.usage_of(program) in tool(program, name, "--help").out
+
+
+def test_a_tool_has_its_own_commands_only() -> None:
+    for program in ("rabbitmq-diagnostics", "rabbitmq-queues", "rabbitmq-streams", "rabbitmq-plugins"):
+        result = tool(program, "add_user", "a", "b")
+        assert result.code == 64
+        assert "Command 'add_user' not found." in result.err
+    assert "list" not in TOOLS["amqpctl"].commands
+    assert TOOLS["rabbitmqctl"].commands == TOOLS["amqpctl"].commands
+
+
+def test_letters_mean_what_they_mean_to_the_tool(broker: FakeBroker) -> None:
+    """-e is of delete_queue one thing, of rabbitmq-plugins list another."""
+    broker.answers["GET", "/api/amqpd/ping"] = (200, {})
+    result = tool("rabbitmq-plugins", "list", "-e", "-m", directory=broker.data_dir)
+    assert (result.code, result.out.splitlines()[1:]) == (0, sorted(BUILT_IN))
+    broker.answers["POST", "/api/amqpd/delete_queue"] = (200, {"message_count": 0})
+    assert tool("amqpctl", "delete_queue", "q", "-e", directory=broker.data_dir).code == 0
+    assert broker.asked[-1].body["if_empty"] is True
+
+
+def test_plugins(broker: FakeBroker) -> None:
+    broker.answers["GET", "/api/amqpd/ping"] = (200, {})
+
+    def plugins(*words: str) -> Result:
+        return tool("rabbitmq-plugins", *words, directory=broker.data_dir)
+
+    assert "[E*] rabbitmq_management " in plugins("list").out
+    assert plugins("-q", "list", "^rabbitmq_management$").out == "[E*] rabbitmq_management 0.1.0\n"
+    assert "rabbitmq_management_agent" not in plugins("list", "-E", "-m").out
+    assert plugins("is_enabled", "rabbitmq_management").code == 0
+    assert plugins("is_enabled", "rabbitmq_management", "rabbitmq_mqtt").code == 69
+    assert plugins("enable", "rabbitmq_management", "rabbitmq_prometheus").code == 0
+    assert plugins("enable", "rabbitmq_mqtt").code == 70
+    assert plugins("disable", "rabbitmq_mqtt").code == 0
+    assert plugins("disable", "rabbitmq_management").code == 69
+    found = json.loads(plugins("list", "--formatter", "json").out)
+    assert {each["name"] for each in found["plugins"]} == set(BUILT_IN) and found["status"] == "running"
+
+
+def test_plugins_of_a_broker_that_is_not_there(tmp_path: Path) -> None:
+    """rabbit: they are listed all the same."""
+    result = tool("rabbitmq-plugins", "list", directory=tmp_path)
+    assert (result.code, "failed to contact n@h" in result.out, "[E ] " in result.out) == (0, True, True)
+    assert tool("rabbitmq-plugins", "is_enabled", "rabbitmq_management", directory=tmp_path).code == 69
+    assert tool("rabbitmq-plugins", "is_enabled", "--offline", "rabbitmq_management", directory=tmp_path).code == 0
+
+
+def test_aliases_are_installed_and_run(ctl: Ctl, tmp_path: Path) -> None:
+    """Twice does no harm; what is there and is none of ours does not go."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for _ in range(2):
+        result = ctl("install_aliases", str(directory))
+        assert result.code == 0
+        assert sorted(path.name for path in directory.iterdir()) == sorted(ALIASES)
+    done = subprocess.run(
+        [directory / "rabbitmq-queues", "nosuch"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "'rabbitmq-queues help'" in done.stderr) == (64, True)
+    (directory / "rabbitmqctl").write_text("#!/bin/sh\n", "ascii")
+    (directory / "rabbitmq-queues").unlink()
+    result = ctl("install_aliases", str(directory))
+    assert result.code == 65
+    assert "rabbitmqctl is there already" in result.err
+    assert not (directory / "rabbitmq-queues").exists()
+    assert ctl("install_aliases", str(tmp_path / "nosuch")).code == 65
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("list_q",), ["list_queues"]),
+        (("--", "purge_queue", "-p", "s"), ["shop"]),
+        (("--", "purge_queue", "-p", "shop", "ord"), ["orders", "orders old"]),
+        (("--", "-p", "shop", "dump_log", "orders"), ["orders", "orders old"]),
+        (("--", "list_queues", "messages_un"), ["messages_unacknowledged", "messages_unacknowledged_ram", "messages_unmatched"]),
+        (("--", "list_queues", "--formatter", "p"), ["pretty_table"]),
+        (("--", "list_queues", "--form"), ["--formatter"]),
+        (("--", "delete_queue", "--if-"), ["--if-empty", "--if-unused"]),
+        (("--", "set_policy", "--apply-to", "q"), ["queues", "quorum_queues"]),
+        (("--", "set_permissions", "al"), ["alice"]),
+        (("--", "list_user_limits", "--user", ""), ["alice", "bob"]),
+        (("--", "help", "list_vh"), ["list_vhost_limits", "list_vhosts"]),
+        (("nosuch",), []),
+    ],
+)
+def test_words_are_completed(broker: FakeBroker, ctl: Ctl, words: tuple[str, ...], found: list[str]) -> None:
+    broker.answers["GET", "/api/vhosts"] = (200, {"items": [{"name": "/"}, {"name": "shop"}]})
+    broker.answers["GET", "/api/users"] = (200, {"items": [{"name": "alice"}, {"name": "bob"}]})
+    queues = [{"name": "orders old"}, {"name": "orders"}, {"name": "a\nb"}, {"name": "mail"}]
+    broker.answers["GET", "/api/queues/shop"] = (200, {"items": queues})
+    assert ctl("autocomplete", *words) == (0, "".join(f"{each}\n" for each in found), "")
+
+
+def test_without_a_broker_no_names_are_completed(ctl: Ctl) -> None:
+    assert ctl("autocomplete", "--", "purge_queue", "o") == (0, "", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_are_right(ctl: Ctl, tmp_path: Path, shell: str) -> None:
+    """As far as the shell itself can tell, where it is installed."""
+    script = ctl("completion", shell)
+    assert script.code == 0
+    for name in SHELL_TOOLS:
+        assert name in script.out
+    if shutil.which(shell):
+        path = tmp_path / "script"
+        path.write_text(script.out, "utf-8")
+        subprocess.run([shell, "-n", path], timeout=30, check=True)
+    assert ctl("completion", "tcsh").code == 64
+
+
+def test_bash_completes(ctl: Ctl, tmp_path: Path) -> None:
+    """Through the installed names, as a shell would call it."""
+    bash = shutil.which("bash")
+    assert bash, "the tests run on a machine with bash"
+    assert ctl("install_aliases", str(tmp_path)).code == 0
+    script = tmp_path / "completion.bash"
+    script.write_text(ctl("completion", "bash").out, "utf-8")
+    asked = (
+        f"source {script}; COMP_WORDS=({tmp_path}/rabbitmq-queues quorum_st); COMP_CWORD=1; _amqpctl; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([bash, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["quorum_status"]
