@@ -1,4 +1,4 @@
-"""An operator's day with a real broker: listeners, logins, log, definitions, super streams, and back to the beginning."""
+"""An operator's day with a real broker: listeners, logins, log, definitions, super streams, and a reset."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_names_and_first_words() -> None:
     assert tool_of(["whatever.py", "rabbitmq-queues", "peek"]) == ("rabbitmq-queues", ["peek"])
     assert tool_of(["rabbitmq-queues", "rabbitmq-plugins"]) == ("rabbitmq-queues", ["rabbitmq-plugins"])
     assert tool_of(["amqpctl"]) == ("amqpctl", [])
-    assert tuple(SHELL_TOOLS) == tuple(TOOLS) and ALIASES == tuple(SHELL_TOOLS[1:])
+    assert tuple(SHELL_TOOLS) == tuple(TOOLS) and tuple(SHELL_TOOLS[1:]) == ALIASES
 
 
 @pytest.mark.parametrize("program", TOOLS)
@@ -116,7 +116,7 @@ def test_aliases_are_installed_and_run(ctl: Ctl, tmp_path: Path) -> None:
         (("--", "purge_queue", "-p", "s"), ["shop"]),
         (("--", "purge_queue", "-p", "shop", "ord"), ["orders", "orders old"]),
         (("--", "-p", "shop", "dump_log", "orders"), ["orders", "orders old"]),
-        (("--", "list_queues", "messages_un"), ["messages_unacknowledged", "messages_unacknowledged_ram", "messages_unmatched"]),
+        (("--", "list_queues", "messages_unm"), ["messages_unmatched"]),
         (("--", "list_queues", "--formatter", "p"), ["pretty_table"]),
         (("--", "list_queues", "--form"), ["--formatter"]),
         (("--", "delete_queue", "--if-"), ["--if-empty", "--if-unused"]),
