@@ -115,7 +115,7 @@ class BrokerProcess:
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         self._owns_data_dir = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
@@ -310,7 +310,7 @@ class BrokerProcess:
         """Deletes a vhost with all that is in it; its connections are closed."""
         self.api("DELETE", f"/api/vhosts/{_quote(name)}")
 
-    def ctl(self, *arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def ctl(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Runs amqpctl on this broker's data directory, e.g. `ctl("add_vhost", "shop")`; its exit code and output.
 
         Raises: subprocess.TimeoutExpired.

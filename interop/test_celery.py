@@ -45,7 +45,7 @@ class Worker:
                 cwd=directory,
             )
 
-    def wait(self, timeout_s: float = 30.0) -> Worker:
+    def wait(self, timeout_s: float = 60.0) -> Worker:
         deadline = time.monotonic() + timeout_s
         while " ready." not in self.log.read_text():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -127,40 +127,40 @@ def ready_count(broker: Any, queue: str) -> int:
 
 
 def test_round_trip(app: Celery, worker: Worker) -> None:
-    assert app.tasks["add"].delay(2, 3).get(timeout=30) == 5
+    assert app.tasks["add"].delay(2, 3).get(timeout=60) == 5
 
 
 def test_states_and_exceptions(app: Celery, worker: Worker) -> None:
     result = app.tasks["fail"].delay("this one")
     with pytest.raises(ValueError, match="this one"):
-        result.get(timeout=30)
+        result.get(timeout=60)
     assert result.state == "FAILURE"
 
 
 def test_group_and_chain(app: Celery, worker: Worker) -> None:
     add = app.tasks["add"]
-    assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=30) == [2 * n for n in range(60)]
-    assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=30) == 113
+    assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=60) == [2 * n for n in range(60)]
+    assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=60) == 113
 
 
 def test_large_argument_and_result(app: Celery, worker: Worker) -> None:
     value = {"text": "grüße" * 100_000, "list": list(range(1000)), "none": None}
-    assert app.tasks["echo"].delay(value).get(timeout=30) == value
+    assert app.tasks["echo"].delay(value).get(timeout=60) == value
 
 
 def test_retry(app: Celery, worker: Worker) -> None:
-    assert app.tasks["flaky"].delay(3).get(timeout=30) == 3
+    assert app.tasks["flaky"].delay(3).get(timeout=60) == 3
 
 
 def test_countdown_and_eta(app: Celery, worker: Worker) -> None:
     sent = time.time()
-    assert app.tasks["when"].apply_async(countdown=1).get(timeout=30) >= sent + 1
+    assert app.tasks["when"].apply_async(countdown=1).get(timeout=60) >= sent + 1
 
 
 def test_expired_task_is_not_run(app: Celery, worker: Worker) -> None:
     result = app.tasks["when"].apply_async(countdown=0.5, expires=0.1)
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=30)
+        result.get(timeout=60)
 
 
 def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
@@ -174,7 +174,7 @@ def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually:
     eventually(started.exists)
     assert [task["id"] for task in inspect.active()[worker.node]] == [result.id]
     release.touch()
-    assert result.get(timeout=30) == "released"
+    assert result.get(timeout=60) == "released"
     # The worker forgets a task after it has sent the result.
     eventually(lambda: inspect.active() == {worker.node: []})
 
@@ -192,7 +192,7 @@ def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventu
     eventually(lambda: {task["request"]["id"] for task in inspect.scheduled()[worker.node]} == ids)
     app.control.revoke(list(ids), reply=True, destination=[worker.node], timeout=30, limit=1)
     assert set(inspect.revoked()[worker.node]) >= ids
-    assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
+    assert app.tasks["add"].delay(1, 1).get(timeout=60) == 2
 
 
 def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
@@ -201,8 +201,8 @@ def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path:
     eventually(started.exists)
     result.revoke(terminate=True, signal="SIGKILL")
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=30)
-    assert app.tasks["add"].delay(1, 1).get(timeout=30) == 2
+        result.get(timeout=60)
+    assert app.tasks["add"].delay(1, 1).get(timeout=60) == 2
 
 
 def test_a_queue_is_added_and_cancelled_at_run_time(
@@ -210,7 +210,7 @@ def test_a_queue_is_added_and_cancelled_at_run_time(
 ) -> None:
     queue = f"{name}-more"
     app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
-    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=30) == 3
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=60) == 3
     app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
     eventually(lambda: declared(broker, queue).consumer_count == 0)  # the reply comes before the deed
     app.tasks["add"].apply_async((1, 2), queue=queue)
@@ -256,7 +256,7 @@ def test_prefetch_multiplier(
     time.sleep(0.2)
     assert ready_count(broker, queue) == 4
     release.touch()
-    assert [result.get(timeout=30) for result in results] == [False] * 5
+    assert [result.get(timeout=60) for result in results] == [False] * 5
     assert worker.stop() == 0
 
 
@@ -272,7 +272,7 @@ def test_late_acks_survive_a_killed_worker(
     started.rename(again)
     release.touch()
     alone(queue)
-    assert result.get(timeout=30) is True  # delivered once more, and told so
+    assert result.get(timeout=60) is True  # delivered once more, and told so
     assert started.exists()
 
 
@@ -300,9 +300,9 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     worker.process.terminate()
     release.touch()
     assert worker.process.wait(STOP_S) == 0
-    assert result.get(timeout=30) == "released"
+    assert result.get(timeout=60) == "released"
     alone(queue)
-    assert [r.get(timeout=30) for r in later] == [0, 2, 4]
+    assert [r.get(timeout=60) for r in later] == [0, 2, 4]
 
 
 def test_worker_comes_back_after_its_connection_was_closed(
@@ -311,12 +311,12 @@ def test_worker_comes_back_after_its_connection_was_closed(
     """All connections of the worker are closed by an operator; it connects anew and goes on."""
     queue = f"{name}-closed"
     worker = alone(queue)
-    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=30) == 3
+    assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=60) == 3
     ours = {c["name"] for c in _connections_of(broker, worker.process.pid)}
     assert ours
     for connection in ours:
         broker.api("DELETE", f"/api/connections/{quote(connection, safe='')}", headers={"X-Reason": "test"})
-    assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=30) == 4
+    assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=60) == 4
 
 
 def _connections_of(broker: Any, pid: int) -> list[dict[str, Any]]:

@@ -251,7 +251,7 @@ def test_mixin_with_replies(broker: Any, unique: Unique) -> None:
             assert got == {str(n): 2 * n for n in range(10)}
         finally:
             server.should_stop = True
-            thread.join(10)
+            thread.join(30)
         assert not thread.is_alive()
 
 
@@ -285,7 +285,7 @@ def test_consumer_mixin_reconnects(broker: Any, unique: Unique) -> None:
                 wait(lambda: got == ["first", "second"])
         finally:
             worker.should_stop = True
-            thread.join(10)
+            thread.join(30)
         queue(other.channel()).delete()
 
 

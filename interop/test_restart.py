@@ -173,7 +173,7 @@ def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
             wait(lambda: got == ["before", "after"])
         finally:
             worker.should_stop = True
-            thread.join(10)
+            thread.join(30)
 
 
 def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -50,7 +50,7 @@ class Receiver(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
-        self.join(10)
+        self.join(30)
         assert not self.is_alive()
 
 

@@ -80,7 +80,7 @@ def api(process: BrokerProcess, path: str, body: Any = None) -> Any:
     request = urllib.request.Request(f"{process.http_url}/api/{path}", data)
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.loads(answer.read() or b"null")
 
 

@@ -65,7 +65,7 @@ def eventually(channel: BlockingChannel, name: str, count: int) -> None:
 
 def bodies(channel: BlockingChannel, name: str) -> list[int]:
     found = []
-    for method, _, body in channel.consume(name, auto_ack=True, inactivity_timeout=10):
+    for method, _, body in channel.consume(name, auto_ack=True, inactivity_timeout=30):
         assert method is not None, f"{len(found)} of {COUNT} came"
         found.append(int(body))
         if len(found) == COUNT:

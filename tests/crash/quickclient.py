@@ -238,6 +238,10 @@ class Link(asyncio.Protocol):
         bits = bytes([no_ack << 1])
         await self.ask(method(0x003C0014, b"\x00\x00" + shortstr(queue) + shortstr(tag) + bits + table), 0x003C0015)
 
+    async def cancel(self, tag: str = "c") -> None:
+        """No delivery comes after its end."""
+        await self.ask(method(0x003C001E, shortstr(tag) + b"\x00"), 0x003C001F)
+
     async def declare_queue(
         self,
         queue: str,

@@ -110,7 +110,7 @@ def read_all(url: str, end: int) -> list[tuple[int, str, bytes]]:
     with connected(url) as channel:
         channel.basic_qos(prefetch_count=500)
         first = {"x-stream-offset": "first"}
-        for method, properties, body in channel.consume("s", arguments=first, inactivity_timeout=10):
+        for method, properties, body in channel.consume("s", arguments=first, inactivity_timeout=30):
             assert method is not None, f"{len(found)} messages, the last of them {found[-1:]}, of {end} offsets"
             offset = properties.headers["x-stream-offset"]
             found.append((offset, method.routing_key, body))

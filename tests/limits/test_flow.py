@@ -75,6 +75,7 @@ async def measure(data_dir: Path, name: str, seconds: float) -> Measured:
             consuming = asyncio.create_task(consumer.consume("flood", case.prefetch, seconds))
             await machine.watch(seconds)
             await consuming
+        await link.cancel()  # else one more may be counted as ready, and then be delivered
         _, left, _ = await link.declare_queue("flood", durable=case.kind == "durable", passive=True)
         link.close()
         await link.gone.wait()
@@ -122,7 +123,7 @@ async def test_a_flood(tmp_path: Path, name: str) -> None:
     for attempt in range(ATTEMPTS):
         measured = await measure(tmp_path / f"data{attempt}", name, SHORT_S)
         assert measured.machine.peak_mb < MEMORY_MAX_MB
-        best = min(best, measured.p99_ms() / measured.machine.bound_ms(strict=False))
+        best = min(best, measured.p99_ms() / measured.machine.bound_ms(strict=False, flooded=True))
         if best < 1:
             break
     assert best < 1, f"{name}: the 99th percentile is {best:.1f} times what it may be"
@@ -289,7 +290,7 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
             )
             assert shares > 0.999, "messages of some are missing"
             fairest = max(fairest, means)
-            best = min(best, p99 / machine.bound_ms(strict=False))
+            best = min(best, p99 / machine.bound_ms(strict=False, flooded=True))
             if best < 1 and fairest > 0.8:
                 break
         assert best < 1, f"the 99th percentile is {best:.1f} times what it may be"

@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 from misbehave import KINDS, fill
 from quickclient import connect
-from slow import BOUND_MS, LAX_MS, RATE, percentile, round_trips
+from slow import BOUND_MS, LAX_MS, RATE, Machine, percentile, round_trips
 
 from amqpd.testing import BrokerProcess
 
@@ -49,15 +49,16 @@ def misbehaving(kind: str, port: int, seconds: float) -> Iterator[subprocess.Pop
         process.communicate()
 
 
-async def witness(data_dir: Path, kind: str, seconds: float) -> list[float]:
-    """The round trips, in milliseconds."""
+async def witness(data_dir: Path, kind: str, seconds: float) -> tuple[list[float], float]:
+    """The round trips, and how late the machine woke somebody meanwhile at worst, in milliseconds."""
     assert kind in KINDS
     broker = BrokerProcess(data_dir, settings={"log.level": "error"})
     try:
         await asyncio.to_thread(broker.start)
         alone = await round_trips(broker.amqp_port, 1.0)
         with misbehaving(kind, broker.amqp_port, seconds + 3.0) as process:
-            took = await round_trips(broker.amqp_port, seconds)
+            machine = Machine(broker.pid)
+            took, _ = await asyncio.gather(round_trips(broker.amqp_port, seconds), machine.watch(seconds))
             assert process.poll() is None, "the misbehaviour ended before the measurement"
             assert process.stdout is not None
             what = (await asyncio.to_thread(process.stdout.readline)).strip()
@@ -68,7 +69,7 @@ async def witness(data_dir: Path, kind: str, seconds: float) -> list[float]:
             f"alone p99 {percentile(alone, 0.99):.1f} ms; {what}"
         )
         assert "Traceback" not in broker.stderr, broker.stderr
-        return took
+        return took, machine.worst_ms
     finally:
         await asyncio.to_thread(broker.kill)
 
@@ -80,11 +81,11 @@ async def test_the_others_go_on(tmp_path: Path, kind: str) -> None:
     late_max = int((LONG_S if kind == "large_body" else 5.0) * RATE / 100)
     late = []
     for attempt in range(ATTEMPTS):
-        took = await witness(tmp_path / f"data{attempt}", kind, 5.0)
-        late.append(sum(each >= LAX_MS for each in took))
+        took, worst_ms = await witness(tmp_path / f"data{attempt}", kind, 5.0)
+        late.append(sum(each >= LAX_MS + 2 * worst_ms for each in took))
         if late[-1] < late_max:
             break
-    assert min(late) < late_max, f"{kind}: {late} of {len(took)} round trips took {LAX_MS} ms or more"
+    assert min(late) < late_max, f"{kind}: {late} of {len(took)} round trips took {LAX_MS} ms or more than the machine"
 
 
 @pytest.mark.compiled_only
@@ -92,7 +93,8 @@ async def test_the_others_go_on(tmp_path: Path, kind: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [*MISBEHAVIOURS, "large_bodies"])
 async def test_the_others_go_on_for_thirty_seconds(tmp_path: Path, kind: str) -> None:
-    p99 = percentile(await witness(tmp_path / "data", kind, LONG_S), 0.99)
+    took, _ = await witness(tmp_path / "data", kind, LONG_S)
+    p99 = percentile(took, 0.99)
     assert p99 < BOUND_MS, f"{kind}: the 99th percentile is {p99:.1f} ms"
 
 

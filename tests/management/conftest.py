@@ -33,7 +33,7 @@ class Unix(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=60)
         self.path = path
 
     def connect(self) -> None:

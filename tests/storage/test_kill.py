@@ -71,6 +71,6 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     assert not store.degraded
     assert not store.redelivered(offsets[0]), "nothing was ever delivered"
     while len(list((tmp_path / "vhosts" / "v" / "queues" / queue_id).glob("*.log"))) > 4:
-        function, arguments = posted.get(timeout=10)  # the space comes back without anything else being done
+        function, arguments = posted.get(timeout=60)  # the space comes back without anything else being done
         function(*arguments)
     storage.close(clean=False)
