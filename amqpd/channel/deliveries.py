@@ -363,9 +363,10 @@ class Deliveries:
         for entry in entries:
             queue = entry.queue
             queues[queue] = None
-            queue.requeue(entry, True, failed)
+            # First, as the entry may be somebody's again when it is back.
             self.returned_credit(entry)
             entry.consumer = None
+            queue.requeue(entry, True, failed)
         for queue in queues:
             if not queue.deleted:
                 queue.pump_later()
