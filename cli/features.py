@@ -36,8 +36,10 @@ def enable_feature_flag(context: Context) -> None:
         context.client.get("/api/feature-flags")
     else:
         context.say(f'Enabling feature flag "{name}" ...')
-        missing = Failure(USAGE, f"This feature flag is not supported by node {context.node}")
-        context.client.send("PUT", f"/api/feature-flags/{quoted(name)}/enable", {}).checked(missing)
+        answer = context.client.send("PUT", f"/api/feature-flags/{quoted(name)}/enable", {})
+        if answer.status == 400:
+            raise Failure(USAGE, f"This feature flag is not supported by node {context.node}")
+        answer.checked()
     context.done()
 
 

@@ -27,6 +27,8 @@ from amqpd.management import (
     listener_control,
     logs,
     message_trace,
+    nodes,
+    one_node,
     overview,
     parameters,
     policies,
@@ -39,10 +41,12 @@ from amqpd.management import (
     users,
     vhosts,
 )
+from amqpd.management.reference import reference
 from amqpd.management.router import Route
 
-ROUTES: Final[tuple[Route, ...]] = (
+_OF_THINGS: Final[tuple[Route, ...]] = (
     *overview.ROUTES,
+    *nodes.ROUTES,
     *health.ROUTES,
     *connections.ROUTES,
     *exchanges.ROUTES,
@@ -72,4 +76,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *feature_flags.ROUTES,
     *certificates.ROUTES,
     *status.ROUTES,
+    *one_node.ROUTES,
 )
+ROUTES: Final = (*_OF_THINGS, *reference(_OF_THINGS))

@@ -104,16 +104,23 @@ async def get_bindings(call: Call) -> Reply:
 
 
 async def get_source_bindings(call: Call) -> Reply:
-    exchange = call.exchange()
     vhost = call.vhost()
+    try:
+        exchange = call.exchange()
+    except NotThere:
+        return await show(call, [])  # rabbit: nothing is bound to what there is not
     if exchange.matcher is None:
         return await show(call, [(vhost, [*vhost.queues.values()])])
     return await show(call, [(vhost, [*exchange.bindings.values()])])
 
 
 async def get_destination_bindings(call: Call) -> Reply:
-    exchange = call.exchange()
-    return await show(call, [(call.vhost(), [*call.vhost().bindings_to(exchange)])])
+    vhost = call.vhost()
+    try:
+        exchange = call.exchange()
+    except NotThere:
+        return await show(call, [])
+    return await show(call, [(vhost, [*vhost.bindings_to(exchange)])])
 
 
 class Ends(NamedTuple):
@@ -133,8 +140,11 @@ def _between(ends: Ends) -> list[Binding]:
 
 
 async def get_between(call: Call) -> Reply:
-    ends = _ends(call)
     vhost = call.vhost()
+    try:
+        ends = _ends(call)
+    except NotThere:
+        return await show(call, [])
     if ends.source.matcher is None:
         return await show(call, [(vhost, [ends.destination] if isinstance(ends.destination, Queue) else [])])
     return await show(call, [(vhost, [*_between(ends)])])
@@ -165,7 +175,8 @@ async def post_binding(call: Call) -> Reply:
     await finished(partial(bindings.bind, call.vhost(), ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
-    location = "/api/bindings/" + "/".join(quote(name, safe="") for name in names)
+    # rabbit: relative to the path that was asked; clients hand it on as it is
+    location = "/".join(quote(name, safe="") for name in names[-2:])
     return Reply(201, headers={"Location": location})
 
 

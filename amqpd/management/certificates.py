@@ -36,15 +36,19 @@ def item(path: Path) -> dict[str, Any]:
     }
 
 
-async def certificates(call: Call) -> Reply:
-    """As the files are now, which is what a reload would take."""
+def listeners_certificates(call: Call) -> list[dict[str, Any]]:
+    """As the files are now, which is what a reload would take. Raises: NotThere for one that cannot be read."""
     tls = call.broker.settings.amqp.tls
     if tls.port is None or tls.certificate is None:
-        return reply([])
+        return []
     try:
-        return reply([item(tls.certificate)])
+        return [item(tls.certificate)]
     except OSError as error:
         raise NotThere(f"{tls.certificate}: {error}") from None
+
+
+async def certificates(call: Call) -> Reply:
+    return reply(listeners_certificates(call))
 
 
 ROUTES: Final = (Route("GET", "api/amqpd/certificates", Role.MONITORING, certificates),)

@@ -18,6 +18,7 @@ from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.rates import CHANNEL, CONNECTION
 from amqpd.management.router import Route
+from amqpd.management.slices import Slices
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:
@@ -239,6 +240,34 @@ async def delete_connection(call: Call) -> Reply:
     return NO_CONTENT
 
 
+def _of_user(call: Call) -> list[Connection]:
+    found = connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
+    return [each for each in found if each.session.user.name == call.params["user"]]
+
+
+def _short_item(call: Call, connection: Connection) -> dict[str, Any]:
+    """rabbit: of one user's connections only whose and where."""
+    session = connection.session
+    return {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name, "node": call.node}
+
+
+async def get_user_connections(call: Call) -> Reply:
+    return await listing(call, _of_user(call), lambda each: _short_item(call, each), _name)
+
+
+async def delete_user_connections(call: Call) -> Reply:
+    """204 also where there was none; whoever is not the administrator closes his own."""
+    why = reason(call.headers.get("X-Reason", ""))
+    slices = Slices()
+    for connection in _of_user(call):
+        tell_forced(call, connection, why)
+        connection.control.force(why)
+        if slices.due:
+            await slices.rest()
+    call.broker.turn.want()
+    return NO_CONTENT
+
+
 async def get_connection_channels(call: Call) -> Reply:
     return await _list_channels(call, [_find(call)])
 
@@ -276,6 +305,8 @@ ROUTES: Final = (
     Route("GET", "api/connections", Role.MANAGEMENT, get_connections),
     Route("GET", "api/connections/{connection}", Role.MANAGEMENT, get_connection),
     Route("DELETE", "api/connections/{connection}", Role.MANAGEMENT, delete_connection),
+    Route("GET", "api/connections/username/{user}", Role.MANAGEMENT, get_user_connections),
+    Route("DELETE", "api/connections/username/{user}", Role.MANAGEMENT, delete_user_connections),
     Route("GET", "api/connections/{connection}/channels", Role.MANAGEMENT, get_connection_channels),
     Route("GET", "api/vhosts/{vhost}/connections", Role.MANAGEMENT, get_connections),
     Route("GET", "api/vhosts/{vhost}/channels", Role.MANAGEMENT, get_channels),

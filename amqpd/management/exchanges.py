@@ -25,6 +25,7 @@ from amqpd.management.call import (
     SESSION_NAME,
     BadRequest,
     Call,
+    NotThere,
     Reply,
     Role,
     Unavailable,
@@ -121,7 +122,11 @@ async def delete_exchange(call: Call) -> Reply:
 
 async def publish(call: Call) -> Reply:
     """`{"routed": ...}` once the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest, ..."""
-    vhost, exchange = call.vhost(), call.exchange()
+    vhost = call.vhost()
+    try:
+        exchange = call.exchange()
+    except NotThere as error:
+        raise BadRequest(error.reason) from None  # rabbit: as a publish to it on AMQP it is a wrong request
     key = call.text("routing_key")
     if len(key.encode()) > 255:
         raise BadRequest("a routing key has at most 255 bytes")

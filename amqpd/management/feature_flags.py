@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, reply
 from amqpd.management.router import Route
 
 FLAGS: Final = {
@@ -43,7 +43,7 @@ async def get_flags(_call: Call) -> Reply:
 async def enable(call: Call) -> Reply:
     """rabbit: 204 also for what is enabled already."""
     if call.params["name"] not in FLAGS:
-        raise NotThere("Not Found")
+        raise BadRequest("unsupported")
     return NO_CONTENT
 
 

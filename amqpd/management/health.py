@@ -6,6 +6,7 @@ which answers 200 in both cases.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from amqpd.broker.catalogue import queues
@@ -14,6 +15,7 @@ from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
+from amqpd.management.certificates import listeners_certificates
 from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
 from amqpd.protocol.properties import NO_PROPERTIES
@@ -101,8 +103,40 @@ async def check_protocol(call: Call) -> Reply:
 
 
 async def check_quorum(call: Call) -> Reply:
-    """One node: stopping it leaves nobody without a majority who has one."""
-    return _ok()
+    """One node: stopping it leaves nobody without a majority who has one. rabbit: its words for that."""
+    return reply({"status": "ok", "reason": "single node cluster"})
+
+
+async def check_certificates(call: Call) -> Reply:
+    """503 where a certificate of a TLS listener ends within so many days, weeks, months or years.
+
+    rabbit: a month has 30 days, a year 365.
+    """
+    text, unit = call.params["within"], call.params["unit"]
+    if unit not in _UNIT_DAYS or not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise BadRequest(f"a number and one of {', '.join(_UNIT_DAYS)}")
+    until_s = time.time() + int(text) * _UNIT_DAYS[unit] * 86400
+    expiring = [each for each in listeners_certificates(call) if each["not_after_s"] < until_s]
+    if not expiring:
+        return _ok()
+    return reply({"status": "failed", "reason": "Certificates expiring", "expired": expiring}, 503)
+
+
+async def check_ready(call: Call) -> Reply:
+    """rabbit 4.x: whether clients can connect."""
+    if call.server.app_running:
+        return _ok()
+    return reply({"status": "failed", "reason": "the application is stopped"}, 503)
+
+
+async def check_connections(call: Call) -> Reply:
+    """rabbit 4.x: a node without a limit of connections is below it; those of vhosts and users are none of its own."""
+    return reply({"status": "ok", "limit": "infinity", "connections": len(call.server.connections.by_name)})
+
+
+async def check_size(call: Call) -> Reply:
+    """rabbit 4.x: a cluster of one has its size."""
+    return reply({"status": "ok", "cluster_size": 1, "target_cluster_size": 1})
 
 
 async def check_node(call: Call) -> Reply:
@@ -115,6 +149,19 @@ async def check_node(call: Call) -> Reply:
     return _ok()
 
 
+async def check_store(call: Call) -> Reply:
+    """rabbit 4.x: the metadata are read before there is a listener."""
+    return _ok()
+
+
+async def check_leaders(call: Call) -> Reply:
+    """rabbit 4.x: every queue is led by its only node. Raises: NotThere, NotAuthorised for the vhost."""
+    call.vhosts()
+    return _ok()
+
+
+_CHECKS: Final = "api/health/checks"
+_UNIT_DAYS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 ROUTES: Final = (
     Route("GET", "api/aliveness-test/{vhost}", Role.MANAGEMENT, aliveness),
     Route("GET", "api/healthchecks/node", Role.MONITORING, check_node),
@@ -125,6 +172,23 @@ ROUTES: Final = (
     Route("GET", "api/health/checks/virtual-hosts", Role.MONITORING, check_vhosts),
     Route("GET", "api/health/checks/port-listener/{port}", Role.MONITORING, check_port),
     Route("GET", "api/health/checks/protocol-listener/{protocol}", Role.MONITORING, check_protocol),
+    Route("GET", f"{_CHECKS}/certificate-expiration/{{within}}/{{unit}}", Role.MONITORING, check_certificates),
+    Route("GET", f"{_CHECKS}/ready-to-serve-clients", Role.MONITORING, check_ready),
+    Route("GET", f"{_CHECKS}/is-in-service", Role.MONITORING, check_ready),
+    Route("GET", f"{_CHECKS}/below-node-connection-limit", Role.MONITORING, check_connections),
+    Route("GET", f"{_CHECKS}/reached-target-cluster-size", Role.MONITORING, check_size),
+    Route("GET", f"{_CHECKS}/metadata-store/initialized", Role.MONITORING, check_store),
+    Route("GET", f"{_CHECKS}/metadata-store/initialized/with-data", Role.MONITORING, check_store),
+    Route("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/vhost/{{vhost}}", Role.MONITORING, check_leaders),
+    Route(
+        "GET",
+        f"{_CHECKS}/quorum-queues-without-elected-leaders/vhost/{{vhost}}/pattern/{{pattern}}",
+        Role.MONITORING,
+        check_leaders,
+    ),
+    Route(
+        "GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/all-vhosts", Role.MONITORING, check_leaders
+    ),
     Route("GET", "api/health/checks/node-is-quorum-critical", Role.MONITORING, check_quorum),
     Route("GET", "api/health/checks/node-is-mirror-sync-critical", Role.MONITORING, check_quorum),
 )

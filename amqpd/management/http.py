@@ -37,7 +37,7 @@ from amqpd.broker.queues.opening import opening_over
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import ROUTES
-from amqpd.management.body import parsed, read_body
+from amqpd.management.body import form, parsed, read_body
 from amqpd.management.call import (
     ApiError,
     AppIsStopped,
@@ -226,7 +226,7 @@ class AdminServer:
     async def _caller(self, request: web.BaseRequest, route: Route) -> Caller:
         if route.role == Role.PUBLIC:
             return Caller(User(""), False)
-        name, password = _credentials(request)
+        name, password = await _login_form(request) if route.login_form else _credentials(request)
         peer = peer_address(request.transport)
         try:
             user = await self._broker.auth.authenticate(name, password, is_loopback(peer), peer)
@@ -267,6 +267,15 @@ def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
         return name.decode(), password
     except (Base64Error, ValueError):
         raise NotAuthorised("Login failed", REALM) from None
+
+
+async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
+    """Name and password of a form. Raises: NotAuthorised, and as `read_body`."""
+    _check_origin(request)
+    fields = form(await read_body(request))
+    if "username" not in fields or "password" not in fields:
+        raise NotAuthorised("Login failed", REALM)
+    return fields["username"], fields["password"].encode()
 
 
 def _is_own_peer(request: web.BaseRequest) -> bool:

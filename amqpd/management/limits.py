@@ -55,8 +55,15 @@ async def get_user_limits(call: Call) -> Reply:
 
 
 async def put_user_limit(call: Call) -> Reply:
+    _known_user(call)
     await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
+
+
+def _known_user(call: Call) -> None:
+    """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
+    if not any(row.name == call.params["user"] for row in call.broker.auth.users()):
+        raise BadRequest(f"user '{call.params['user']}' does not exist")
 
 
 async def put_user_limits(call: Call) -> Reply:

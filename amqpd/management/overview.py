@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import time
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +14,10 @@ from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.counts import unacked_apart
-from amqpd.management.rates import CHANNEL, QUEUE
+from amqpd.management.rates import CHANNEL, CHURN, QUEUE
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
-from amqpd.metrics import CONTENT_TYPE, disk_free_bytes, process, prometheus
+from amqpd.metrics import CONTENT_TYPE, prometheus
 from amqpd.routing.registry import exchange_type_names
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ user interface yet; these are plain JSON and want a user with the tag management
 <li><a href="/api/connections">connections</a></li>
 <li><a href="/api/channels">channels</a></li>
 <li><a href="/metrics">metrics</a> (Prometheus)</li>
+<li><a href="/api/index.html">all paths</a></li>
+<li><a href="/cli/">rabbitmqadmin</a></li>
 </ul>
 </body></html>
 """
@@ -54,6 +55,25 @@ def listeners(call: Call) -> list[dict[str, Any]]:
         for one in call.server.listeners
         if one.port
     ]
+
+
+def contexts(call: Call) -> list[dict[str, Any]]:
+    """Where HTTP is served."""
+    return [
+        {"description": "Management API", "path": "/", "ip": one.host, "port": one.port}
+        for one in call.server.listeners
+        if one.protocol == "http"
+    ]
+
+
+def exchange_types() -> list[dict[str, Any]]:
+    names = sorted([*exchange_type_names(), DELAYED_MESSAGE])
+    return [{"name": name, "description": "", "enabled": True} for name in names]
+
+
+def churn(call: Call) -> dict[str, Any]:
+    """What came and went since the start, with rates."""
+    return call.rates.details(call.rates.churn, CHURN)
 
 
 class Totals:
@@ -100,10 +120,16 @@ async def overview(call: Call) -> Reply:
         "product_name": broker.settings.product[0],
         "product_version": broker.settings.product[1],
         "amqpd_version": __version__,
+        # rabbit: of the runtime; clients expect something there.
+        "erlang_version": f"Python {platform.python_version()}",
+        "erlang_full_version": f"Python {' '.join(sys.version.split())}",
+        "release_series_support_status": "supported",
+        "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
+        "statistics_db_event_queue": 0,
         "rates_mode": "basic",
         "cluster_name": broker.cluster_name,
         "node": call.node,
-        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in _types()],
+        "exchange_types": exchange_types(),
         "object_totals": {
             name: counts[name] for name in ("channels", "connections", "consumers", "exchanges", "queues")
         },
@@ -119,21 +145,9 @@ async def overview(call: Call) -> Reply:
     }
     if call.caller.has(Role.MONITORING):
         item["message_stats"] = {**await call.rates.totals(QUEUE), **await _published(call)}
-        item["churn_rates"] = {
-            "connection_created": call.server.connections.opened_count,
-            "connection_closed": call.server.connections.closed_count,
-            "channel_created": broker.channels.opened_count,
-            "channel_closed": broker.channels.closed_count,
-            "queue_declared": broker.catalogue.queue_declared_count,
-            "queue_created": broker.catalogue.queue_created_count,
-            "queue_deleted": broker.catalogue.queue_deleted_count,
-        }
+        item["churn_rates"] = churn(call)
         item["listeners"] = listeners(call)
-        item["contexts"] = [
-            {"node": call.node, "description": "Management API", "path": "/", "ip": one.host, "port": one.port}
-            for one in call.server.listeners
-            if one.protocol == "http"
-        ]
+        item["contexts"] = [{"node": call.node, **each} for each in contexts(call)]
     return reply(item)
 
 
@@ -157,55 +171,10 @@ async def put_cluster_name(call: Call) -> Reply:
     return NO_CONTENT
 
 
-def node_item(call: Call) -> dict[str, Any]:
-    broker = call.broker
-    here = process()
-    return {
-        "name": call.node,
-        "type": "disc",
-        "running": True,
-        "being_drained": False,
-        "os_pid": str(os.getpid()),
-        "uptime": int((time.time() - broker.started_at) * 1000),
-        "processors": os.cpu_count(),
-        "mem_used": here.rss_bytes,
-        "mem_limit": broker.alarms.memory_limit_bytes,
-        "mem_alarm": "memory" in broker.alarms.raised,
-        "disk_free": disk_free_bytes(broker.settings.data_dir),
-        "disk_free_limit": broker.alarms.disk_free_limit_bytes,
-        "disk_free_alarm": "disk" in broker.alarms.raised,
-        "fd_used": here.fd_count,
-        "fd_total": here.fd_limit,
-        "sockets_used": len(call.server.connections.by_name),
-        "rates_mode": "basic",
-        "net_ticktime": 0,
-        "db_dir": str(broker.settings.data_dir),
-        "config_files": [],
-        "log_files": ["<stderr>"],
-        "enabled_plugins": [],
-        "applications": [{"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__}],
-        "auth_mechanisms": [
-            {"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")
-        ],
-        "exchange_types": [{"name": name, "description": "", "enabled": True} for name in _types()],
-        "partitions": [],
-        "platform": f"Python {platform.python_version()}",
-    }
-
-
-async def get_nodes(call: Call) -> Reply:
-    return reply([node_item(call)])
-
-
 def this_node(call: Call) -> None:
     """The node of the path, if it names one, is this one: there is no other. Raises: NotThere."""
     if call.params.get("node", call.node) != call.node:
         raise NotThere(f"no node '{call.params['node']}'")
-
-
-async def get_node(call: Call) -> Reply:
-    this_node(call)
-    return reply(node_item(call))
 
 
 async def extensions(call: Call) -> Reply:
@@ -214,8 +183,8 @@ async def extensions(call: Call) -> Reply:
 
 
 async def auth_attempts(call: Call) -> Reply:
-    """How one logs in here: with basic auth, not OAuth."""
-    return reply({"oauth_enabled": False})
+    """How one logs in here: with basic auth. rabbit: its servers of OAuth 2 (UAA), of which there is none."""
+    return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 
 # -- metrics, page ---------------------------------------------------------------------------------------------------
@@ -232,10 +201,6 @@ async def page(call: Call) -> Reply:
     return Reply(200, PAGE.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": PAGE_POLICY})
 
 
-def _types() -> list[str]:
-    return sorted([*exchange_type_names(), DELAYED_MESSAGE])
-
-
 ROUTES: Final = (
     Route("GET", "", Role.PUBLIC, page),
     Route("GET", "metrics", Role.PUBLIC, metrics),
@@ -244,6 +209,4 @@ ROUTES: Final = (
     Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
     Route("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
     Route("GET", "api/extensions", Role.MANAGEMENT, extensions),
-    Route("GET", "api/nodes", Role.MONITORING, get_nodes),
-    Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),
 )

@@ -21,9 +21,11 @@ from amqpd.management.call import (
     SESSION_NAME,
     BadRequest,
     Call,
+    NotThere,
     Reply,
     Role,
     clean_name,
+    key_missing,
     number,
     reply,
 )
@@ -216,20 +218,23 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
 
 
 async def get_queue_bindings(call: Call) -> Reply:
-    queue = call.queue()
     vhost = call.vhost()
+    try:
+        queue = call.queue()
+    except NotThere:
+        return await show(call, [])  # rabbit: nothing is bound to what there is not
     return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])])
 
 
 async def get_messages(call: Call) -> Reply:
     """Takes up to `count` messages and puts them back or not, as `ackmode` says; the body as text or base64."""
-    count = number("count", call.fields().get("count", 1), 1, GET_COUNT_MAX)
-    mode = call.text("ackmode", "")
-    if not mode:
-        mode = "ack_requeue_true" if call.flag("requeue", True) else "ack_requeue_false"
+    missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
+    if missing:
+        raise key_missing(*missing)
+    count = number("count", call.given("count"), 1, GET_COUNT_MAX)
+    mode, encoding = call.text("ackmode"), call.text("encoding")
     if mode not in _ACK_MODES:
         raise BadRequest(f"ackmode is one of {', '.join(_ACK_MODES)}")
-    encoding = call.text("encoding", "auto")
     if encoding not in ("auto", "base64"):
         raise BadRequest("encoding is auto or base64")
     truncate = call.fields().get("truncate")

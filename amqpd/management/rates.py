@@ -43,9 +43,36 @@ class Sample(NamedTuple):
     per_s: tuple[float, ...]
 
 
-NAMES: Final = (QUEUE_COUNTERS, CHANNEL_COUNTERS, CONNECTION_COUNTERS)
-READERS: Final[tuple[Any, ...]] = (queue_counts, channel_counts, connection_counts)
-QUEUE, CHANNEL, CONNECTION = 0, 1, 2
+CHURN_COUNTERS: Final = (
+    *("connection_created", "connection_closed", "channel_created", "channel_closed"),
+    *("queue_declared", "queue_created", "queue_deleted"),
+)
+
+
+class Churn:
+    """What came and went since the start, all of it."""
+
+    def __init__(self, broker: Broker, connections: Connections) -> None:
+        self._broker = broker
+        self._connections = connections
+
+    def counts(self) -> tuple[int, ...]:
+        """In the order of CHURN_COUNTERS."""
+        channels, catalogue = self._broker.channels, self._broker.catalogue
+        return (
+            self._connections.opened_count,
+            self._connections.closed_count,
+            channels.opened_count,
+            channels.closed_count,
+            catalogue.queue_declared_count,
+            catalogue.queue_created_count,
+            catalogue.queue_deleted_count,
+        )
+
+
+NAMES: Final = (QUEUE_COUNTERS, CHANNEL_COUNTERS, CONNECTION_COUNTERS, CHURN_COUNTERS)
+READERS: Final[tuple[Any, ...]] = (queue_counts, channel_counts, connection_counts, Churn.counts)
+QUEUE, CHANNEL, CONNECTION, CHURN = 0, 1, 2, 3
 
 
 class Rates:
@@ -54,6 +81,7 @@ class Rates:
     def __init__(self, broker: Broker, connections: Connections) -> None:
         self._broker = broker
         self._connections = connections
+        self.churn = Churn(broker, connections)
         self._samples: dict[Any, Sample] = {}
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
@@ -65,6 +93,11 @@ class Rates:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def forget(self) -> None:
+        """Rates begin anew with the next sweep."""
+        self._samples = {}
+        self._sums = [(0.0,) * len(names) for names in NAMES]
 
     async def _run(self) -> None:
         while True:
@@ -81,7 +114,7 @@ class Rates:
         elapsed = max(now - self._swept_at, 0.001)
         before, after = self._samples, {}
         sums = [[0.0] * len(names) for names in NAMES]
-        for kind in (QUEUE, CHANNEL, CONNECTION):
+        for kind in (QUEUE, CHANNEL, CONNECTION, CHURN):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
                 seen = before.get(thing)
@@ -102,6 +135,8 @@ class Rates:
             return [queue for vhost in self._broker.vhosts.values() for queue in vhost.queues.values()]
         if kind == CHANNEL:
             return [each for owner in self._connections for each in owner.channels.all() if not each.closing]
+        if kind == CHURN:
+            return [self.churn]
         return list(self._connections)
 
     def details(self, thing: object, kind: int) -> dict[str, Any]:

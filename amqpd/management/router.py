@@ -7,15 +7,17 @@ be a Route. Permissions within a vhost come on top, in the handlers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from amqpd.management.call import BadRequest, Handler, MethodNotAllowed, NotThere, Role
+from amqpd.management.call import BadRequest, Call, Handler, MethodNotAllowed, NotThere, Reply, Role
 
 
 class Route(NamedTuple):
     """path: segments, without a slash at either end. definitions: the body is a document of many items. quiet: a change
-    that is traffic rather than an operator's; the log tells of it at level debug.
+    that is traffic rather than an operator's; the log tells of it at level debug. login_form: the body is a form with
+    `username` and `password`, which say who asks.
     """
 
     method: str
@@ -24,6 +26,7 @@ class Route(NamedTuple):
     handler: Handler
     definitions: bool = False
     quiet: bool = False
+    login_form: bool = False
 
 
 class _Node:
@@ -76,10 +79,17 @@ class Router:
             raise NotThere("Not Found")
         found = node.routes.get("GET" if method == "HEAD" else method)
         if found is None:
-            allowed = sorted({*node.routes, *(("HEAD",) if "GET" in node.routes else ())})
+            allowed = sorted({*node.routes, "OPTIONS", *(("HEAD",) if "GET" in node.routes else ())})
+            if method == "OPTIONS":
+                return Route("OPTIONS", "", Role.PUBLIC, partial(_options, ", ".join(allowed))), {}
             raise MethodNotAllowed(f"{method} is not for this path", {"Allow": ", ".join(allowed)})
         route, names = found
         return route, dict(zip(names, values, strict=True))
+
+
+async def _options(allowed: str, _call: Call) -> Reply:
+    """What the path takes. rabbit: asked without a password, as browsers do before a request of another site."""
+    return Reply(200, headers={"Allow": allowed})
 
 
 def _decoded(segment: str) -> str:

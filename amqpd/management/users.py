@@ -80,8 +80,10 @@ async def put_user(call: Call) -> Reply:
     exists = any(row.name == name for row in auth.users())
     if exists and call.headers.get("If-None-Match") == "*":
         raise AlreadyThere(f"user '{name}' already exists")
-    tags = tags_of(call.fields().get("tags", ""))
     body = call.fields()
+    if "tags" not in body:  # rabbit: so that nobody loses his by mistake
+        raise BadRequest("tags_not_present")
+    tags = tags_of(body["tags"])
     if "password_hash" in body and body["password_hash"] is not None:
         hashed = call.text("password_hash")
         # rabbit: an empty hash is a user that no password opens
@@ -95,7 +97,8 @@ async def put_user(call: Call) -> Reply:
     elif "password" in body:
         await auth.add_user(name, call.text("password").encode(), tags=tags, replace=True)
     else:
-        raise BadRequest("either password or password_hash is needed")
+        # rabbit: a user that no password opens; a certificate may
+        await auth.add_user(name, tags=tags, replace=True)
     return Reply(204 if exists else 201)
 
 
@@ -120,13 +123,16 @@ async def delete_user(call: Call) -> Reply:
 
 
 async def bulk_delete(call: Call) -> Reply:
-    """Those that exist go; rabbit: a name that does not is no error."""
+    """All of them go. rabbit: 400 where one does not exist; there those before it have gone, here none has."""
     names = call.fields().get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("users is a list of names")
+    known = {row.name for row in call.broker.auth.users()}
+    if not known.issuperset(names):
+        raise BadRequest(f"no user '{min(set(names) - known)}'")
     slices = Slices()
     for name in names:
-        with suppress(NoSuchUser):
+        with suppress(NoSuchUser):  # gone meanwhile
             await call.broker.auth.delete_user(name)
         if slices.due:
             await slices.rest()
@@ -157,9 +163,18 @@ async def put_permission(call: Call) -> Reply:
     """201 for a first permission, 204 for another one."""
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
+    _both_there(call, user, vhost)
     exists = bool(call.broker.auth.permissions(user, vhost))
     await call.broker.auth.set_permissions(user, vhost, *patterns)
     return Reply(204 if exists else 201)
+
+
+def _both_there(call: Call, user: str, vhost: str) -> None:
+    """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
+    if not any(row.name == user for row in call.broker.auth.users()):
+        raise BadRequest(f"user '{user}' does not exist")
+    if vhost not in call.broker.vhosts:
+        raise BadRequest(f"vhost '{vhost}' does not exist")
 
 
 async def delete_permission(call: Call) -> Reply:
@@ -176,6 +191,8 @@ async def get_topic_permissions(call: Call) -> Reply:
 async def get_topic_permission(call: Call) -> Reply:
     """rabbit: a list, one entry per exchange."""
     rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
+    exchange = call.params.get("exchange")
+    rows = [row for row in rows if exchange in (None, row.exchange)]
     if not rows:
         raise NotThere(f"user '{call.params['user']}' has no topic permissions in vhost '{call.params['vhost']}'")
     return await listing(call, rows, topic_item, lambda row: row.user)
@@ -183,6 +200,7 @@ async def get_topic_permission(call: Call) -> Reply:
 
 async def put_topic_permission(call: Call) -> Reply:
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
+    _both_there(call, user, vhost)
     if exchange:  # an empty one is the default exchange
         clean_name(exchange, "an exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)
@@ -218,6 +236,7 @@ ROUTES: Final = (
     Route("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
     Route("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
     Route("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
+    Route("GET", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, get_topic_permission),
     Route("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
     Route("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
     Route("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),

@@ -38,9 +38,8 @@ def later(room: Any, ms: int, body: bytes = b"", exchange: str = "later", **more
     return bool(room.publish(more.pop("key", ""), body, exchange=exchange, headers=headers, **more))
 
 
-def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True) -> None:
-    """A kill or a clean stop, and a start: what was durable is there again. turns: it has the time to release what is
-    due; else it is only about to."""
+def restart(room: Any, down_ms: int = 0, clean: bool = False) -> None:
+    """A kill or a clean stop, and a start: what was durable is there again."""
     known = [
         (exchange.name, exchange.kind, exchange.arguments)
         for exchange in room.vhost.exchanges.values()
@@ -49,7 +48,6 @@ def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True
     bound = [(each.source.name, each.destination.name, each.routing_key) for each in room.vhost.all_bindings()]
     if clean:
         room.turns()
-        room.delays.stop()
         room.storage.close(clean=True)
     room.restart(down_ms=down_ms)
     for name, kind, arguments in known:
@@ -58,5 +56,4 @@ def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True
         to = room.vhost.queues.get(destination) or room.vhost.exchanges[destination]
         bindings.bind(room.vhost, room.vhost.exchanges[source], to, key, {})
     room.delays.begin()
-    if turns:
-        room.turns()
+    room.turns()

@@ -23,7 +23,10 @@ class TestTable:
         assert all(isinstance(route.role, Role) for route in ROUTES)
 
     def test_only_these_are_public(self) -> None:
-        assert sorted(route.path for route in ROUTES if route.role == Role.PUBLIC) == ["", "api/auth", "metrics"]
+        assert sorted(route.path for route in ROUTES if route.role == Role.PUBLIC) == [
+            *("", "api", "api/auth", "api/index.html", "api/openapi.json"),
+            *("cli", "cli/index.html", "cli/rabbitmqadmin", "doc/stats.html", "metrics"),
+        ]
 
     def test_changes_of_users_and_vhosts_are_the_administrators(self) -> None:
         theirs = ("users", "permissions", "topic-permissions", "vhosts")
@@ -59,7 +62,7 @@ class TestTable:
     def test_what_else_is_allowed(self) -> None:
         with pytest.raises(MethodNotAllowed) as caught:
             Router(ROUTES).find("PATCH", "/api/queues/%2F/q")
-        assert caught.value.headers == {"Allow": "DELETE, GET, HEAD, PUT"}
+        assert caught.value.headers == {"Allow": "DELETE, GET, HEAD, OPTIONS, PUT"}
 
 
 @pytest.mark.parametrize("tag", ["", "management", "policymaker", "monitoring"])
@@ -97,4 +100,4 @@ def test_feature_flags_are_all_enabled(api) -> None:
     assert {flag["state"] for flag in flags} == {"enabled"}
     for flag in flags:
         assert api("PUT", f"/api/feature-flags/{flag['name']}/enable", {}).status == 204
-    assert api("PUT", "/api/feature-flags/nosuch/enable", {}).status == 404
+    assert api("PUT", "/api/feature-flags/nosuch/enable", {}).status == 400

@@ -95,7 +95,7 @@ class TestRequests:
     def test_wrong_method(self, api):
         answer = api("POST", "/api/overview", {})
         assert answer.status == 405
-        assert answer.headers["allow"] == "GET, HEAD"
+        assert answer.headers["allow"] == "GET, HEAD, OPTIONS"
 
     def test_head(self, api):
         answer = api("HEAD", "/api/overview")
@@ -222,8 +222,18 @@ class TestOtherSites:
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
     def test_cannot_disguise_json(self, api, v, kind):
+        """A form of another site needs no leave of ours to be sent; its browser says where it comes from."""
         body = json.dumps({"durable": True})
-        assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": kind}, raw=True).status == 415
+        headers = {"Content-Type": kind, "Origin": "http://evil.example"}
+        assert api("PUT", f"/api/queues/{v}/q", body, headers, raw=True).status == 403
+        headers = {"Content-Type": kind, "Sec-Fetch-Site": "cross-site"}
+        assert api("PUT", f"/api/queues/{v}/q", body, headers, raw=True).status == 403
+
+    @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+    def test_what_curl_says_of_json_is_taken(self, api, v, kind):
+        body = json.dumps({"durable": True})
+        assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": kind}, raw=True).status == 201
+        assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": "multipart/form-data"}, raw=True).status == 415
 
     def test_nothing_is_shared_with_them(self, api):
         headers = api("GET", "/api/overview", headers={"Origin": "http://evil.example"}).headers

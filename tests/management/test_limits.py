@@ -119,7 +119,8 @@ class TestOfUsers:
         assert reason(api("PUT", f"{path}/max-channels", {})) == "[{key_missing,value}]"
         for method in ("GET", "PUT", "DELETE"):
             place = "" if method == "GET" else "/max-channels"
-            assert api(method, f"/api/user-limits/no-such{place}", {"value": 1}).status == 404
+            due = 400 if method == "PUT" else 404
+            assert api(method, f"/api/user-limits/no-such{place}", {"value": 1}).status == due
 
     def test_one_sees_ones_own(self, api, user):
         one, other = user("management"), user("management")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import time
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pika
 import pytest
 
 from amqpd.management.bindings import properties_key
 from amqpd.testing import BrokerProcess
+
+GET = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
 
 
 class TestQueues:
@@ -94,7 +96,7 @@ class TestQueues:
         assert found["exclusive"] is True
         assert found["owner_pid_details"]["name"] in {each["name"] for each in api.get("/api/connections")}
         for method, path in (("DELETE", ""), ("DELETE", "/contents"), ("POST", "/get")):
-            answer = api(method, f"/api/queues/{v}/own{path}", {} if method == "POST" else None)
+            answer = api(method, f"/api/queues/{v}/own{path}", GET if method == "POST" else None)
             assert answer.status == 400, answer
             assert "exclusive access" in answer.json["reason"]
 
@@ -109,7 +111,7 @@ class TestPermissions:
         assert "access to queue 'other'" in refused.json["reason"]
         assert caller("DELETE", f"/api/queues/{v}/theirs").status == 401
         assert caller("DELETE", f"/api/queues/{v}/theirs/contents").status == 401
-        assert caller("POST", f"/api/queues/{v}/theirs/get", {}).status == 401
+        assert caller("POST", f"/api/queues/{v}/theirs/get", GET).status == 401
         assert caller("POST", f"/api/bindings/{v}/e/amq.direct/q/mine", {}).status == 401
         assert caller("PUT", f"/api/exchanges/{v}/x", {}).status == 401
         publish = {"routing_key": "mine", "payload": ""}
@@ -154,7 +156,7 @@ class TestMessages:
         properties = {"delivery_mode": 2, "headers": {"n": 1, "deep": {"a": [1, "x"]}}, "type": "t", "timestamp": 7}
         sent = {"routing_key": "q", "payload": "héllo", "payload_encoding": "string", "properties": properties}
         assert api.done("POST", f"/api/exchanges/{v}/amq.default/publish", sent).json == {"routed": True}
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {"count": 5, "ackmode": "ack_requeue_true"}).json
+        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "count": 5}).json
         assert found == {
             "payload_bytes": 6,
             "redelivered": False,
@@ -171,7 +173,7 @@ class TestMessages:
     def test_bytes_come_as_base64(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"\xff\x00")
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {"count": 1, "ackmode": "ack_requeue_false"}).json
+        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "ackmode": "ack_requeue_false"}).json
         assert (found["payload_encoding"], base64.b64decode(found["payload"])) == ("base64", b"\xff\x00")
         assert api.get(f"/api/queues/{v}/q")["messages"] == 0
 
@@ -183,7 +185,7 @@ class TestMessages:
         channel.queue_declare("q", durable=True)
         for body in (b"1", b"2"):
             channel.basic_publish("", "q", body)
-        got = api.done("POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode}).json
+        got = api.done("POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode, "encoding": "auto"}).json
         assert [(each["payload"], each["message_count"]) for each in got] == [("1", 1), ("2", 0)]
         found = api.get(f"/api/queues/{v}/q")
         assert (found["messages_ready"], found["messages_unacknowledged"]) == (left, 0)
@@ -194,7 +196,7 @@ class TestMessages:
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"123456")
         # rabbit: digits in a text count too; rabbitmqadmin sends those
-        body = {"count": "1", "ackmode": "ack_requeue_true", "truncate": "2"}
+        body = {**GET, "count": "1", "truncate": "2"}
         (found,) = api.done("POST", f"/api/queues/{v}/q/get", body).json
         assert (found["payload"], found["payload_bytes"]) == ("12", 6)
 
@@ -209,7 +211,13 @@ class TestMessages:
     )
     def test_get_wants_sense(self, api, v, body):
         api.done("PUT", f"/api/queues/{v}/q", {})
-        assert api("POST", f"/api/queues/{v}/q/get", body).status == 400
+        assert api("POST", f"/api/queues/{v}/q/get", {**GET, **body}).status == 400
+
+    @pytest.mark.parametrize("name", ["count", "ackmode", "encoding"])
+    def test_get_wants_all_of_it(self, api, v, name):
+        api.done("PUT", f"/api/queues/{v}/q", {})
+        body = {key: value for key, value in GET.items() if key != name}
+        assert api("POST", f"/api/queues/{v}/q/get", body).json["reason"] == f"[{{key_missing,{name}}}]"
 
     @pytest.mark.parametrize(
         "body",
@@ -330,11 +338,12 @@ class TestBindings:
         assert answer.status == 201
         (found,) = api.get(path)
         assert (found["routing_key"], found["arguments"], found["destination_type"]) == (key, arguments, "queue")
-        assert answer.headers["location"] == f"{path}/{quote(found['properties_key'], safe='')}"
-        assert api.get(answer.headers["location"]) == found
-        assert api("DELETE", answer.headers["location"]).status == 204
+        assert answer.headers["location"] == f"q/{quote(found['properties_key'], safe='')}"
+        place = urljoin(f"http://host{path}", answer.headers["location"]).removeprefix("http://host")
+        assert api.get(place) == found
+        assert api("DELETE", place).status == 204
         assert api.get(path) == []
-        assert api("DELETE", answer.headers["location"]).status == 404
+        assert api("DELETE", place).status == 404
 
     def test_between_exchanges_and_where_they_are_seen(self, api, v):
         api.done("PUT", f"/api/exchanges/{v}/x", {})

@@ -61,8 +61,8 @@ class TestUsers:
         "body",
         [
             {},
-            {"tags": ""},
-            {"password": 3},
+            {"password": "x"},
+            {"password": 3, "tags": ""},
             {"password_hash": "no base64!", "tags": ""},
             {"password": "x", "tags": 3},
             {"password": "x", "tags": ["a,b"]},
@@ -78,8 +78,15 @@ class TestUsers:
     def test_add_but_not_replace(self, api, name):
         path = f"/api/users/{quote(name, safe='')}"
         headers = {"If-None-Match": "*"}
-        assert api("PUT", path, {"password": "x"}, headers).status == 201
-        assert api("PUT", path, {"password": "y"}, headers).status == 412
+        assert api("PUT", path, {"password": "x", "tags": ""}, headers).status == 201
+        assert api("PUT", path, {"password": "y", "tags": ""}, headers).status == 412
+
+    def test_without_a_password_none_opens(self, api, name):
+        path = f"/api/users/{quote(name, safe='')}"
+        assert api("PUT", path, {"password": "x", "tags": "management"}).status == 201
+        assert type(api)(api.broker, name, "x")("GET", "/api/whoami").status == 200
+        assert api("PUT", path, {"tags": "management"}).status == 204
+        assert type(api)(api.broker, name, "x")("GET", "/api/whoami").status == 401
 
     def test_password_and_tags_by_themselves(self, api, name):
         path = f"/api/amqpd/users/{quote(name, safe='')}"
@@ -92,8 +99,10 @@ class TestUsers:
         assert type(api)(api.broker, name, "y")("GET", "/api/whoami").status == 401
 
     def test_bulk_delete(self, api, name):
-        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "x"})
-        assert api("POST", "/api/users/bulk-delete", {"users": [name, "no-such-user"]}).status == 204
+        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "x", "tags": ""})
+        assert api("POST", "/api/users/bulk-delete", {"users": [name, "no-such-user"]}).status == 400
+        assert api("GET", f"/api/users/{quote(name, safe='')}").status == 200
+        assert api("POST", "/api/users/bulk-delete", {"users": [name]}).status == 204
         assert api("GET", f"/api/users/{quote(name, safe='')}").status == 404
         assert api("POST", "/api/users/bulk-delete", {"users": "all"}).status == 400
 
@@ -113,7 +122,7 @@ class TestUsers:
         assert secret not in api.broker.stderr
 
     def test_a_deleted_users_connection_is_closed(self, api, amqpd_vhost, name):
-        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "x"})
+        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "x", "tags": ""})
         given = {"configure": ".*", "write": ".*", "read": ".*"}
         api.done("PUT", f"/api/permissions/{amqpd_vhost.name}/{quote(name, safe='')}", given)
         url = f"amqp://{quote(name, safe='')}:x@127.0.0.1:{api.broker.amqp_port}/{amqpd_vhost.name}"

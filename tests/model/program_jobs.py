@@ -67,8 +67,7 @@ class Surgeon(Judge):
             return
         letters = self.wanted(self.there(source) if verb == "copy" else source.ready, where)
         self.nobody_is_over(source, letters)
-        targets = [target] if to_queue and verb in ("move", "copy") else []
-        if verb != "delete" and not dry_run and not self.has_room(letters, targets, name):
+        if verb != "delete" and not dry_run and not self.has_room(letters, [target] if to_queue else [], name):
             return
         by_chance = any(each.kind in ("x-random", "x-local-random") for each in self.twin.exchanges.values())
         if by_chance and (verb == "redrive" or not to_queue):
@@ -166,14 +165,12 @@ class Surgeon(Judge):
         """Nobody to whom they may come becomes full by it, nor is. targets: empty: any queue."""
         for name in targets or self.twin.queues:
             queue = self.twin.queues[name]
-            there = queue.ready + [each.letter for each in queue.waiting]
-            length, size = self.twin.rule(queue, "max-length"), self.twin.rule(queue, "max-length-bytes")
-            together = sum(len(letter.body) for letter in there + letters)
+            length = self.twin.rule(queue, "max-length")
             if name == source:
                 continue
-            if length is not None and len(there) + max(1, len(letters)) > length:
-                return False
-            if size is not None and max(together, sum(len(letter.body) for letter in there) + 1) > size:
+            if self.twin.rule(queue, "max-length-bytes") is not None:
+                return False  # how large they are is not known before they are there
+            if length is not None and len(queue.ready) + len(queue.waiting) + max(1, len(letters)) > length:
                 return False
         return True
 
@@ -226,8 +223,6 @@ class Surgeon(Judge):
                 return
             queue.settled = [each for each in queue.settled if not any(each is other for other in letters)]
             queue.cold = True
-            for letter in before:
-                letter.vague = queue.durable
             for letter in letters:
                 letter.redelivered = True
                 letter.vague = False

@@ -1,0 +1,167 @@
+"""The node: /nodes, and its memory. There is one.
+
+What RabbitMQ counts of Erlang's runtime is told where there is a counterpart: threads for processes, the collector's
+runs, context switches, what the process has read and written. Of Mnesia, and of a message store that is none here,
+nothing is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd import __version__
+from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.listing import listing, one
+from amqpd.management.overview import churn, contexts, exchange_types, this_node
+from amqpd.management.router import Route
+from amqpd.metrics import disk_free_bytes, process
+
+if TYPE_CHECKING:
+    from amqpd.metrics import Process
+
+_STATUS: Final = Path("/proc/self/status")
+_IO: Final = Path("/proc/self/io")
+_THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
+MEMORY_NAMES: Final = (
+    *("connection_readers", "connection_writers", "connection_channels", "connection_other", "queue_procs"),
+    *("queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs"),
+    *("stream_queue_replica_reader_procs", "stream_queue_coordinator_procs", "plugins", "other_proc", "metrics"),
+    *("mgmt_db", "mnesia", "quorum_ets", "other_ets", "binary", "msg_index", "code", "atom", "other_system"),
+    *("allocated_unused", "reserved_unallocated"),
+)
+
+
+def node_item(call: Call) -> dict[str, Any]:
+    broker = call.broker
+    here = process()
+    version = broker.settings.product[1]
+    return {
+        "name": call.node,
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "os_pid": str(os.getpid()),
+        "uptime": int((time.time() - broker.started_at) * 1000),
+        "processors": os.cpu_count(),
+        "run_queue": 0,
+        "mem_limit": broker.alarms.memory_limit_bytes,
+        "mem_alarm": "memory" in broker.alarms.raised,
+        "mem_calculation_strategy": "rss",
+        "disk_free_limit": broker.alarms.disk_free_limit_bytes,
+        "disk_free_alarm": "disk" in broker.alarms.raised,
+        "fd_total": here.fd_limit,
+        "sockets_total": here.fd_limit,
+        "proc_total": int(_THREADS_MAX.read_text("ascii")),
+        "rates_mode": "basic",
+        "net_ticktime": 0,
+        "db_dir": str(broker.settings.data_dir),
+        "config_files": [],
+        "log_files": ["<stderr>"],
+        "enabled_plugins": [],
+        "applications": [
+            {"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__},
+            # rabbit: clients look here for the version whose API this is
+            {"name": "rabbit", "description": broker.settings.product[0], "version": version},
+        ],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")],
+        "exchange_types": exchange_types(),
+        "contexts": contexts(call),
+        "partitions": [],
+        "cluster_links": [],
+        "platform": f"Python {platform.python_version()}",
+        **_counted(call, here),
+    }
+
+
+def _counted(call: Call, here: Process) -> dict[str, Any]:
+    """What changes, each with its rate: 0 where nobody has taken samples of it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    io = _numbers(_IO)
+    counts = {
+        "mem_used": here.rss_bytes,
+        "disk_free": disk_free_bytes(call.broker.settings.data_dir),
+        "fd_used": here.fd_count,
+        "sockets_used": len(call.server.connections.by_name),
+        "proc_used": threading.active_count(),
+        "gc_num": sum(each["collections"] for each in gc.get_stats()),
+        "context_switches": usage.ru_nvcsw + usage.ru_nivcsw,
+        "io_read_bytes": io.get("read_bytes", 0),
+        "io_read_count": io.get("syscr", 0),
+        "io_write_bytes": io.get("write_bytes", 0),
+        "io_write_count": io.get("syscw", 0),
+    }
+    found: dict[str, Any] = {}
+    for name, value in counts.items():
+        found[name], found[f"{name}_details"] = value, {"rate": 0.0}
+    return {**found, **churn(call)}
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of `name: number` of a file of /proc; empty where the kernel does not say."""
+    try:
+        text = path.read_text("ascii")
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
+    return found
+
+
+async def get_nodes(call: Call) -> Reply:
+    return await listing(call, [call], node_item, lambda _: call.node)
+
+
+async def get_node(call: Call) -> Reply:
+    this_node(call)
+    return one(call, node_item(call))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory_sizes(call: Call) -> dict[str, int]:
+    """Resident bytes by what they are for, in RabbitMQ's categories: program files, message bodies on their way in, and
+    all else; the others are Erlang's.
+    """
+    status = _numbers(_STATUS)
+    code = status.get("RssFile", 0)
+    total = code + status.get("RssAnon", 0) + status.get("RssShmem", 0)
+    readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
+    sizes = dict.fromkeys(MEMORY_NAMES, 0)
+    return {**sizes, "connection_readers": readers, "code": code, "other_proc": total - code - readers}
+
+
+async def get_memory(call: Call) -> Reply:
+    this_node(call)
+    sizes = memory_sizes(call)
+    total = sum(sizes.values())
+    totals = {"erlang": total, "rss": total, "allocated": total}
+    return reply({"memory": {**sizes, "strategy": "rss", "total": totals}})
+
+
+async def get_relative_memory(call: Call) -> Reply:
+    """In per cent of all, rounded up."""
+    this_node(call)
+    sizes = memory_sizes(call)
+    total = max(1, sum(sizes.values()))
+    shares: dict[str, int] = {name: -(-100 * size // total) for name, size in sizes.items()}
+    return reply({"memory": {**shares, "total": 100}})
+
+
+ROUTES: Final = (
+    Route("GET", "api/nodes", Role.MONITORING, get_nodes),
+    Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),
+    Route("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
+    Route("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
+)

@@ -1,0 +1,139 @@
+"""The reference of this API, made from its routes: a page for people at /api/index.html, a description for programs at
+/api/openapi.json (OpenAPI 3.0). And RabbitMQ's command-line client, which people fetch from the broker they use.
+
+A route's line is the first sentence of its handler's docstring, else the handler's name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache, partial
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from amqpd import __version__
+from amqpd.management.call import Call, Reply, Role
+from amqpd.management.router import Route
+
+HTML: Final = "text/html; charset=utf-8"
+POLICY: Final = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"}
+ABOUT: Final = (
+    "The paths and fields of RabbitMQ's management API. Names in a path are percent-encoded, a slash included: the "
+    "vhost / is %2F. Lists take page, page_size (at most 500), name, use_regex, sort, sort_reverse and columns; what "
+    "is counted comes with samples for msg_rates_age and msg_rates_incr, lengths_age and lengths_incr, data_rates_age "
+    "and data_rates_incr (seconds). Errors are an object with error and reason."
+)
+_SHELL: Final = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
+_CLI: Final = """<h1>rabbitmqadmin</h1>
+<p><a href="/cli/rabbitmqadmin">rabbitmqadmin</a> is RabbitMQ's client for this API, version 3.10.8, as it comes with
+RabbitMQ (Mozilla Public License 2.0). Save it, make it executable and put it into the search path; it needs Python and
+nothing else. <code>rabbitmqadmin --help</code> says what it does.</p>
+<p><code>amqpctl</code>, which is installed with amqpd, does more, and is documented with it.</p>
+</body></html>
+"""
+
+
+def summary(route: Route) -> str:
+    handler = route.handler
+    function = handler.func if isinstance(handler, partial) else handler
+    text = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+    first = re.split(r"(?<=[.;:])\s", text.removeprefix("rabbit: "), maxsplit=1)[0].rstrip(".;:")
+    return first or str(getattr(function, "__name__", "")).replace("_", " ").strip()
+
+
+def kind(route: Route) -> str:
+    """Under which heading it stands: the first word of its path."""
+    words = route.path.removeprefix("api/").split("/")
+    return words[1] if words[0] in ("health", "amqpd") and len(words) > 1 else words[0]
+
+
+def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        names = re.findall(r"{(\w+)}", route.path)
+        operation: dict[str, Any] = {
+            "summary": summary(route),
+            "tags": [kind(route) or "page"],
+            "responses": {"default": {"description": "see the reference of the management API"}},
+        }
+        if names:
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
+        if route.method in ("PUT", "POST"):
+            content = "application/x-www-form-urlencoded" if route.login_form else "application/json"
+            operation["requestBody"] = {"content": {content: {"schema": {"type": "object"}}}}
+        if route.role == Role.PUBLIC:
+            operation["security"] = []
+        else:
+            operation["description"] = f"Asks for the user tag {route.role.name.lower()}, or one above it."
+        paths.setdefault("/" + route.path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "amqpd admin API", "version": __version__, "description": ABOUT},
+        "security": [{"basic": []}],
+        "components": {"securitySchemes": {"basic": {"type": "http", "scheme": "basic"}}},
+        "paths": paths,
+    }
+
+
+def page(routes: tuple[Route, ...]) -> str:
+    rows = [
+        f"<tr><td>{route.method}</td><td><code>/{escape(route.path)}</code></td>"
+        f"<td>{'' if route.role == Role.PUBLIC else route.role.name.lower()}</td><td>{escape(summary(route))}</td></tr>"
+        for route in sorted(routes, key=lambda route: (route.path.split("/")[:2], route.path, route.method))
+    ]
+    return (
+        _SHELL.format(title="amqpd admin API")
+        + f"<h1>amqpd admin API</h1>\n<p>{escape(ABOUT)}</p>\n"
+        + '<p>For programs: <a href="/api/openapi.json">openapi.json</a>.</p>\n'
+        + "<table><tr><th>method</th><th>path</th><th>user tag</th><th></th></tr>\n"
+        + "\n".join(rows)
+        + "\n</table></body></html>\n"
+    )
+
+
+@cache
+def rabbitmqadmin() -> bytes:
+    return (files("amqpd.management") / "rabbitmqadmin" / "rabbitmqadmin").read_bytes()
+
+
+async def get_cli(_call: Call) -> Reply:
+    """Where rabbitmqadmin is."""
+    return Reply(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
+
+
+async def get_rabbitmqadmin(_call: Call) -> Reply:
+    """RabbitMQ's command-line client of this API."""
+    return Reply(200, rabbitmqadmin().replace(b"%%VSN%%", b"3.10.8"), "text/plain; charset=utf-8")
+
+
+async def _moved(place: str, _call: Call) -> Reply:
+    """The page is elsewhere."""
+    return Reply(301, headers={"Location": place})
+
+
+async def _text(body: bytes, content_type: str, _call: Call) -> Reply:
+    """The reference of this API."""
+    return Reply(200, body, content_type, POLICY)
+
+
+def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+    """The routes that describe these, and themselves."""
+    made = (
+        Route("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        Route("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        Route("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
+        Route("GET", "cli/index.html", Role.PUBLIC, get_cli),
+        Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_rabbitmqadmin),
+        Route("GET", "api/index.html", Role.PUBLIC, partial(_text, b"", HTML)),
+        Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, b"", "application/json")),
+    )
+    described = (*routes, *made)
+    whole = {
+        "api/index.html": partial(_text, page(described).encode(), HTML),
+        "api/openapi.json": partial(_text, json.dumps(openapi(described)).encode(), "application/json"),
+    }
+    return tuple(route._replace(handler=whole.get(route.path, route.handler)) for route in made)

@@ -1,0 +1,52 @@
+"""The pages made from the routes, and the client that is fetched from the broker."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from amqpd.management.api import ROUTES
+from amqpd.management.reference import openapi, summary
+
+
+@pytest.fixture
+def anybody(api):
+    return type(api)(api.broker, "")
+
+
+def test_every_route_stands_on_the_page_and_in_the_description(anybody):
+    page = anybody("GET", "/api/index.html").body.decode()
+    described = anybody("GET", "/api/openapi.json").json
+    for route in ROUTES:
+        assert f"<td>{route.method}</td><td><code>/{route.path}</code></td>" in page
+        assert route.method.lower() in described["paths"]["/" + route.path]
+    assert len(re.findall("<tr><td>", page)) == len(ROUTES)
+
+
+def test_every_route_says_what_it_is_for():
+    assert [route for route in ROUTES if not summary(route)] == []
+
+
+def test_a_description_names_each_parameter_of_its_path():
+    for path, operations in openapi(ROUTES)["paths"].items():
+        for operation in operations.values():
+            named = [each["name"] for each in operation.get("parameters", ())]
+            assert named == re.findall(r"{(\w+)}", path)
+            assert operation["responses"]
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/", "/cli", "/cli/", "/doc/stats.html"])
+def test_older_addresses_lead_to_the_pages(anybody, path):
+    answer = anybody("GET", path)
+    assert answer.status == 301
+    assert anybody("GET", answer.headers["location"]).status == 200
+
+
+def test_rabbitmqadmin_is_fetched_as_a_program(anybody):
+    answer = anybody("GET", "/cli/rabbitmqadmin")
+    assert answer.status == 200
+    ast.parse(answer.body)
+    assert b"Mozilla Public" in answer.body
+    assert b"VERSION = '3.10.8'" in answer.body
