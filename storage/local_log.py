@@ -358,6 +358,10 @@ class LocalLog(TurnLog):
             settlements = self._begin_settling()
         settlements.mark_delivered(offset)
 
+    def forget_delivered(self) -> None:
+        if self._settlements is not None:
+            self._settlements.delivered_mark = -1  # the clean-shutdown mark says so
+
     def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         settlements = self._settlements
         if settlements is None:
@@ -447,6 +451,11 @@ class LocalLog(TurnLog):
         self.safety_moved()
         if late and self.log.watermark.unpublished:
             self.wake()
+
+    @property
+    def settles(self) -> bool:
+        """Whether something was settled that is not written yet."""
+        return self._settlements is not None and self._settlements.waiting
 
     def finish(self) -> None:
         """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""

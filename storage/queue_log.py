@@ -344,6 +344,11 @@ class QueueLog:
         """`offset` is about to be given to a consumer: after a crash it, and all before it, count as redelivered."""
         raise NotImplementedError
 
+    def forget_delivered(self) -> None:
+        """The broker stops, and nobody has anything of what is live here: after a clean stop nothing counts as
+        redelivered. A log that cannot tell calls more redelivered than was.
+        """
+
     def mark_returned(self, offset: i64, delivery_count: i64) -> None:
         """`offset` was given back, and has been delivered `delivery_count` times."""
         raise NotImplementedError

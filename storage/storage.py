@@ -451,6 +451,11 @@ class Storage(LogKeeper):
             if store.ready:
                 store.finish()
         self.commits.sync_all(self._stores, self._place.lock_fd)
+        late = [store for store in self._stores if store.settles]  # what came from there and is safe elsewhere now
+        if late:
+            for store in late:
+                store.finish()
+            self.commits.sync_all(late, self._place.lock_fd)
         for store in self._stores:
             try:
                 mark_clean(store.log, store.delivered_mark)

@@ -106,6 +106,8 @@ class Consumer:
         self.served: i64 = 0
         # Of a stream: its place, and the source of what it gets.
         self.reader: Source | None = None
+        # Of a stream: stands for each of its deliveries, where nobody wants to know which is settled.
+        self.entry_for_all: Entry | None = None
 
     def can_take(self) -> bool:
         """Whether there is credit and room to write. A parked consumer is asked again only after `Source.activate`."""

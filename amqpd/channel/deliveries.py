@@ -76,8 +76,6 @@ class ChannelConsumer(Consumer):
         self._tap: Tap | None = None
         # None: it has no timeout.
         self.clock: Overdue | None = None
-        # Of a stream: stands for each delivery (`deliver_places`).
-        self.shared_entry: Entry | None = None
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
         """queue_timeout_ms: what its queue says, -1: nothing. Its own argument comes first, the setting last."""
@@ -213,9 +211,9 @@ class ChannelConsumer(Consumer):
 
     def _entry_for_all(self, source: Source) -> Entry:
         """Of all that it has of a stream whose reader keeps no account of offsets."""
-        entry = self.shared_entry
+        entry = self.entry_for_all
         if entry is None or entry.queue is not source:
-            entry = self.shared_entry = Entry(source, -1, None, False)
+            entry = self.entry_for_all = Entry(source, -1, None, False)
         return entry
 
     def trace(self, tap: Tap | None) -> None:
@@ -365,9 +363,10 @@ class Deliveries:
         for entry in entries:
             queue = entry.queue
             queues[queue] = None
-            queue.requeue(entry, True, failed)
+            # First, as the entry may be somebody's again when it is back.
             self.returned_credit(entry)
             entry.consumer = None
+            queue.requeue(entry, True, failed)
         for queue in queues:
             if not queue.deleted:
                 queue.pump_later()

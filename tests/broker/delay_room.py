@@ -38,8 +38,9 @@ def later(room: Any, ms: int, body: bytes = b"", exchange: str = "later", **more
     return bool(room.publish(more.pop("key", ""), body, exchange=exchange, headers=headers, **more))
 
 
-def restart(room: Any, down_ms: int = 0, clean: bool = False) -> None:
-    """A kill or a clean stop, and a start: what was durable is there again."""
+def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True) -> None:
+    """A kill or a clean stop, and a start: what was durable is there again. turns: it has the time to release what is
+    due; else it is only about to."""
     known = [
         (exchange.name, exchange.kind, exchange.arguments)
         for exchange in room.vhost.exchanges.values()
@@ -48,6 +49,7 @@ def restart(room: Any, down_ms: int = 0, clean: bool = False) -> None:
     bound = [(each.source.name, each.destination.name, each.routing_key) for each in room.vhost.all_bindings()]
     if clean:
         room.turns()
+        room.delays.stop()
         room.storage.close(clean=True)
     room.restart(down_ms=down_ms)
     for name, kind, arguments in known:
@@ -56,4 +58,5 @@ def restart(room: Any, down_ms: int = 0, clean: bool = False) -> None:
         to = room.vhost.queues.get(destination) or room.vhost.exchanges[destination]
         bindings.bind(room.vhost, room.vhost.exchanges[source], to, key, {})
     room.delays.begin()
-    room.turns()
+    if turns:
+        room.turns()

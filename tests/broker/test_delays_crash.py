@@ -106,6 +106,45 @@ def test_the_machine_ends_at_any_call(make_room: Callable[..., Any]) -> None:
     assert at > 3 * 200, at
 
 
+def test_a_start_that_is_stopped_at_once_forgets_nothing(make_room: Callable[..., Any]) -> None:
+    """A kill, a start that is stopped cleanly before it has released anything, and another start: what the kill has
+    left in both places still says so. And where nothing is left in both a clean stop leaves no mark.
+    """
+    doubles = 0
+    for at in range(0, 200, 2):
+        room, filesystem, _, _ = ends_at(make_room, at)
+        room.filesystem = filesystem.killed()
+        restart(room, turns=False)
+        room.delays.stop()
+        room.storage.close(clean=True)
+        restart(room)
+        leap(room, 6 * HOUR)
+        leap(room, 10)
+        room.advance(5)
+        came = taken(room)
+        for body in {body for body, _ in came}:
+            marks = [again for each, again in came if each == body]
+            doubles += len(marks) > 1
+            assert marks.count(False) <= 1, (at, body, marks)
+        room.storage.close(clean=False)
+    assert doubles > 0
+
+
+def test_after_a_clean_stop_nothing_says_that_it_may_come_twice(make_room: Callable[..., Any]) -> None:
+    """Neither after one nor after two, though messages of the same bucket came before."""
+    room = make_room(ROOM, SimulatedFileSystem())
+    room.boot_id = "1" * 32
+    declare(room)
+    for delay in (3000, 2000, 1000, 100):
+        later(room, delay, b"%d" % delay)
+    for step in (150, 1000, 1000, 1000):
+        leap(room, step)
+        room.advance(100)
+        assert [again for _, again in taken(room)] == [False]
+        room.advance(100)
+        restart(room, clean=True)
+
+
 def test_what_was_cancelled_does_not_come(make_room: Callable[..., Any]) -> None:
     """Cancelled before, while and after its bucket goes down; then the machine ends."""
     for seed in range(12):

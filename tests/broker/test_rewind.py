@@ -202,6 +202,22 @@ class TestInPlace:
         assert run(room, jobs, queue, begin=5).done_count == 5
         assert queue.ready_count == 10
 
+    def test_what_expired_before_a_restart_stays(self, room, jobs) -> None:
+        """By its own expiration, of which the queue knows nothing yet."""
+        queue = room.queue("q", x_retain="1h")
+        room.publish("q", b"short", expiration="100")
+        room.publish("q", b"long", expiration="100000")
+        room.advance(300)
+        queue.settle(queue.get(False))
+        room.advance(60)
+        room.restart()
+        queue = room.vhost.queues["q"]
+        queue.prepare()
+        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        job = run(room, jobs, queue)
+        assert (job.done_count, dict(job.conditions.left)) == (1, {"expired": 1})
+        assert room.bodies(queue) == [b"long"]
+
     def test_through_a_restart(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)

@@ -27,10 +27,12 @@ class TestHindrances:
             room.advance(2 * WAIT_MS)
             assert (job.state, got(room, target)) == ("done", [8, 9])
 
+    @pytest.mark.parametrize("kind", [*KINDS, "groups"])
     @pytest.mark.parametrize("verb", ["move", "copy"])
     @pytest.mark.parametrize("where", ["", "n < 4"])
-    def test_what_just_fits_does_not_wait(self, room: Any, jobs: Jobs, verb: str, where: str) -> None:
-        source, target = room.queue("source"), room.queue("target", x_max_length=4)
+    def test_what_just_fits_does_not_wait(self, room: Any, jobs: Jobs, kind: str, verb: str, where: str) -> None:
+        source = room.queue("source", x_group_by="routing_key") if kind == "groups" else declare(room, kind)
+        target = room.queue("target", x_max_length=4)
         fill(room, "source", 10 if where else 4)
         job = run(room, jobs, verb, source, where, to_queue="target")
         assert (job.state, job.done_count, target.ready_count) == ("done", 4, 4)

@@ -251,6 +251,26 @@ def does_not_read_what_it_consumes(house: Embedded) -> None:
     client.reset()
 
 
+def reads_a_stream(house: Embedded) -> None:
+    """By a name, without one, and with a transaction; one of them is cancelled before, and the other two are not."""
+    client = Client(house).open()
+    client.say(spec.Queue.Declare(queue="kept", durable=True, arguments={"x-queue-type": "stream"}))
+    client.publish("kept", [b"x"] * 9, PERSISTENT)
+    client.say(spec.Basic.Qos(prefetch_count=3))
+    for tag in ("gone", "stays"):
+        arguments: dict[str, Any] = {"x-stream-offset": "first"}
+        client.say(spec.Basic.Consume(queue="kept", consumer_tag=tag, arguments=arguments))
+        client.wait("Basic.Deliver")
+    client.say(spec.Basic.Cancel("gone"))
+    client.wait("Basic.CancelOk")
+    client.say(spec.Basic.Ack(1), spec.Tx.Select(), spec.Basic.Ack(3))
+    client.wait("Tx.SelectOk")
+    arguments = {"x-stream-offset": "first", "x-stream-consumer-name": "n"}
+    client.say(spec.Basic.Consume(queue="kept", arguments=arguments))
+    client.wait("Basic.Deliver")
+    client.reset()
+
+
 def owns_queues_and_replies(house: Embedded) -> None:
     client = Client(house).open()
     client.say(spec.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True))
@@ -343,6 +363,7 @@ ENDS = [
     leaves_a_channel_that_waits_for_close_ok,
     consumes_with_windows,
     does_not_read_what_it_consumes,
+    reads_a_stream,
     owns_queues_and_replies,
     waits_for_confirms,
     commits,

@@ -15,6 +15,12 @@ a delivery whose ack was written; a letter; a purge or a deletion of its queue. 
   has a reason its queue can have, does not come before its time, and is settled by an ack as well.
 - Of a transaction a queue shows all or nothing; of one that was rolled back, or never committed, nothing; its acks
   count when commit-ok came, and not at all after a rollback.
+- What is moved, sent back by a redrive or delayed is like a letter: in its queue, or where it goes. Only a kill leaves
+  it in both, and only near the time of the move, or of the release; then every copy but one says so. A delayed message
+  does not come before it is due, and not at all when its cancelling was answered.
+- What came back to a queue with retries waits its time, over a kill too, and its return is counted.
+- What a producer with numbers publishes again comes once. Nothing comes of one that has been replaced.
+- A rewind brings back all that was settled in its batches, marked; unanswered before a kill, all of it or none.
 
 What is uncertain is judged as such. A settlement counts at a kill when what was asked behind it had been answered, and
 something asked AGE_S after that answer, too (at a power cut twice the slowest confirm more: it must be synced): so the
@@ -29,69 +35,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
-from history import DELIVERY_LIMIT, LETTERS, REASONS, TTL_S, Event, Given, Sent
+from history import COPIES, DELIVERY_LIMITS, PASSES, REASONS, TTL_S, Event, Given, retry_s
+from history_copies import Consumer, Copy, Rewinds
 
 AGE_S: Final = 0.1
 LETTER_AGE_S: Final = 1.0
 DROPPING: Final = {"full", "aged", "ruled"}
 CLOCK_S: Final = 0.002
-"""The broker counts time to live in whole milliseconds of the wall clock."""
-SOURCES: Final = {letters: queue for queue, letters in LETTERS.items()}
-
-
-@dataclass
-class Copy:
-    """One message in one queue. A letter has `source`, and may be there as often as `possible` says."""
-
-    message: int
-    queue: str
-    sent: Sent
-    sent_at: float
-    life: int
-    promised_at: float = 0.0  # 0.0: not promised
-    heard: bool = False  # a plain publish
-    source: Copy | None = None
-    letter: Copy | None = None
-    given: int = 0  # number of the last delivery, 0 for none
-    given_at: float = 0.0
-    given_in: int = -1  # life
-    by: str = ""
-    returns: int = 0
-    times: int = 0
-    unmarked: int = 0
-    verdict: str = ""  # on the last delivery; "left": its consumer went with the broker
-    settled_at: float = 0.0
-    transaction: int = 0  # of the settlement
-    rejected: bool = False  # ever
-    gone: str = ""  # how it ended for certain
-    gone_at: float = 0.0  # when that was certain: the answer, or the end of a life
-    gone_by: int = 0  # the purge
-    perhaps: set[int] = field(default_factory=set)  # commands without an answer that may have ended it
-    possible: int = 1  # letters
-    sealed: bool = False  # its message is settled for certain: no more letters
-
-    @property
-    def held(self) -> bool:
-        return bool(self.given) and not self.verdict
-
-    def told_gone(self) -> str:
-        return (
-            f"{self.gone}, {self.gone_at - self.settled_at:.3f} s before it counted" if self.settled_at else self.gone
-        )
-
-    def __str__(self) -> str:
-        return f"{self.queue} {self.message}"
-
-
-@dataclass
-class Consumer:
-    """Settlements written and not known to be read; questions asked and answered in this life."""
-
-    unread: list[tuple[float, Copy, int]] = field(default_factory=list)
-    heard: list[tuple[float, float]] = field(default_factory=list)
+"""The broker counts time to live, and until a message is due, in whole milliseconds of the wall clock."""
+SOURCES: Final = {copies: queue for queue, copies in COPIES.items()}
 
 
 class Judge:
@@ -118,6 +72,8 @@ class Judge:
         self._commands: dict[int, Event] = {}  # of this life, without an answer as yet
         self._kinds: dict[int, str] = {}  # "purge" or "delete"
         self._consumers: dict[str, Consumer] = defaultdict(Consumer)
+        self._rewinds = Rewinds(self.violate)
+        self._crashes: list[float] = []
         self._first: dict[tuple[str, int], int] = {}
         self._slowest_s = 0.0
 
@@ -157,6 +113,15 @@ class Judge:
         copy.promised_at = event.at
         self._slowest_s = max(self._slowest_s, event.at - copy.sent_at)
 
+    def _publish_again(self, event: Event) -> None:
+        """Unless something has come of it, as if it had not been published before."""
+        copy = self.copies[event.queue, event.message]
+        if not copy.promised_at and not copy.times:
+            copy.sent_at, copy.life = event.at, self.life
+
+    def _refused(self, event: Event) -> None:
+        """By the broker, and nothing may come of it."""
+
     def _ruled(self, event: Event) -> None:
         """Nothing follows for any message but what it may be dead-lettered for."""
 
@@ -172,30 +137,17 @@ class Judge:
             return
         given: Given = event.more
         text = f"{copy}"
+        self._rewinds.came(copy)
         if copy.source is None:
-            self._judge_source(copy, text)
+            self._judge_source(copy, given, text)
+        elif copy.source.queue in PASSES:
+            self._judge_passed(copy, given, text)
         else:
             self._judge_letter(copy, given, text)
-        if not given.redelivered:
-            copy.unmarked += 1
-            if copy.unmarked > copy.possible or (copy.times and copy.possible == 1):
-                self.violate(f"{text} came again without redelivered, seen in life {copy.given_in}", copy.message)
-        if copy.given_in == self.life and copy.possible == 1:
-            if copy.held:
-                self.violate(f"{text} came although {copy.by} holds it", copy.message)
-            elif copy.verdict in ("ack", "reject") and not copy.transaction:
-                self.violate(f"{text} came again in the life in which it was settled ({copy.verdict})", copy.message)
-        if given.returns > DELIVERY_LIMIT and copy.queue == "limit":
-            self.violate(f"{text} came back {given.returns} times, more often than its queue allows", copy.message)
-        if (
-            copy.queue == "limit"
-            and copy.given_in == self.life
-            and copy.verdict == "requeue"
-            and given.returns <= copy.returns
-        ):
-            self.violate(f"{text} was returned, and still says x-delivery-count {given.returns}", copy.message)
+        self._judge_again(copy, given, text)
+        self._judge_return(copy, given, event.at, text)
         copy.given, copy.given_at, copy.given_in, copy.by = given.number, event.at, self.life, given.by
-        copy.returns = given.returns
+        copy.returns, copy.returned, copy.until = given.returns, False, 0.0
         copy.times += 1
         copy.verdict, copy.transaction = "", 0
         if self.life > copy.life and copy.source is None:  # what has survived one end survives the others
@@ -208,7 +160,11 @@ class Judge:
             source = self.copies.get((SOURCES[event.queue], event.message))
             if source is not None:
                 found = Copy(event.message, event.queue, source.sent, source.sent_at, self.life, source=source)
-                found.possible = 1 + self.life - source.life  # a letter may have been repeated at each end since
+                if source.queue in PASSES:
+                    since = max(source.sent_at, source.sent.due - CLOCK_S)
+                    found.possible = 1 + sum(at > since for at in self._crashes)
+                else:
+                    found.possible = 1 + self.life - source.life  # it may have been repeated at each end since
                 source.letter = found
                 self.copies[event.queue, event.message] = found
                 self._judge_first_letter(found, event)
@@ -216,7 +172,31 @@ class Judge:
             self.violate(f"{event.queue} {event.message} was never published, or was accounted for in an earlier epoch")
         return found
 
-    def _judge_source(self, copy: Copy, text: str) -> None:
+    def _judge_again(self, copy: Copy, given: Given, text: str) -> None:
+        """A repeat is marked, and comes when nobody has the message."""
+        if not given.redelivered:
+            copy.unmarked += 1
+            other = not given.marked if copy.passed else copy.possible == 1
+            if copy.unmarked > copy.possible or (copy.times and other):
+                self.violate(f"{text} came again without redelivered, seen in life {copy.given_in}", copy.message)
+        if copy.given_in == self.life and copy.possible == 1:
+            if copy.held:
+                self.violate(f"{text} came although {copy.by} holds it", copy.message)
+            elif copy.verdict in ("ack", "reject") and not copy.transaction:
+                self.violate(f"{text} came again in the life in which it was settled ({copy.verdict})", copy.message)
+
+    def _judge_return(self, copy: Copy, given: Given, at: float, text: str) -> None:
+        """The queue counts what comes back, and may let it wait."""
+        if given.returns > DELIVERY_LIMITS.get(copy.queue, given.returns):
+            self.violate(f"{text} came back {given.returns} times, more often than its queue allows", copy.message)
+        if at < copy.until - CLOCK_S:
+            self.violate(f"{text} came {copy.until - at:.3f} s before its retry was due", copy.message)
+        if copy.queue not in DELIVERY_LIMITS or copy.verdict != "requeue" or given.returns > copy.returns:
+            return
+        if copy.given_in == self.life or (copy.returned and _counts_again(copy)):
+            self.violate(f"{text} was returned, and still says x-delivery-count {given.returns}", copy.message)
+
+    def _judge_source(self, copy: Copy, given: Given, text: str) -> None:
         sent = copy.sent
         if copy.gone:
             self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
@@ -225,13 +205,17 @@ class Judge:
                 self.violate(f"{text} came back long after its letter had come", copy.message)
             elif copy.life == self.life:
                 self.violate(f"{text} came although its letter had come in this life", copy.message)
+            elif copy.queue in PASSES and not given.redelivered:
+                self.violate(f"{text} came unmarked after its copy in {copy.letter.queue}", copy.message)
+        if sent.how == "old":
+            self.violate(f"{text} came although its producer had been replaced", copy.message)
         if sent.transaction:
             state = self._transactions.get(sent.transaction, "never committed")
             if state in ("never committed", "rolled back", "rollback"):
                 self.violate(f"{text} came although its transaction {sent.transaction} was {state}", copy.message)
         if not copy.times:
             # What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile.
-            late = copy.life < self.life and (copy.queue in DROPPING or copy.perhaps)
+            late = copy.queue in PASSES or (copy.life < self.life and (copy.queue in DROPPING or copy.perhaps))
             place = (copy.queue, sent.priority)
             if copy.message < self._first.get(place, -1) and not late:
                 self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
@@ -241,7 +225,20 @@ class Judge:
                 for other in self._queues[copy.queue]:
                     if other is not copy:
                         other.perhaps.discard(number)
-        copy.perhaps.clear()
+        copy.perhaps = {number for number in copy.perhaps if self._kinds[number] == "rewind"}
+
+    def _judge_passed(self, copy: Copy, given: Given, text: str) -> None:
+        """Moved, sent back, or released when it was due."""
+        source = copy.source
+        assert source is not None
+        if copy.gone and copy.possible == 1:
+            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+        if source.gone == "cancel":
+            self.violate(f"{text} came although it had been cancelled", copy.message)
+        if given.deaths or given.home != ("" if source.queue == "later" else source.queue):
+            self.violate(f"{text} says it came from '{given.home}', with deaths {given.deaths}", copy.message)
+        if source.unmarked and not copy.times and not given.redelivered and not given.marked:
+            self.violate(f"{text} was seen in {source.queue}, and neither says so", copy.message)
 
     def _judge_letter(self, copy: Copy, given: Given, text: str) -> None:
         assert copy.source is not None
@@ -260,10 +257,13 @@ class Judge:
     def _judge_first_letter(self, letter: Copy, event: Event) -> None:
         source = letter.source
         assert source is not None
+        if event.at < source.sent.due - CLOCK_S:
+            self.violate(f"{letter} came {source.sent.due - event.at:.3f} s before it was due", letter.message)
         for reason, *_ in event.more.deaths:
             if reason == "expired" and source.queue == "aged" and event.at - source.sent_at < TTL_S - CLOCK_S:
                 self.violate(f"{letter} expired {event.at - source.sent_at:.3f} s after it was sent", letter.message)
-            if reason == "delivery_limit" and source.times + self.life - source.life <= DELIVERY_LIMIT:
+            limit = DELIVERY_LIMITS.get(source.queue, 0)
+            if reason == "delivery_limit" and source.times + self.life - source.life <= limit:
                 self.violate(f"{letter} came too often, it says, after {source.times} deliveries", letter.message)
         if source.verdict == "ack" and not source.rejected and source.life == self.life:
             self.violate(f"{letter} came although its message was acked", letter.message)
@@ -275,6 +275,8 @@ class Judge:
             return  # was told when it was given
         copy.verdict, copy.transaction, copy.settled_at = verdict, transaction, event.at
         copy.rejected = copy.rejected or verdict == "reject"
+        if verdict == "requeue" and copy.queue == "retry" and _counts_again(copy):
+            copy.until = event.at + retry_s(copy.returns + 1)
         if transaction:
             self._settlements[transaction].append(copy)
         else:
@@ -332,6 +334,30 @@ class Judge:
             if copy.sent_at < command.at:
                 copy.gone, copy.gone_at = copy.gone or "delete", copy.gone_at or event.at
 
+    def _cancel(self, event: Event) -> None:
+        self._kinds[event.more] = "cancel"
+        self.copies[event.queue, event.message].perhaps.add(event.more)
+
+    def _cancelled(self, event: Event) -> None:
+        copy = self.copies[event.queue, event.message]
+        copy.perhaps.discard(event.more)
+        copy.gone, copy.gone_at, copy.gone_by = "cancel", event.at, event.more
+        if copy.letter is not None and copy.letter.possible == 1:
+            self.violate(f"{copy} was cancelled, and had come before", copy.message)
+
+    def _uncancelled(self, event: Event) -> None:
+        """It was not there, or on its way."""
+        self.copies[event.queue, event.message].perhaps.discard(event.more)
+
+    def _rewind(self, event: Event) -> None:
+        number, first, last = event.more
+        self._kinds[number] = "rewind"
+        copies = [copy for copy in self._queues[event.queue] if first <= copy.sent.batch <= last]
+        self._rewinds.begin(number, copies, self._consumers[event.queue].heard, self.life)
+
+    def _rewound(self, event: Event) -> None:
+        self._rewinds.answered(*event.more)
+
     # -- the end of a life, and of an epoch
 
     def _ended(self, event: Event) -> None:
@@ -341,20 +367,7 @@ class Judge:
         self._slowest_ever_s = max(self._slowest_ever_s, slowest_s)
         margin_s = 2 * (slowest_s or self._slowest_ever_s)
         self._slowest_s = 0.0
-        for consumer in self._consumers.values():
-            heard = consumer.heard
-            for at, copy, number in consumer.unread:
-                if copy.given != number or copy.verdict not in ("ack", "reject"):
-                    continue
-                if copy.verdict == "ack" and how == "stop":
-                    counts = any(at <= asked for asked, _ in heard)
-                else:
-                    age_s = AGE_S + margin_s * (how == "cut") if copy.verdict == "ack" else LETTER_AGE_S + margin_s
-                    last_asked = max((asked for asked, answered in heard if answered <= event.at), default=0.0)
-                    counts = any(at <= asked and answered + age_s <= last_asked for asked, answered in heard)
-                if counts:
-                    copy.gone, copy.gone_at = copy.verdict, event.at
-                    self.totals[f"settled for certain, {copy.verdict}"] += 1
+        asked_at = self._count_settlements(how, event.at, margin_s)
         self._consumers.clear()
         for number, command in self._commands.items():
             for copy in self._queues[command.queue]:
@@ -367,16 +380,48 @@ class Judge:
             if how == "cut" and copy.gone == "purge" and copy.gone_at > event.at - AGE_S - margin_s:
                 copy.gone = ""  # not for certain: it need not have been synced
                 copy.perhaps.add(copy.gone_by)
+            if copy.gone == "cancel" and how != "stop" and copy.gone_at > asked_at - AGE_S - margin_s * (how == "cut"):
+                copy.gone = ""
+                copy.perhaps.add(copy.gone_by)
             if copy.source is not None and not copy.sealed:
                 old = copy.given_at < event.at - 2 * AGE_S - margin_s * (2 if how == "cut" else 1)
-                copy.sealed = copy.source.gone == "reject" or (old and copy.life == copy.source.life == self.life)
-                copy.possible += not copy.sealed
+                old = old or (copy.passed and how == "stop")
+                seen = copy.life == self.life and copy.possible == 1  # all that was done with it is of this life
+                copy.sealed = copy.source.gone == "reject" or (old and seen)
+                copy.possible += not copy.sealed and not (copy.passed and how == "stop")
             if copy.transaction and self._transactions.get(copy.transaction) == "commit":
                 continue  # may or may not have been done
             if copy.held or copy.transaction:
                 copy.verdict, copy.transaction = "left", 0
+        self._rewinds.ended()
+        if how != "stop":
+            self._crashes.append(event.at)
         self.totals[f"ends, {how}"] += 1
         self.life += 1
+
+    def _count_settlements(self, how: str, ended_at: float, margin_s: float) -> float:
+        """Which the broker has had the time to write. Returns when the last question was asked that was answered."""
+        last_asked_at = 0.0
+        for consumer in self._consumers.values():
+            heard = consumer.heard
+            last_asked = max((asked for asked, answered in heard if answered <= ended_at), default=0.0)
+            last_asked_at = max(last_asked_at, last_asked)
+            for at, copy, number in consumer.unread:
+                if copy.given != number or copy.verdict not in ("ack", "reject", "requeue"):
+                    continue
+                if copy.verdict != "reject" and how == "stop":
+                    counts = any(at <= asked for asked, _ in heard)
+                else:
+                    age_s = LETTER_AGE_S + margin_s if copy.verdict == "reject" else AGE_S + margin_s * (how == "cut")
+                    counts = any(at <= asked and answered + age_s <= last_asked for asked, answered in heard)
+                if copy.verdict == "requeue":
+                    copy.returned = counts
+                    copy.until *= counts
+                elif counts:
+                    copy.gone, copy.gone_at = copy.verdict, ended_at
+                if counts:
+                    self.totals[f"settled for certain, {copy.verdict}"] += 1
+        return last_asked_at
 
     def _unanswered(self) -> list[Copy]:
         """Publishes of this life on confirm channels that nobody has answered."""
@@ -396,6 +441,7 @@ class Judge:
                 self._account_letter(copy)
         for (number, queue), members in self._members.items():
             self._account_transaction(number, queue, members)
+        self._rewinds.account()
         self.totals["copies accounted for"] += len(self.copies)
         self._begin()
 
@@ -431,3 +477,8 @@ class Judge:
         later = [copy for copy in open_ones if copy.given_in > copy.life]
         if later and len(later) != len(open_ones):
             self.violate(f"{queue}: {len(later)} of {len(open_ones)} messages of transaction {number}")
+
+
+def _counts_again(copy: Copy) -> bool:
+    """One return more is counted; else the message is dead-lettered for it, or comes back with its count after all."""
+    return copy.returns < DELIVERY_LIMITS[copy.queue]

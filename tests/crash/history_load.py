@@ -5,7 +5,8 @@ plain, transactions) and somebody who settles: `work` acks, rejects and requeues
 is read too slowly for its time to live, `full` for its length; `ruled` has no argument and a policy, which is another
 one every moment; `limit` is requeued until it has had enough; `tx.a` is
 read and written in transactions; `purge` is got from, held, requeued and purged; `again` is deleted and declared
-again. What reads and writes the stream is in `streams_load.py`.
+again. What reads and writes the stream is in `streams_load.py`; who retries, moves, delays, rewinds, numbers and groups
+in `features_load.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,21 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 import pamqp.encode
-from history import DELIVERY_LIMIT, LANES, LENGTH_MAX, LETTERS, TTL_S, Held, History, Sent
+from features_load import FeatureLoad, prepare_features, settled
+from history import (
+    DELIVERY_LIMITS,
+    LANES,
+    LENGTH_MAX,
+    LETTERS,
+    PASSES,
+    QUEUES,
+    RETRY_MAX_MS,
+    RETRY_MIN_MS,
+    TTL_S,
+    Held,
+    History,
+    Sent,
+)
 from quickclient import Gone, Link, connect, content, method, publish_prefix, shortstr
 from streams_load import Ask, StreamLoad
 
@@ -28,8 +43,17 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "rank": {"x-max-priority": 5},
     "aged": {"x-message-ttl": int(TTL_S * 1000)},
     "full": {"x-max-length": LENGTH_MAX},
-    "limit": {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT},
+    "limit": {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMITS["limit"]},
+    "retry": {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": DELIVERY_LIMITS["retry"],
+        "x-delayed-retry-type": "all",
+        "x-delayed-retry-min": RETRY_MIN_MS,
+        "x-delayed-retry-max": RETRY_MAX_MS,
+    },
+    "kept": {"x-retain": 40_000_000},  # far more than is published from one drain to the next
 }
+HOMES: Final = {queue: lane for lane, queue in PASSES.items()}
 VERDICTS: Final = {
     "work": ("ack", "ack", "ack", "reject", "requeue"),
     "rank": ("ack", "ack", "requeue"),
@@ -59,6 +83,8 @@ PATIENCE_S: Final = 300.0
 def settlement(tag: int, verdict: str) -> bytes:
     if verdict == "ack":
         return method(0x003C0050, struct.pack(">QB", tag, 0))
+    if verdict == "requeue" and tag % 2:
+        return method(0x003C0078, struct.pack(">QB", tag, 2))  # basic.nack
     return method(0x003C005A, struct.pack(">QB", tag, verdict == "requeue"))
 
 
@@ -71,11 +97,12 @@ async def prepare(port: int, ask: Ask) -> None:
     """All queues, and the policy of `ruled`; there already after the first start."""
     await rule(ask, LETTERS_GO)
     link = await connect(port)
-    for queue in (*LETTERS.values(), *LANES):
+    for queue in QUEUES:
         arguments = dict(ARGUMENTS.get(queue, {}))
         if queue in LETTERS and queue != "ruled":
             arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS[queue]}
         await link.declare_queue(queue, table=pamqp.encode.field_table(arguments))
+    await prepare_features(link)
     link.close()
     await link.gone.wait()
 
@@ -93,28 +120,31 @@ class Crowd:
         self._seed = seed
         self._links: list[Link] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._ahead = dict.fromkeys(LANES, 0)
+        self.ahead = dict.fromkeys(LANES, 0)
         self._unheard: dict[str, bool] = {}
 
     def start(self) -> None:
+        features = FeatureLoad(self, self._ask, self.history, self._seed)
         if self._draining:
-            for queue in (*LANES, *LETTERS.values()):
-                self._run(self._work(queue, ("ack",), 200))
+            for queue in QUEUES:
+                self._run(self.work(queue, ("ack",), 200))
+            for client in features.drain():
+                self._run(client)
             return
         for queue in LETTERS.values():
-            self._run(self._work(queue, ("ack",), 50))
+            self._run(self.work(queue, ("ack",), 50))
         for queue, verdicts in VERDICTS.items():
-            self._run(self._work(queue, verdicts, PREFETCH[queue]))
+            self._run(self.work(queue, verdicts, PREFETCH[queue]))
             self._run(self._publish(queue))
-        self._run(self._work("plain", ("ack",), 20))
+        self._run(self.work("plain", ("ack",), 20))
         self._run(self._publish_plain())
-        self._run(self._work("tx.b", ("ack",), 20))
+        self._run(self.work("tx.b", ("ack",), 20))
         self._run(self._transactions())
         self._run(self._publish("purge"))
         self._run(self._purges())
         self._run(self._deletions())
         self._run(self._policies())
-        for client in StreamLoad(self, self._ask, self.history.stream, self._seed).clients():
+        for client in (*features.clients(), *StreamLoad(self, self._ask, self.history.stream, self._seed).clients()):
             self._run(client)
 
     async def gone(self) -> None:
@@ -158,7 +188,7 @@ class Crowd:
         """With confirms; some bursts, some single messages."""
         history, choose = self.history, random.Random(self._seed)
         link = await self.connect()
-        window = await self._confirms(link, queue)
+        window = await self.confirms(link, queue)
         prefix = publish_prefix("", queue)
         tag = 0
         while not self.ended:
@@ -166,16 +196,16 @@ class Crowd:
                 priority = choose.randrange(6) if queue == "rank" else 0
                 message, properties, body = history.publish(queue, Sent("confirm", priority))
                 tag += 1
-                self._ahead[queue] += 1
+                self.ahead[queue] += 1
                 window.append((tag, message))
                 link.write(prefix + content(properties, body))
             await link.writable()
             await asyncio.sleep(choose.uniform(0.002, 0.02))
-            while not self.ended and (len(window) > UNCONFIRMED_MAX or self._waits_for_readers(queue)):
+            while not self.ended and (len(window) > UNCONFIRMED_MAX or self.waits_for_readers(queue)):
                 await link.writable()
                 await asyncio.sleep(0.005)
 
-    async def _confirms(self, link: Link, queue: str) -> deque[tuple[int, int]]:
+    async def confirms(self, link: Link, queue: str) -> deque[tuple[int, int]]:
         """What waits for its confirm on that link: (publish sequence, message)."""
         history = self.history
         window: deque[tuple[int, int]] = deque()
@@ -192,8 +222,8 @@ class Crowd:
         await link.confirm_select()
         return window
 
-    def _waits_for_readers(self, queue: str) -> bool:
-        return queue not in SLOW and queue != "purge" and self._ahead[queue] > BACKLOG_MAX
+    def waits_for_readers(self, queue: str) -> bool:
+        return queue not in SLOW and queue != "purge" and self.ahead[queue] > BACKLOG_MAX
 
     async def _publish_plain(self) -> None:
         history, choose = self.history, random.Random(self._seed)
@@ -203,20 +233,20 @@ class Crowd:
             sent = []
             for _ in range(choose.randrange(1, 20)):
                 message, properties, body = history.publish("plain", Sent("plain"))
-                self._ahead["plain"] += 1
+                self.ahead["plain"] += 1
                 sent.append(message)
                 link.write(prefix + content(properties, body))
             await link.qos(1, PATIENCE_S)
             for message in sent:
                 history.note("heard-publish", "plain", message)
             await asyncio.sleep(choose.uniform(0.005, 0.03))
-            while self._waits_for_readers("plain") and not self.ended:
+            while self.waits_for_readers("plain") and not self.ended:
                 await link.writable()
                 await asyncio.sleep(0.005)
 
     # -- consumers
 
-    async def _work(self, queue: str, verdicts: tuple[str, ...], window: int) -> None:
+    async def work(self, queue: str, verdicts: tuple[str, ...], window: int) -> None:
         """Settles what it is given after a while, in any order; now and then it asks whether that was read."""
         history, choose = self.history, random.Random(self._seed)
         link = await self.connect()
@@ -226,8 +256,9 @@ class Crowd:
         def delivered(message: Any) -> None:
             held.append(history.deliver(queue, queue, message))
             self._unheard[queue] = True
-            if queue in self._ahead and not message.redelivered:
-                self._ahead[queue] -= 1
+            lane = HOMES.get(queue, queue)
+            if lane in LANES and not message.redelivered:
+                self.ahead[lane] -= 1
 
         link.on_deliver = delivered
         await link.qos(window)
@@ -305,7 +336,7 @@ class Crowd:
         """Sequential: declares, publishes, gets, deletes. What is found after a kill is as old as the queue."""
         history, choose = self.history, random.Random(self._seed)
         link = await self.connect()
-        window = await self._confirms(link, "again")
+        window = await self.confirms(link, "again")
         tag = 0
         while not self.ended:
             await link.declare_queue("again")
@@ -361,8 +392,10 @@ async def drain(port: int, ask: Ask, history: History, *, timeout_s: float = 600
         before = history.given
         await asyncio.sleep(0.15)
         crowd.failed()
-        left = [(await watcher.declare_queue(queue, passive=True))[1] for queue in (*LANES, *LETTERS.values())]
-        quiet = quiet + 1 if not any(left) and history.given == before and crowd.silent() else 0
+        left = [(await watcher.declare_queue(queue, passive=True))[1] for queue in QUEUES]
+        done = not any(left) and crowd.silent() and not history.groups.left() and await settled(ask)
+        quiet = quiet + 1 if done and history.given == before else 0
+    history.drained()
     watcher.close()
     await watcher.gone.wait()
     with contextlib.suppress(Gone):

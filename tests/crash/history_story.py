@@ -23,18 +23,42 @@ class Story:
         self.now += 0.001
         self.judge.take([Event(self.now, what, queue, message, more)])
 
-    def publish(self, queue: str, *messages: int, how: str = "confirm", priority: int = 0, tx: int = 0) -> None:
+    def publish(
+        self,
+        queue: str,
+        *messages: int,
+        how: str = "confirm",
+        priority: int = 0,
+        tx: int = 0,
+        after_s: float = 0.0,
+        batch: int = 0,
+    ) -> None:
+        """after_s: so long from now it is due."""
+        due = self.now + after_s if after_s else 0.0
         for message in messages:
-            self.note("publish", queue, message, Sent(how, priority, tx))
+            self.note("publish", queue, message, Sent(how, priority, tx, due, batch))
             if how == "confirm":
                 self.note("confirmed", queue, message)
 
-    def give(self, queue: str, message: int, *, again: bool = False, returns: int = 0, reason: str = "") -> None:
-        home = queue.partition(".")[0]
-        deaths = ((reason, home, "", (home,), 1),) if reason else ()
+    def give(
+        self,
+        queue: str,
+        message: int,
+        *,
+        again: bool = False,
+        returns: int = 0,
+        reason: str = "",
+        marked: bool = False,
+        home: str | None = None,
+    ) -> None:
+        """marked, home: what a copy says of itself; home: None: what is right."""
+        source = queue.partition(".")[0]
+        deaths = ((reason, source, "", (source,), 1),) if reason else ()
+        if home is None:
+            home = {"moved.to": "moved", "revived": "redriven"}.get(queue, "")
         self.number += 1
         self.last[queue, message] = self.number
-        self.note("given", queue, message, Given(self.number, again, queue, returns, deaths))
+        self.note("given", queue, message, Given(self.number, again, queue, returns, deaths, marked, home))
 
     def settle(self, queue: str, message: int, verdict: str = "ack", transaction: int = 0) -> None:
         self.note("settle", queue, message, (self.last[queue, message], verdict, transaction))
@@ -49,10 +73,10 @@ class Story:
         self.now += after_s
         self.note("ended", more=how)
 
-    def through(self, queue: str, *messages: int, again: bool = False, reason: str = "") -> None:
+    def through(self, queue: str, *messages: int, again: bool = False, reason: str = "", marked: bool = False) -> None:
         """Given, acked, heard."""
         for message in messages:
-            self.give(queue, message, again=again, reason=reason)
+            self.give(queue, message, again=again, reason=reason, marked=marked)
             self.settle(queue, message)
         self.hear(queue)
 

@@ -78,6 +78,7 @@ class StreamStory:
         self.start = 0  # everything below is cut, as found
         self.above = 0  # every offset seen is below
         self.cut_to = 0  # a reader has passed over what is below
+        self._cut_by = ""
         # Of the named reader: how far it has ever acked in order, what the broker has read of it in this life, what
         # somebody was told is written, and what has to be stored exactly; -1: nothing.
         self.acked = self.heard = self.told = self.stored = -1
@@ -120,7 +121,7 @@ class StreamStory:
         elif offset <= reader.last:
             self.violate(f"offset {offset} came after {reader.last}")
         elif offset > reader.last + 1:
-            self.cut_to = max(self.cut_to, offset)
+            self._passes_over(offset, reader)
         reader.last = offset
         reader.unacked[offset] = None
 
@@ -153,12 +154,12 @@ class StreamStory:
             if 0 < self.confirmed_at[number] < reader.argument:
                 self.violate(f"a reader of what is not older than {reader.argument} was given message {number}")
             if number > wanted:
-                self.cut_to = max(self.cut_to, offset)
+                self._passes_over(offset, reader)
             return
         else:
             # What is published behind the answer is not passed over.
             if number > reader.begun >= 0:
-                self.cut_to = max(self.cut_to, offset)
+                self._passes_over(offset, reader)
             if reader.kind == "next" and offset < reader.above:
                 self.violate(f"a reader of what comes next was given {offset}, which had been seen")
             elif reader.kind == "last" and reader.newest >= 0:
@@ -167,7 +168,13 @@ class StreamStory:
                     self.violate(f"a reader from the last batch on was given message {number}, of an earlier one")
             return
         if offset > due:
-            self.cut_to = max(self.cut_to, offset)
+            self._passes_over(offset, reader)
+
+    def _passes_over(self, offset: int, reader: Reader) -> None:
+        """What is below is not there any more, if all is right: `found` looks."""
+        if offset > self.cut_to:
+            self.cut_to = offset
+            self._cut_by = f"from {reader.kind} {reader.argument}, given {reader.first} first and {reader.last} last"
 
     def acks(self, reader: Reader, offset: int) -> None:
         """Is about to be written."""
@@ -228,7 +235,7 @@ class StreamStory:
             if newer <= older:
                 self.violate(f"message {newer} follows {older}")
         if start < self.cut_to:
-            self.violate(f"a reader passed over {start} to {self.cut_to - 1}, which are there")
+            self.violate(f"a reader passed over {start} to {self.cut_to - 1}, which are there ({self._cut_by})")
         end = there[-1][0] + 1
         if end < self.above:
             self.violate(f"{end} to {self.above - 1} have been seen, and are lost")
@@ -240,7 +247,7 @@ class StreamStory:
                 kept += len(body(number))
             elif self.confirmed_at[number] and number > first:
                 self.violate(f"message {number} was confirmed, and is lost")
-            elif self.confirmed_at[number] and kept < KEPT_BYTES and now - self.confirmed_at[number] < AGE_S:
+            elif self.confirmed_at[number] and kept < KEPT_BYTES and now - self.sent_at[number] < AGE_S:
                 self.violate(f"message {number} was confirmed, and is cut, though only {kept} bytes are newer")
             elif number < first and kept >= KEPT_BYTES:
                 break

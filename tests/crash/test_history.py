@@ -30,8 +30,13 @@ EPOCH_LIVES = 10
 SETTINGS = {"storage.segment_size_bytes": 1 << 20, "storage.upkeep_interval_s": 0.2, "log.level": "warning"}
 CLEANLY = 0.1
 """How many lives end by SIGTERM, under load as well."""
-AT_STAKE = {"purged", "deleted", "committed", "rolled back", "ruled"}
+AT_STAKE = {
+    *("purged", "deleted", "committed", "rolled back", "ruled"),
+    *("publish-again", "refused", "moved, by a job", "redriven, by a job", "cancelled", "rewound"),
+}
 """A run without these has proved nothing about them."""
+STREAM_COUNT = 1200
+"""So many messages retention must cut some of, whatever its policies were."""
 AT_ONCE = 0.2
 """How many lives end while the load only begins."""
 
@@ -40,7 +45,8 @@ async def until_the_load_runs(crowd: Crowd, history: History, what: set[str]) ->
     """However long a busy machine takes to get there. what: has to have happened as well, in this life or before."""
     wanted = history.confirmed + 50
     deadline = time.monotonic() + 240
-    while history.confirmed < wanted or not what <= history.seen:
+    published = history.stream.totals
+    while history.confirmed < wanted or not what <= history.seen or (what and published["published"] < STREAM_COUNT):
         assert time.monotonic() < deadline, "the load does not begin"
         crowd.failed()
         await asyncio.sleep(0.02)
@@ -64,6 +70,7 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         judge.take(history.events)
         history.events.clear()
         history.stream.ended(how)
+        history.groups.ended()
         assert "Traceback" not in broker.stderr, broker.stderr
 
     async def ask(verb: str, path: str, value: object) -> object:
@@ -101,7 +108,8 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
             judge.account()
     totals = ", ".join(f"{each} {number}" for each, number in sorted(judge.totals.items()))
     streams = ", ".join(f"{each} {number}" for each, number in history.stream.totals.items())
-    found = history.violations + judge.violations + history.stream.violations
+    streams += f"; groups: {history.groups.deliveries} given"
+    found = history.violations + judge.violations + history.stream.violations + history.groups.failures
     print(f"\nseed {seed}: {totals}; stream: {streams}; {len(found)} violations")
     assert not found, "\n".join([f"seed {seed}: {totals}", *found, judge.tell()])
     assert judge.totals["copies accounted for"] > 20 * count, f"hardly any load: {totals}"

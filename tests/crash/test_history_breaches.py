@@ -361,4 +361,4 @@ def test_a_broken_promise_is_seen(story: Story, breach: Callable[[Story], None])
 
 def test_every_queue_with_letters_is_told_of() -> None:
     assert {breach.__name__.partition("_")[0] for breach in BREACHES} > {"letter", "purge", "deleted", "transaction"}
-    assert set(LETTERS) == {"work", "aged", "full", "limit", "ruled"}
+    assert set(LETTERS) == {"work", "aged", "full", "limit", "ruled", "retry"}

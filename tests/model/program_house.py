@@ -104,6 +104,10 @@ class ProgramHouse(MemoryBroker):
     def again(self, *, clean: bool) -> None:
         """The next life, after a stop or a kill."""
         self.settle()
+        if clean:
+            self.broker.jobs.stop()
+            self.broker.delays.stop()
+            self.broker.republisher.stop()
         self.storage.close(clean=clean)
         self.filesystem = self.filesystem.killed()
         self.begin()

@@ -67,7 +67,8 @@ class Surgeon(Judge):
             return
         letters = self.wanted(self.there(source) if verb == "copy" else source.ready, where)
         self.nobody_is_over(source, letters)
-        if verb != "delete" and not dry_run and not self.has_room(letters, [target] if to_queue else [], name):
+        targets = [target] if to_queue and verb in ("move", "copy") else []
+        if verb != "delete" and not dry_run and not self.has_room(letters, targets, name):
             return
         by_chance = any(each.kind in ("x-random", "x-local-random") for each in self.twin.exchanges.values())
         if by_chance and (verb == "redrive" or not to_queue):
@@ -165,12 +166,14 @@ class Surgeon(Judge):
         """Nobody to whom they may come becomes full by it, nor is. targets: empty: any queue."""
         for name in targets or self.twin.queues:
             queue = self.twin.queues[name]
-            length = self.twin.rule(queue, "max-length")
+            there = queue.ready + [each.letter for each in queue.waiting]
+            length, size = self.twin.rule(queue, "max-length"), self.twin.rule(queue, "max-length-bytes")
+            together = sum(len(letter.body) for letter in there + letters)
             if name == source:
                 continue
-            if self.twin.rule(queue, "max-length-bytes") is not None:
-                return False  # how large they are is not known before they are there
-            if length is not None and len(queue.ready) + len(queue.waiting) + max(1, len(letters)) > length:
+            if length is not None and len(there) + max(1, len(letters)) > length:
+                return False
+            if size is not None and max(together, sum(len(letter.body) for letter in there) + 1) > size:
                 return False
         return True
 
@@ -223,6 +226,8 @@ class Surgeon(Judge):
                 return
             queue.settled = [each for each in queue.settled if not any(each is other for other in letters)]
             queue.cold = True
+            for letter in before:
+                letter.vague = queue.durable
             for letter in letters:
                 letter.redelivered = True
                 letter.vague = False

@@ -360,11 +360,9 @@ class Player(Surgeon, Transactor, Judge):
         else:
             self.client.say(channel, spec.Basic.Nack(delivery_tag=tag, requeue=how == "requeue"))
         self.listen()
-        if consumer is not None and not queue.group_by:
+        if consumer is not None:
             consumer.in_flight -= 1
         self.settled(queue, letter, how)
-        if consumer is not None and queue.group_by:
-            consumer.in_flight -= 1  # what is too much is so before it can take the next
 
     def settled(self, queue: TwinQueue, letter: Letter, how: str) -> None:
         queue.lets_go(letter)

@@ -37,10 +37,11 @@ class Transactor(Judge):
         self.client.say(CHANNEL, spec.Tx.Commit() if commits else spec.Tx.Rollback())
         names = [event.method.name for event in self.heard()]
         due = ["Basic.Return"] * returned + ["Tx.CommitOk"] if commits else ["Tx.RollbackOk"]
-        self.same("transaction", names, due)
         self.twin.reserved.clear()
         if commits:
             self.twin.commit(sent)
+        self.same("transaction", names, due)
+        if commits:
             for queue, letter, how in got:
                 self.settled(queue, letter, how)
             self.twin.committed()

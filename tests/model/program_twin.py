@@ -138,13 +138,15 @@ class Twin(TwinRouting):
         return all(taken)
 
     def commit(self, sent: list[tuple[Letter, Way]]) -> None:
-        """What a queue keeps of a transaction displaces when all of it is there (`committed`)."""
+        """What a queue keeps of a transaction displaces when all of it is there (`committed`). Raises: Anyhow where one
+        refuses it: RabbitMQ fails the commit then, and this broker where an exchange remembers ids."""
         for letter, way in sent:
             for name in way.queues:
                 queue = self.queues[name]
                 queue.in_transaction |= queue.durable and (letter.persistent or queue.kind == "stream")
-        for letter, way in sent:
-            self.offer_all(way, letter)
+        taken = [self.offer_all(way, letter) for letter, way in sent]
+        if not all(taken):
+            raise Anyhow("a queue refuses something of a transaction")
 
     def committed(self) -> None:
         for queue in self.queues.values():

@@ -73,3 +73,21 @@ def test_more_unacked_than_memory_keeps(durable: bool) -> None:
     assert [event.body for event in again] == bodies
     assert all(event.method.redelivered for event in again)
     house.end()
+
+
+@pytest.mark.parametrize("how", [{"x-group-by": "routing_key"}, {}])
+def test_what_comes_back_to_its_consumer_at_once_costs_no_credit(how: dict[str, Any]) -> None:
+    """A full queue whose consumers have filters or groups serves them before it drops, also what they return."""
+    house, client = one_channel()
+    arguments = {"x-max-length": 0} | how
+    heard(house, client, spec.Channel.Open(), spec.Queue.Declare(queue="q", arguments=arguments))
+    wanted = {} if how else {"x-filter": "TRUE"}
+    heard(house, client, spec.Basic.Qos(prefetch_count=2), spec.Basic.Consume(queue="q", arguments=wanted))
+    for tag in range(1, 4):
+        client.publish(1, "q", [b"x"], PLAIN)
+        assert heard(house, client) == ["Basic.Deliver"]
+        assert heard(house, client, spec.Basic.Nack(2 * tag - 1, requeue=True)) == ["Basic.Deliver"]
+        assert heard(house, client, spec.Basic.Ack(2 * tag)) == []
+    client.publish(1, "q", [b"x", b"y", b"z"], PLAIN)
+    assert heard(house, client) == ["Basic.Deliver"] * 2
+    house.end()

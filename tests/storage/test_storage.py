@@ -260,3 +260,28 @@ def test_what_spills_is_synced_in_large_pieces(storage: Storage, loop: Loop) -> 
     loop.until(lambda: storage.commits.unsynced_bytes == 0)
     assert len(synced) == 1
     assert [len(record.body) for record in store.cursor.read(0, 1 << 30).records] == [1 << 20] * 17
+
+
+def test_what_the_last_sync_makes_safe_is_settled_where_it_came_from(tmp_path: Path, loop: Loop) -> None:
+    """A message was moved just before a clean stop: its copy is safe with the last sync, and it goes at its source."""
+    storage = Storage(tmp_path / "data", post=loop.post)
+    source_id, source = storage.create_queue("v", "source", "/")
+    _, target = storage.create_queue("v", "target", "/")
+    for body in (b"moved", b"stays"):
+        source.append_parts(ROUTE, b"", body, True)
+    storage.commits.end_of_turn()
+    target.append_parts(ROUTE, b"", b"moved", True)
+
+    def safe(generation: int, failed: list[LocalLog]) -> None:
+        if not failed and target.record_count == 1 and source.record_count == 2 and target.high_watermark == 1:
+            source.settle(0, 5)
+
+    storage.commits.on_commit = safe
+    storage.close(clean=True)
+    assert source.record_count == 1
+    storage = Storage(tmp_path / "data", post=loop.post)
+    source = storage.open_queue("v", source_id, "source", "/")
+    source.recover()
+    assert [record.body for record in source.cursor.read(0, 1000).records] == [b"stays"]
+    assert source.record_count == 1
+    storage.close(clean=True)

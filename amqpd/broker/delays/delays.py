@@ -127,6 +127,9 @@ class Delays(Works):
         """The broker stops: what waits stays on the disk."""
         self._stopped = True
         self._line.clear()
+        for wheels in self._wheels.values():
+            for wheel in wheels.values():
+                wheel.stop()
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -244,7 +247,7 @@ class Delays(Works):
             if storage.power_cut:
                 self._tell_whose(wheel, chain[-1], name)
             store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
-            wheel.restore(named.place, name, chain, store, storage.ended_badly)
+            wheel.restore(named.place, name, chain, store)
 
     def _tell_whose(self, wheel: Wheel, directory: str, name: str) -> None:
         """A power cut may have left a bucket without the file that says whose it is. Another one's has told it now, and

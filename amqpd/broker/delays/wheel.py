@@ -117,10 +117,9 @@ class Wheel(Turning):
 
     # -- what there was ----------------------------------------------------------------------------------------------
 
-    def restore(self, place: Place, name: str, chain: list[str], store: QueueLog, again: bool) -> None:
-        """A bucket of an earlier life of the broker. again: that life ended badly."""
+    def restore(self, place: Place, name: str, chain: list[str], store: QueueLog) -> None:
+        """A bucket of an earlier life of the broker."""
         bucket = Bucket(place, name, chain, store, False)
-        bucket.again = again
         self.buckets[bucket] = None
         self._unopened.append(bucket)
 
@@ -142,6 +141,7 @@ class Wheel(Turning):
                 self._unopened.insert(0, bucket)
                 return False
             bucket.opened = True
+            bucket.again = bucket.store.redelivered(0)
             self._retry_ms.pop(bucket, 0)
             if bucket.store.record_count == 0:
                 self._leave(bucket)
@@ -380,6 +380,12 @@ class Wheel(Turning):
         self._releases.pop(bucket, None)
         self._retry_ms.pop(bucket, 0)
         self._slots.forget(bucket)
+
+    def stop(self) -> None:
+        """The broker stops cleanly: of a bucket that knows what became of all it has released, nothing comes twice."""
+        for bucket in self.buckets:
+            if bucket.opened and not bucket.again and not bucket.out:
+                bucket.store.forget_delivered()
 
     def drop(self, done: Callable[[], None]) -> None:
         if self.dropped:

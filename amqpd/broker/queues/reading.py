@@ -120,17 +120,20 @@ class Reading(Search):
             entries.append(self._given_back.pop(0))
             count_max -= 1
         size: i64 = len(self._memory)
-        while self._at < size and count_max > 0 and bytes_max > 0:
+        while self._at < size:
             entry = self._memory[self._at]
             message = entry.message
             if scans.over:
                 return
+            wanted = False
+            if message is not None and entry.offset >= self._begin:
+                scans.step(message.header_size)
+                wanted = self.judge.wants(message)
+            if wanted and (count_max <= 0 or bytes_max <= 0):
+                return
             self._at += 1
             self.position = entry.offset + 1
-            if message is None or entry.offset < self._begin:
-                continue
-            scans.step(message.header_size)
-            if self.judge.wants(message):
+            if wanted and message is not None:
                 copy = Entry(queue, entry.offset, message, entry.redelivered)
                 copy.delivery_count = entry.delivery_count
                 entries.append(copy)

@@ -206,6 +206,9 @@ class Rewinding(SettledSearch):
             entry = self.next_settled()
             if entry is None:
                 break
+            info = None if entry.message is None else entry.message.info
+            if info is not None and info.expiration is not None and entry.message is not None:
+                queue.watch(entry.message)
             if queue.expiry is not None and queue.expiry.is_over(entry):
                 self._leave(EXPIRED)
                 continue

@@ -199,11 +199,14 @@ class LogSearch(TakingSearch):
             message = entry.message
             if offset < self.position or message is None or backing.has(offset):
                 continue
-            if scans.over or len(found) >= count_max or bytes_max <= 0:
+            if scans.over:
+                return
+            scans.step(message.header_size)
+            wanted = self.judge.wants(message)
+            if wanted and (len(found) >= count_max or bytes_max <= 0):
                 return
             self.position = offset + 1
-            scans.step(message.header_size)
-            if self.judge.wants(message):
+            if wanted:
                 self._want(entry, message)
                 found.append(entry)
                 bytes_max -= entry.body_size
@@ -216,7 +219,7 @@ class LogSearch(TakingSearch):
         queue = self.queue
         scans = self._scans
         store = queue.backing.store
-        while len(found) < count_max and bytes_max > 0 and not scans.over:
+        while not scans.over:
             if store is None or self.position >= self.end:
                 self.ended = True
                 return
@@ -236,6 +239,9 @@ class LogSearch(TakingSearch):
             message = queue.backing.message(record)
             if not self.judge.wants(message):
                 continue
+            if len(found) >= count_max or bytes_max <= 0:
+                self.position = record.offset  # there is more, for when there is room
+                return
             if entry is None:
                 entry = self._take_logged(record)
             else:

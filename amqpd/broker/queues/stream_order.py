@@ -125,6 +125,7 @@ class StreamOrder(ReadyOrder):
         reader.note_passed_over()
         reader.end()
         consumer.reader = None  # which knows its consumer
+        consumer.entry_for_all = None  # as it does
         name = reader.consumer_name
         if name:
             self._store_moved(queue)

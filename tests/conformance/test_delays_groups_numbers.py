@@ -1,0 +1,481 @@
+"""Delays, retries, groups, numbered messages and the exchange types of RabbitMQ's plugins: what is refused, in which
+words, and what headers are when they arrive. Whatever a header holds, it ends in a 403, a 406 or a delivery.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cases import Case, ChannelClose, Chunked, ConnectionClose, both, own_queue, run
+from deliveries import eventually
+from peer import Peer
+from wire import Field, method, properties, publish
+
+OURS = "has this by plugins, or not at all"
+Arguments = dict[str, Any]
+
+
+def exchange(id_: str, kind: str, arguments: Arguments, why: str) -> Case:
+    """exchange.declare that is refused."""
+    return Case(
+        id_,
+        lambda peer: method("exchange.declare", exchange=peer.x, type=kind, auto_delete=True, arguments=arguments),
+        ChannelClose(406, 40, 10, why),
+        ours=OURS,
+    )
+
+
+def queue(id_: str, arguments: Arguments, name: str, why: str) -> Case:
+    """queue.declare that is refused for this argument."""
+    return Case(
+        id_,
+        lambda peer: method("queue.declare", queue=peer.q, durable=True, auto_delete=True, arguments=arguments),
+        ChannelClose(406, 50, 10, f"invalid arg '{name}' for queue '{{q}}' in vhost '/': {why}"),
+        ours=OURS,
+    )
+
+
+def bound(kind: str, arguments: Arguments | None = None) -> Callable[[Peer], None]:
+    """The peer's own queue and exchange, of this type."""
+
+    def declare(peer: Peer) -> None:
+        peer.queue()
+        peer.exchange(kind, arguments=arguments or {})
+
+    return declare
+
+
+def bind(id_: str, kind: str, key: str, arguments: Arguments, why: str) -> Case:
+    return Case(
+        id_,
+        lambda peer: method("queue.bind", queue=peer.q, exchange=peer.x, routing_key=key, arguments=arguments),
+        ChannelClose(406, 50, 20, why),
+        bound(kind),
+        ours=OURS,
+    )
+
+
+HISTORY = "'x-recent-history-length' must be a positive integer"
+SIZE = "Missing or invalid argument, 'x-cache-size' must be an integer greater than 0"
+TTL = "Invalid argument, 'x-cache-ttl' must be an integer greater than 0"
+DEDUP = "x-message-deduplication"
+REFUSED_EXCHANGES = [
+    exchange(
+        "delayed-nothing",
+        "x-delayed-message",
+        {},
+        "Invalid argument, 'x-delayed-type' must be an existing exchange type",
+    ),
+    exchange(
+        "delayed-integer",
+        "x-delayed-message",
+        {"x-delayed-type": 5},
+        "Invalid argument, 'x-delayed-type' must be an existing exchange type",
+    ),
+    Case(
+        "delayed-unknown",
+        lambda peer: method(
+            "exchange.declare",
+            exchange=peer.x,
+            type="x-delayed-message",
+            auto_delete=True,
+            arguments={"x-delayed-type": "nosuch"},
+        ),
+        ConnectionClose(503, 40, 10, "unknown exchange type 'nosuch'"),
+        ours=OURS,
+    ),
+    exchange(
+        "delayed-itself",
+        "x-delayed-message",
+        {"x-delayed-type": "x-delayed-message"},
+        "Invalid argument, 'x-delayed-type' can't be used for 'x-delayed-message'",
+    ),
+    exchange(
+        "delayed-text",
+        "direct",
+        {"x-delayed": "true"},
+        "invalid arg 'x-delayed' for exchange '{x}' in vhost '/': {unacceptable_type,longstr}",
+    ),
+    exchange(
+        "hash-header-integer",
+        "x-consistent-hash",
+        {"hash-header": 5},
+        "invalid type 'signedint' for arg 'hash-header' in exchange '{x}' in vhost '/'",
+    ),
+    exchange(
+        "hash-both",
+        "x-consistent-hash",
+        {"hash-header": "h", "hash-property": "message_id"},
+        "hash-header and hash-property are mutually exclusive",
+    ),
+    exchange(
+        "hash-property-unknown", "x-consistent-hash", {"hash-property": "priority"}, "Unsupported property: priority"
+    ),
+    exchange("history-0", "x-recent-history", {"x-recent-history-length": 0}, f"Invalid argument 0, {HISTORY}"),
+    exchange(
+        "history-negative", "x-recent-history", {"x-recent-history-length": -1}, f"Invalid argument -1, {HISTORY}"
+    ),
+    exchange("dedup-nothing", DEDUP, {}, SIZE),
+    exchange("dedup-0", DEDUP, {"x-cache-size": 0}, SIZE),
+    exchange("dedup-text", DEDUP, {"x-cache-size": "many"}, SIZE),
+    exchange("dedup-nan", DEDUP, {"x-cache-size": Field("d", math.nan)}, SIZE),
+    exchange("dedup-large", DEDUP, {"x-cache-size": Field("l", 2**63 - 1)}, SIZE),
+    exchange("dedup-ttl", DEDUP, {"x-cache-size": 1, "x-cache-ttl": -1}, TTL),
+    exchange(
+        "dedup-persistence",
+        DEDUP,
+        {"x-cache-size": 1, "x-cache-persistence": "paper"},
+        "Invalid argument, 'x-cache-persistence' must be either 'disk' or 'memory'",
+    ),
+]
+RETRY = "x-delayed-retry-"
+REFUSED_QUEUES = [
+    queue("group-integer", {"x-group-by": 5}, "x-group-by", "{unacceptable_type,signedint}"),
+    queue("retry-type", {RETRY + "type": "some"}, RETRY + "type", "invalid_delayed_retry_type"),
+    queue(
+        "retry-alone",
+        {RETRY + "type": "all"},
+        RETRY + "type",
+        '"not without x-delayed-retry-min or x-delayed-retry-levels"',
+    ),
+    queue("retry-min-alone", {RETRY + "min": 5}, RETRY + "min", '"not without x-delayed-retry-type"'),
+    queue("retry-min-0", {RETRY + "type": "all", RETRY + "min": 0}, RETRY + "min", "{value_zero,0}"),
+    queue("retry-min-negative", {RETRY + "type": "all", RETRY + "min": -5}, RETRY + "min", "{value_negative,-5}"),
+    queue(
+        "retry-min-large",
+        {RETRY + "type": "all", RETRY + "min": Field("l", 2**63 - 1)},
+        RETRY + "min",
+        "{value_too_large,9223372036854775807}",
+    ),
+    queue(
+        "retry-levels",
+        {RETRY + "type": "all", RETRY + "levels": "1m,,5m"},
+        RETRY + "levels",
+        "\"expected 1 to 100 times, as '1m,5m,30m' or an array of milliseconds\"",
+    ),
+    queue(
+        "retry-levels-nan",
+        {RETRY + "type": "all", RETRY + "levels": [Field("d", math.nan)]},
+        RETRY + "levels",
+        "\"expected 1 to 100 times, as '1m,5m,30m' or an array of milliseconds\"",
+    ),
+    queue(
+        "retry-both",
+        {RETRY + "type": "all", RETRY + "levels": "1m", RETRY + "min": 1},
+        RETRY + "levels",
+        '"not together with x-delayed-retry-min"',
+    ),
+]
+REFUSED_BINDINGS = [
+    bind("weight-text", "x-consistent-hash", "a", {}, 'The binding key must be an integer: <<"a">>'),
+    bind("weight-empty", "x-consistent-hash", "", {}, "The binding key must be an integer: <<>>"),
+    bind("weight-0", "x-consistent-hash", "0", {}, "The binding key must be greater than 0"),
+    bind("weight-negative", "x-consistent-hash", "-3", {}, "The binding key must be greater than 0"),
+    bind("local-key", "x-local-random", "a", {}, "Non empty binding 'a' key not permitted"),
+    bind(
+        "jms-nothing",
+        "x-jms-topic",
+        "a",
+        {},
+        "a binding to an exchange of type x-jms-topic has one selector, in x-selector (SQL text) or "
+        "rjms_erlang_selector (from RabbitMQ's JMS client)",
+    ),
+    bind("jms-integer", "x-jms-topic", "a", {"x-selector": 5}, "x-selector is not a text"),
+    Case(
+        "group-no-ack",
+        lambda peer: method("basic.consume", queue=peer.q, no_ack=True),
+        ChannelClose(406, 60, 20),
+        lambda peer: peer.queue(arguments={"x-group-by": "routing_key"}),
+        ours=OURS,
+    ),
+    Case(
+        "group-filter",
+        lambda peer: method("basic.consume", queue=peer.q, arguments={"x-filter": "TRUE"}),
+        ChannelClose(406, 60, 20),
+        lambda peer: peer.queue(arguments={"x-group-by": "routing_key"}),
+        ours=OURS,
+    ),
+]
+
+
+@both([*REFUSED_EXCHANGES, *REFUSED_QUEUES, *REFUSED_BINDINGS])
+def test_what_is_refused(peer: Peer, chunked: Chunked) -> None:
+    run(peer, chunked)
+
+
+@pytest.mark.parametrize("value", ["", "key", "header:", "header:" + "n" * 256, [], {}, -1, Field("d", math.nan)])
+def test_nothing_else_makes_groups(broker_is_ours: bool, peer: Peer, value: Any) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments={"x-group-by": value})
+    peer.expect_channel_close(406, 50, 10)
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+DELAYED = {"x-delayed-type": "fanout"}
+
+
+def delayed(peer: Peer) -> None:
+    bound("x-delayed-message", DELAYED)(peer)
+    peer.call("queue.bind", queue=peer.q, exchange=peer.x)
+
+
+def sent(id_: str, headers: Arguments, end: ChannelClose, before: Callable[[Peer], None] = delayed) -> Case:
+    """A publish to the peer's exchange, or where there is none to its queue."""
+
+    def say(peer: Peer) -> bytes:
+        to = "" if before is own_queue else peer.x
+        return publish(peer.q, b"x", properties(headers=headers), exchange=to)
+
+    return Case(id_, say, end, before, ours=OURS)
+
+
+def no_time(name: str, what: str) -> ChannelClose:
+    return ChannelClose(406, 60, 40, f"invalid header '{name}': {what}")
+
+
+def missing(name: str) -> ChannelClose:
+    return no_time(name, "missing beside 'x-producer-id'")
+
+
+def outside(name: str, most: int) -> ChannelClose:
+    return no_time(name, f"not an integer from 0 to {most}")
+
+
+NUMBERED = {"x-producer-id": 1, "x-producer-epoch": 0, "x-sequence": 0}
+MS = "expected a number of milliseconds, got "
+LARGEST = 2**63 - 1
+REFUSED_HEADERS = [
+    sent("delay-text", {"x-delay": "soon"}, no_time("x-delay", MS + "longstr soon")),
+    sent("delay-true", {"x-delay": True}, no_time("x-delay", MS + "bool True")),
+    sent("delay-double", {"x-delay": 1.5}, no_time("x-delay", MS + "double 1.5")),
+    sent("delay-nan", {"x-delay": Field("d", math.nan)}, no_time("x-delay", MS + "double nan")),
+    sent("delay-table", {"x-delay": {"a": 1}}, no_time("x-delay", MS + "table of another form")),
+    sent("delay-array", {"x-delay": [1]}, no_time("x-delay", MS + "array of another form")),
+    sent("delay-void", {"x-delay": None}, no_time("x-delay", MS + "void of another form")),
+    sent("delay-timestamp", {"x-delay": Field("T", 5)}, no_time("x-delay", MS + "timestamp 5")),
+    sent("delay-large", {"x-delay": Field("l", LARGEST)}, no_time("x-delay", f"{{value_too_large,{LARGEST}}}")),
+    sent(
+        "deliver-at-large",
+        {"x-deliver-at": Field("T", 2**63)},
+        no_time("x-deliver-at", f"{{value_too_large,{2**63}}}"),
+    ),
+    sent("deliver-at-text", {"x-deliver-at": "noon"}, no_time("x-deliver-at", MS + "longstr noon")),
+    sent("id-alone", {"x-producer-id": 1}, missing("x-producer-epoch"), own_queue),
+    sent("no-sequence", {"x-producer-id": 1, "x-producer-epoch": 0}, missing("x-sequence"), own_queue),
+    sent("id-text", NUMBERED | {"x-producer-id": "1"}, outside("x-producer-id", LARGEST), own_queue),
+    sent("id-negative", NUMBERED | {"x-producer-id": -1}, outside("x-producer-id", LARGEST), own_queue),
+    sent("id-true", NUMBERED | {"x-producer-id": True}, outside("x-producer-id", LARGEST), own_queue),
+    sent("epoch-large", NUMBERED | {"x-producer-epoch": 2**15}, outside("x-producer-epoch", 2**15 - 1), own_queue),
+    sent("epoch-nan", NUMBERED | {"x-producer-epoch": math.nan}, outside("x-producer-epoch", 2**15 - 1), own_queue),
+    sent("sequence-large", NUMBERED | {"x-sequence": 2**31}, outside("x-sequence", 2**31 - 1), own_queue),
+    sent("sequence-table", NUMBERED | {"x-sequence": {}}, outside("x-sequence", 2**31 - 1), own_queue),
+    sent(
+        "numbered-delayed",
+        NUMBERED | {"x-delay": 5000},
+        no_time("x-producer-id", "what is delayed has no numbers"),
+    ),
+]
+
+
+@both(REFUSED_HEADERS)
+def test_headers_that_are_refused(peer: Peer, chunked: Chunked) -> None:
+    run(peer, chunked)
+
+
+VALUES = {
+    "text": "soon",
+    "digits": "7",
+    "empty": "",
+    "bytes": Field("x", b"\xff\0"),
+    "table": {"a": {"b": [1]}},
+    "array": [1, "a", [None]],
+    "negative": -1,
+    "least": Field("l", -(2**63)),
+    "largest": Field("l", LARGEST),
+    "beyond": Field("T", 2**63),
+    "nan": Field("d", math.nan),
+    "infinite": Field("d", math.inf),
+    "float": Field("f", -0.0),
+    "true": True,
+    "void": None,
+    "decimal": Field("D", (255, 2**32 - 1)),
+    "long-text": "9" * 5000,
+}
+NAMES = (
+    "x-delay",
+    "x-deliver-at",
+    "x-deduplication-header",
+    "x-cache-ttl",
+    "x-recent-history-no-store",
+    "x-producer-id",
+    "x-producer-epoch",
+    "x-sequence",
+    "x-group",
+    "x-death",
+    "x-source-offset",
+    "x-redrive-count",
+)
+SURROUNDINGS: dict[str, Arguments] = {
+    "x-delayed-message": DELAYED,
+    "x-consistent-hash": {"hash-header": "x-group", "x-delayed": True},
+    "x-recent-history": {"x-recent-history-length": 1},
+    DEDUP: {"x-cache-size": 2},
+    "x-jms-topic": {},
+}
+
+
+@pytest.mark.parametrize("kind", SURROUNDINGS)
+@pytest.mark.parametrize("value", VALUES)
+def test_no_header_breaks_anything(broker_is_ours: bool, peer: Peer, kind: str, value: str) -> None:
+    """Each name with this value is published, or refused with a 403 or 406; what is there can be had."""
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    peer.channel(2)
+    arguments = {"x-group-by": "header:x-group", "x-delayed-retry-type": "all", "x-delayed-retry-min": 1}
+    peer.queue(channel=2, arguments=arguments)
+    peer.call("exchange.declare", 2, exchange=peer.x, type=kind, auto_delete=True, arguments=SURROUNDINGS[kind])
+    selector = {"x-selector": '"x-group" IS NULL OR "x-delay" > 1 OR "x-delay" <= 1 OR "x-delay" IS NULL'}
+    where = selector if kind == "x-jms-topic" else {}
+    peer.call("queue.bind", 2, queue=peer.q, exchange=peer.x, routing_key="1", arguments=where)
+    for name in NAMES:
+        headers = {name: VALUES[value]}
+        for more in ({}, NUMBERED) if name in NUMBERED else ({},):
+            peer.send(publish(peer.q, b"x", properties(headers=more | headers), exchange=peer.x))
+            peer.method("channel.flow", active=True)
+            got = peer.read()
+            if got.name == "channel.close":
+                assert got["reply_code"] in (403, 406), got
+                peer.method("channel.close-ok")
+                peer.channel()
+            else:
+                assert got.name == "channel.flow-ok", got
+    time.sleep(0.02)
+    while (message := peer.get(channel=2, no_ack=False)) is not None:
+        peer.method("basic.ack", 2, delivery_tag=message.method["delivery_tag"])
+    peer.fence(2)
+
+
+# -- conversations ----------------------------------------------------------------------------------------------------
+
+
+def test_a_delay_arrives_negated(broker_is_ours: bool, speaker: Peer) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    delayed(speaker)
+    speaker.call("confirm.select")
+    ahead = int(time.time() * 1000) + 30
+    for headers in ({"x-delay": 20}, {"x-delay": "30"}, {"x-deliver-at": Field("l", ahead)}, {"x-delay": -5}):
+        speaker.publish("k", b"x", properties(headers=headers, delivery_mode=2), exchange=speaker.x, mandatory=True)
+    speaker.fence()
+    acked = 0
+    while acked < 4:
+        ack = speaker.expect("basic.ack")
+        acked = ack["delivery_tag"] if ack["multiple"] else acked + 1
+    eventually(speaker, speaker.q, 4)
+    got = [speaker.get() for _ in range(4)]
+    assert [each and each.method["exchange"] for each in got] == [speaker.x] * 4
+    due = [{"x-delay": -5}, {"x-delay": -20}, {"x-delay": -30}, {"x-delivered-at": Field("l", ahead)}]
+    found = [each.props for each in got if each is not None]
+    for headers in due:
+        forms = [{name: form(value)} for name, value in headers.items() for form in (_same, _long)]
+        assert any(properties(headers=each, delivery_mode=2) in found for each in forms), (headers, found)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _long(value: Any) -> Any:
+    return value if isinstance(value, Field) else Field("l", value)
+
+
+def test_numbers(broker_is_ours: bool, speaker: Peer) -> None:
+    """A copy is confirmed and not stored, a gap is legal, a later epoch begins anew, an older one is refused."""
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    speaker.queue()
+    speaker.call("confirm.select")
+    for tag, (epoch, sequence) in enumerate([(0, 0), (0, 0), (0, 5), (0, 4), (1, 0), (1, 0)], 1):
+        headers = {"x-producer-id": 7, "x-producer-epoch": epoch, "x-sequence": sequence}
+        speaker.publish(payload=b"%d" % tag, props=properties(headers=headers))
+        assert speaker.expect("basic.ack")["delivery_tag"] == tag
+    headers = {"x-producer-id": 7, "x-producer-epoch": 0, "x-sequence": 9}
+    speaker.publish(payload=b"old", props=properties(headers=headers))
+    speaker.expect_channel_close(
+        403, 60, 40, "producer 7 of epoch 0 has been replaced in queue '{q}' in vhost '/': its epoch is 1"
+    )
+    assert [got.body for got in iter(speaker.get, None)] == [b"1", b"3", b"5"]
+
+
+@pytest.mark.parametrize(("kind", "waits"), [("failed", "basic.reject"), ("returned", "basic.nack"), ("all", "both")])
+def test_which_returns_wait(broker_is_ours: bool, speaker: Peer, kind: str, waits: str) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    arguments = {"x-delayed-retry-type": kind, "x-delayed-retry-min": 60_000}
+    for name in ("basic.reject", "basic.nack"):
+        queue_name = f"{speaker.q}{name}"
+        speaker.queue(queue_name, arguments=arguments)
+        speaker.publish(queue_name, b"x")
+        got = speaker.get(queue_name, no_ack=False)
+        assert got is not None
+        speaker.method(name, delivery_tag=got.method["delivery_tag"], requeue=True)
+        assert (speaker.get(queue_name) is None) is (waits in (name, "both"))
+
+
+def test_groups_go_to_one_consumer_each(broker_is_ours: bool, speaker: Peer) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    speaker.queue(arguments={"x-group-by": "header:g"})
+    for channel in (2, 3):
+        speaker.channel(channel)
+        speaker.call("basic.qos", channel, prefetch_count=1)
+        speaker.call("basic.consume", channel, queue=speaker.q, consumer_tag="c")
+    for number, group in enumerate(("a", "a", "b", 7, "7")):
+        speaker.publish(payload=b"%d" % number, props=properties(headers={"g": group}))
+    first = {channel: speaker.content("basic.deliver", channel) for channel in (2, 3)}
+    assert {each.body for each in first.values()} == {b"0", b"2"}
+    speaker.fence()
+    holder = next(channel for channel, got in first.items() if got.body == b"0")
+    order = itertools.count(1)
+    for due in (b"1", b"3", b"4"):
+        speaker.method("basic.ack", holder, delivery_tag=next(order))
+        assert speaker.content("basic.deliver", holder).body == due
+    speaker.fence()
+
+
+def test_copies_are_confirmed_and_go_to_the_alternate(broker_is_ours: bool, speaker: Peer) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    speaker.queue()
+    speaker.queue(speaker.q + "-copies")
+    speaker.exchange("fanout", speaker.x + "-copies")
+    speaker.call("queue.bind", queue=speaker.q + "-copies", exchange=speaker.x + "-copies")
+    speaker.exchange(DEDUP, arguments={"x-cache-size": 10, "alternate-exchange": speaker.x + "-copies"})
+    speaker.call("queue.bind", queue=speaker.q, exchange=speaker.x)
+    speaker.call("confirm.select")
+    for tag, ident in enumerate((1, "1", 1, {"a": 1}, {"a": 1}), 1):
+        props = properties(headers={"x-deduplication-header": ident})
+        speaker.publish("k", b"%d" % tag, props, exchange=speaker.x, mandatory=True)
+        assert speaker.expect("basic.ack")["delivery_tag"] == tag
+    assert [got.body for got in iter(speaker.get, None)] == [b"1", b"2", b"4"]
+    assert [got.body for got in iter(lambda: speaker.get(speaker.q + "-copies"), None)] == [b"3", b"5"]
+
+
+def test_who_is_bound_later_gets_the_last_ones(broker_is_ours: bool, speaker: Peer) -> None:
+    if not broker_is_ours:
+        pytest.skip(OURS)
+    speaker.queue()
+    speaker.exchange("x-recent-history", arguments={"x-recent-history-length": 2})
+    for number, kept in enumerate((True, True, True, False)):
+        props = properties(headers={} if kept else {"x-recent-history-no-store": True})
+        speaker.publish("k", b"%d" % number, props, exchange=speaker.x)
+    for _ in range(2):
+        speaker.call("queue.bind", queue=speaker.q, exchange=speaker.x)
+    assert [got.body for got in iter(speaker.get, None)] == [b"1", b"2"]
