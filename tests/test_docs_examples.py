@@ -30,6 +30,8 @@ PAGES = {
     "retries.md": r"after \d+ s: bad\nafter \d+ s: good\nafter ([1-9]|\d\d) s: bad\nafter ([3-9]|\d\d) s: bad\n"
     r"after ([6-9]|\d\d) s: bad\n"
     r"bad failed: delivery_limit\n",
+    "transactions.md": r"after the rollback: 0 0\nbefore the commit: 0 0\nafter the commit: 1 1\n"
+    r"406 PRECONDITION_FAILED - partial tx completion\n",
     "watching.md": r"publish. \['orders'\] \{'app_id': 'shop'\} b'an order'\n"
     r"queue.created invoices guest\nqueue.deleted invoices guest\n",
 }

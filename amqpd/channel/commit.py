@@ -1,4 +1,5 @@
-"""A large tx.commit, worked off in slices, so that others keep their place on the loop.
+"""A tx.commit that takes several turns: a large one, in slices, so that others keep their place on the loop; and any
+that has both publishes for the disk and settlements.
 
 What it owns: the channel's publishes and settlements from tx.commit to its answer. The channel is busy so long; what
 its client says meanwhile waits. The stages, each over as many loop turns as it takes:
@@ -12,7 +13,7 @@ its client says meanwhile waits. The stages, each over as many loop turns as it 
 
 So a queue shows all of its publishes or none, after a crash too, and a settlement is on the disk only when the
 publishes are. A commit that was begun goes on when its channel or its connection ends: an end in the middle leaves
-nothing half done. Where a log fails, nothing is settled and the channel is told (406).
+nothing half done. Where a log fails, or a queue is full and refuses, nothing is settled and the channel is told (406).
 
 One turn's part is bounded by SLICE_S. A single queue's part is not cut where it must be offered message by message
 under one log transaction: a queue with a log and with limits or priorities.
@@ -20,10 +21,11 @@ under one log transaction: a queue with a log and with limits or priorities.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import time
 from collections.abc import Collection
-from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
@@ -70,7 +72,7 @@ def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[Que
     """
     turn = channel.session.turn
     turn.urgent = True
-    when_safe(turn, logs, partial(_answer, channel, list(settled)))
+    when_safe(turn, logs, functools.partial(_answer, channel, list(settled)))
 
 
 def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
@@ -83,9 +85,13 @@ def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
         fail(channel)
 
 
+def partial() -> PreconditionFailed:
+    """A log failed under a transaction, or a queue refused: nothing of it is promised. rabbit: 406, in these words."""
+    return PreconditionFailed("partial tx completion", commands.TX_COMMIT)
+
+
 def fail(channel: Channel) -> None:
-    """A log failed under a transaction: nothing of it is promised. rabbit: 406, in these words."""
-    channel.owner.fail_channel(channel, PreconditionFailed("partial tx completion", commands.TX_COMMIT))
+    channel.owner.fail_channel(channel, partial())
 
 
 @final
@@ -131,7 +137,7 @@ def _prepare(prepared: Prepared, message: Message) -> None:
 
 @final
 class Commit:
-    """One large tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
+    """One tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
 
     def __init__(
         self,
@@ -157,11 +163,21 @@ class Commit:
         self._looked: i64 = 0
         self._syncs: i64 = 0
         self._failed = False
+        self._refused = False  # by a queue that is full; the others have it
 
     def start(self) -> None:
         self.channel.busy = True
         self.transaction.committing = True
         self.channel.owner.soon(self.step)
+
+    def settle_behind(self, logs: Collection[QueueLog]) -> None:
+        """The publishes are few and have been offered, to these logs, in this turn: the rest when they are safe."""
+        self._stage = _SYNC
+        self._look(math.inf)
+        self.channel.busy = True
+        self.transaction.committing = True
+        self._syncs += 1
+        when_safe(self.channel.session.turn, logs, self._synced)
 
     def step(self) -> None:
         """One turn's share."""
@@ -191,6 +207,9 @@ class Commit:
         if self._stage == _SYNC:
             if self._syncs > 0:
                 return  # `_synced` goes on
+            if self._refused:
+                self._fail()
+                return
             self._stage = _SETTLE
         if self._stage == _SETTLE and self._settle(deadline):
             self._answer()
@@ -283,19 +302,23 @@ class Commit:
             destination.begin_transaction()
             try:
                 for message in messages:
-                    destination.offer(message)
+                    self._offer(destination, message)
             finally:
                 destination.end_transaction()
             return True
         done: i64 = 0
         count: i64 = len(messages)
         while done < count:
-            destination.offer(messages[done])
+            self._offer(destination, messages[done])
             done += 1
             if done % _STEP == 0 and time.monotonic() >= deadline:
                 break
         del messages[:done]
         return not messages
+
+    def _offer(self, destination: Destination, message: Message) -> None:
+        if not destination.offer(message):
+            self._refused = True
 
     def _synced(self, safe: bool) -> None:
         self._syncs -= 1
@@ -327,7 +350,7 @@ class Commit:
         answer(self.channel, (), self._settled_logs)
 
     def _fail(self) -> None:
-        """A log failed: what is not settled goes back, with all that the channel has unacked."""
+        """A log failed, or a queue refused: what is not settled goes back, with all that the channel has unacked."""
         channel = self.channel
         self.transaction.committing = False
         self._stage = _OVER

@@ -2,17 +2,19 @@
 
 Within a transaction publishes are checked and kept, settlements are checked and noted; `commit` does them, in the order
 publishes then settlements, and answers when all of it is synced. A crash before the answer leaves, per queue, all of a
-transaction's publishes or none. Across queues nothing is promised.
+transaction's publishes or none. Across queues nothing is promised, but that no settlement is there without the
+persistent publishes: they are synced first. Where there are both, that is commit.py's, however few they are.
 
-A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, what other
-queues took is there. Either is a 406 on the channel, which gives back what it had unacked; the connection lives on.
+A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, or a queue is
+full (x-overflow=reject-publish), what other queues took is there and nothing is settled. Each is a 406 on the channel,
+which gives back what it had unacked; the connection lives on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.channel.commit import SMALL_COUNT, Commit, answer
+from amqpd.channel.commit import SMALL_COUNT, Commit, answer, partial
 from amqpd.channel.on_basic import settle_collected
 from amqpd.channel.transaction import Transaction
 from amqpd.errors import PreconditionFailed
@@ -58,15 +60,21 @@ def commit(channel: Channel, _command: TxCommit) -> None:
             transaction.refuse()
             raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
     transaction.clear()
+    accepted = True
     for destination in whole:
         destination.begin_transaction()
     try:
         for route, message in publishes:
-            channel.publisher.offer(route, message)
+            accepted = channel.publisher.offer(route, message) and accepted
             channel.offered(route, message)
     finally:
         for destination in whole:
             destination.end_transaction()
+    if not accepted:
+        raise partial()
+    if whole and settlements:
+        Commit(channel, transaction, [], settlements).settle_behind(whole.values())
+        return
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.deliveries.unacked.take_one(tag)

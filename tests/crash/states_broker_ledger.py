@@ -62,9 +62,11 @@ class Sent:
     numbers: its producer's (id, epoch, sequence). known_by: the exchange that remembers its id. over: somebody has
     settled it for good, or may have. promise: of it as a whole: one copy at least is somewhere. told: it was
     confirmed; times: how often it was sent before. rewound: the number of the rewind that brings it back; 0: none.
+    transaction: the number of the one that published it, acked_in: of the one that acks it; 0: none.
     """
 
     __slots__ = (
+        "acked_in",
         "body",
         "due_ms",
         "exchange",
@@ -80,6 +82,7 @@ class Sent:
         "rewound",
         "times",
         "told",
+        "transaction",
         "turn",
     )
 
@@ -99,6 +102,8 @@ class Sent:
         self.rewound = 0
         self.times = 0
         self.told = False
+        self.transaction = 0
+        self.acked_in = 0
         self.turn = 0
 
     def copy(self) -> Sent:
@@ -176,7 +181,7 @@ class BrokerLedger:
             copies = there.get(body, [])
             each.rewound = 0
             if copies:
-                each.promise, each.over = max(each.promise, step), False
+                each.promise, each.over, each.acked_in = max(each.promise, step), False, 0
             elif body in repeated and each.promise < step:  # nothing knows of it: it may be sent, and stored, again
                 each.promise = ASKED
                 for place in each.places.values():
@@ -274,6 +279,7 @@ def _judge(outcome: BrokerOutcome, ledger: BrokerLedger, step: int) -> None:
             _judge_copy(each, copy, step, outcome.now_ms, body in repeated)
         _judge_message(each, copies, step, body in repeated)
     _judge_rewinds(there, ledger)
+    _judge_transactions(there, ledger)
     _judge_order(outcome.copies, ledger)
 
 
@@ -340,6 +346,28 @@ def _judge_rewinds(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None
         for each in back:
             if not all(copy.redelivered for copy in there[each.body]):
                 raise Violation(f"message {each.number} was rewound and does not come as redelivered")
+
+
+def _judge_transactions(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None:
+    """Of each one a queue shows all or nothing, and what it acked is gone only if all that it published is there."""
+    missing: dict[int, list[int]] = {}
+    shown: dict[tuple[int, str], set[bool]] = {}
+    for each in ledger.sent.values():
+        if not each.transaction or each.places[each.queue].left != NONE:
+            continue
+        found = each.body in there
+        shown.setdefault((each.transaction, each.queue), set()).add(found)
+        if not found:
+            missing.setdefault(each.transaction, []).append(each.number)
+    for (number, queue), both in shown.items():
+        if len(both) > 1:
+            raise Violation(f"{queue} shows transaction {number} in part: {missing[number]} are missing")
+    for each in ledger.sent.values():
+        if each.acked_in in missing and each.body not in there:
+            raise Violation(
+                f"message {each.number} was acked by transaction {each.acked_in}, of which {missing[each.acked_in]} "
+                f"are missing"
+            )
 
 
 def _judge_order(copies: list[Copy], ledger: BrokerLedger) -> None:

@@ -132,7 +132,7 @@ class BrokerLife(Process):
         if sent.known_by:
             headers["x-deduplication-header"] = f"id {sent.number}"
         properties = encode_properties(Properties(delivery_mode=2, headers=headers))
-        route, message = self._compose(sent, properties)
+        route, message = self.compose(sent, properties)
         self.ledger.version += 1
         sent.turn = self.turn.number
         sent.times += not sent.told
@@ -143,7 +143,7 @@ class BrokerLife(Process):
         self._offered.append(sent)
         self.turn.want()
 
-    def _compose(self, sent: Sent, properties: bytes) -> tuple[Route, Message]:
+    def compose(self, sent: Sent, properties: bytes) -> tuple[Route, Message]:
         for _ in range(ROUNDS_MAX):
             try:
                 message = self.publisher.compose(sent.exchange, sent.key, properties, sent.body)
@@ -200,7 +200,7 @@ class BrokerLife(Process):
         self.ledger.version += 1
         for sent in taken:
             queue, entry = self.held.pop(sent.body)
-            sent.over, sent.rewound = True, 0
+            sent.over, sent.rewound, sent.acked_in = True, 0, 0
             sent.places[queue.name].leave(self.clock.now_ms)
             queue.settle(entry)
         self.turn.want()

@@ -198,21 +198,21 @@ class Process:
             inline=True,
         )
         self.timers = Timers(self._call_later, self.clock)
-        self.turn = Turn(self.storage, self._soon_do, self.timers)
-        metadata: Any = Table(ledger, disk, self._soon_do)
+        self.turn = Turn(self.storage, self.soon, self.timers)
+        metadata: Any = Table(ledger, disk, self.soon)
         self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
         self.vhosts = VHosts(self.catalogue, self._host, {}, _ignored)
-        self.opener = Opener(self._soon_do)
+        self.opener = Opener(self.soon)
         self.windows = Windows()
-        self.republisher = Republisher(self.turn, self.timers, self._soon_do)
+        self.republisher = Republisher(self.turn, self.timers, self.soon)
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
-        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon_do)
+        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self.soon)
         self.pump_retries = PumpRetries(self._call_later)
         self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = _failed
         self.storage.commits.on_commit = self.turn.committed
-        self.jobs = Jobs(self.republisher, self.turn, self._soon_do)
+        self.jobs = Jobs(self.republisher, self.turn, self.soon)
         self._load()
         broker: Any = SimpleNamespace(turn=self.turn)
         session = Session(broker, self.vhost, User("walker"), "walk")
@@ -248,7 +248,7 @@ class Process:
 
     # -- the loop
 
-    def _soon_do(self, call: Callable[[], object]) -> None:
+    def soon(self, call: Callable[[], object]) -> None:
         self._soon.append(call)
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:

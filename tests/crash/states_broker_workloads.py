@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from states_broker_life import BrokerLife
+from states_broker_transaction import Committed
 
 SECOND, MINUTE, HOUR = 1000, 60_000, 3_600_000
 Steps = Callable[[BrokerLife, random.Random], Iterator[None]]
@@ -263,6 +264,36 @@ def remembered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
+def transacted(life: BrokerLife, chance: random.Random) -> Iterator[None]:
+    """Taken from one queue, published to three, acked: in one transaction each, beside plain publishes."""
+    life.queue("in")
+    life.queue("a")
+    life.queue("b", x_max_priority=3)
+    life.queue("c", x_max_length=1000)
+    for turn in range(3):
+        for _ in range(3):
+            life.publish("", "in", chance.choice((20, 600)))
+        life.turns()
+        taken = life.take("in", 3)
+        life.turns()
+        yield
+        counts = {name: chance.choice((1, 2, 5)) for name in "abc"}
+        if turn == 1:
+            counts["a"] = 70  # two batches and a marker
+        Committed(life, counts, chance.choice((20, 400)), taken[: chance.randint(0, 2)]).commit()
+        if chance.random() < 0.5:
+            life.publish("", "a")
+        life.turns()
+        yield
+        plain(life, chance, "b")
+        life.ack([each for each in taken if each.body in life.held])
+        life.ack(life.take("a", chance.randint(0, 3)))
+        life.turns()
+        yield
+    life.rest()
+    yield
+
+
 def all_together(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     """Delayed, retried, rejected, redriven and moved in one broker."""
     life.queue("dead")
@@ -306,5 +337,7 @@ BROKER_WORKLOADS: Final = (
     BrokerWorkload("groups", grouped, ends=("kill",)),
     BrokerWorkload("numbers of producers", numbered, 60_000, ends=("kill", "stop")),
     BrokerWorkload("ids that are remembered", remembered, ends=("kill",)),
+    BrokerWorkload("transactions over three queues", transacted, ends=("kill",)),
+    BrokerWorkload("transactions, settled later", transacted, ends=("kill",), paced=True),
     BrokerWorkload("all of it in one broker", all_together, 3000, ends=("kill",), paced=True),
 )

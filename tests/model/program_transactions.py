@@ -36,22 +36,24 @@ class Transactor(Judge):
             self.client.say(CHANNEL, ack if how == "ack" else spec.Basic.Nack(tag, requeue=how == "requeue"))
         self.client.say(CHANNEL, spec.Tx.Commit() if commits else spec.Tx.Rollback())
         names = [event.method.name for event in self.heard()]
-        due = ["Basic.Return"] * returned + ["Tx.CommitOk"] if commits else ["Tx.RollbackOk"]
         self.twin.reserved.clear()
+        done = commits and self.twin.commit(sent)
+        answer = "Tx.CommitOk" if done else "Channel.Close" if commits else "Tx.RollbackOk"
+        self.same("transaction", names, ["Basic.Return"] * (returned if commits else 0) + [answer])
         if commits:
-            self.twin.commit(sent)
-        self.same("transaction", names, due)
-        if commits:
-            for queue, letter, how in got:
+            for queue, letter, how in got if done else ():
                 self.settled(queue, letter, how)
             self.twin.committed()
             for name, queue in self.twin.queues.items():
                 # The end of a transaction may have an offset of its own.
                 log = self.house.vhost.queues[name].log()
                 queue.offsets = max(queue.offsets, 0 if log is None else log.next_offset)
-        self.client.say(CHANNEL, spec.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
-        self.same("closed", [event.method.name for event in self.heard()], ["Channel.CloseOk"])
-        if not commits:
+        if done or not commits:
+            self.client.say(CHANNEL, spec.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
+            self.same("closed", [event.method.name for event in self.heard()], ["Channel.CloseOk"])
+        else:
+            self.client.say(CHANNEL, spec.Channel.CloseOk())
+        if not done:
             for queue, letter, _ in got:
                 self.twin.comes_back(queue, letter, True)
 

@@ -137,16 +137,14 @@ class Twin(TwinRouting):
         self.remember(way, letter, all(taken), stored)
         return all(taken)
 
-    def commit(self, sent: list[tuple[Letter, Way]]) -> None:
-        """What a queue keeps of a transaction displaces when all of it is there (`committed`). Raises: Anyhow where one
-        refuses it: RabbitMQ fails the commit then, and this broker where an exchange remembers ids."""
+    def commit(self, sent: list[tuple[Letter, Way]]) -> bool:
+        """What a queue keeps of a transaction displaces when all of it is there (`committed`). False: one refused."""
         for letter, way in sent:
             for name in way.queues:
                 queue = self.queues[name]
                 queue.in_transaction |= queue.durable and (letter.persistent or queue.kind == "stream")
         taken = [self.offer_all(way, letter) for letter, way in sent]
-        if not all(taken):
-            raise Anyhow("a queue refuses something of a transaction")
+        return all(taken)
 
     def committed(self) -> None:
         for queue in self.queues.values():
