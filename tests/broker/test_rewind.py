@@ -51,6 +51,22 @@ class TestInPlace:
         assert all(each.redelivered for each in got)
         assert room.get(queue) is None
 
+    def test_two_at_a_time_are_refused(self, room, jobs) -> None:
+        """Both had found the same messages, and each had made all of them ready: somebody got one that another held."""
+        queue = room.queue("q", x_retain="1h")
+        fill(room, "q", 20)
+        room.bodies(queue)
+        first = jobs.begin(Request("rewind", room.vhost, queue, until=10))
+        with pytest.raises(PreconditionFailed, match=f"is being rewound: wait for job {first.id} to end, or stop it"):
+            jobs.begin(Request("rewind", room.vhost, queue, begin=5))
+        assert run(room, jobs, queue, dry_run=True).done_count in (10, 20)
+        room.queue("other")
+        run(room, jobs, queue, to_queue="other")
+        while first.ended_ms == 0:
+            room.advance(25)
+        assert run(room, jobs, queue, begin=5).done_count == 10, "those of the first are ready"
+        assert numbers(room.bodies(queue)) == list(range(20))
+
     def test_from_an_offset_until_another(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)

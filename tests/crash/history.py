@@ -18,7 +18,8 @@ itself and its lane in its message-id, and its body follows from the two. Events
     cancel, cancelled, uncancelled                                              number of the command
     rewind             (number of the command, first batch, last batch)
     rewound            (the same, how many came back)
-    ended              "kill" | "cut" | "stop"
+    ended              "kill" | "cut" | "stop": is about to
+    over               the same: it has
 """
 
 from __future__ import annotations

@@ -399,6 +399,11 @@ class Judge:
         self.totals[f"ends, {how}"] += 1
         self.life += 1
 
+    def _over(self, event: Event) -> None:
+        """Until now it may have released what was due."""
+        if event.more != "stop":
+            self._crashes[-1] = max(self._crashes[-1], event.at)
+
     def _count_settlements(self, how: str, ended_at: float, margin_s: float) -> float:
         """Which the broker has had the time to write. Returns when the last question was asked that was answered."""
         last_asked_at = 0.0

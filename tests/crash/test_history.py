@@ -67,6 +67,7 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         if crowd is not None:
             await crowd.gone()  # what was in the sockets is heard first
         history.events.append(Event(at, "ended", more=how))
+        history.note("over", more=how)
         judge.take(history.events)
         history.events.clear()
         history.stream.ended(how)

@@ -112,10 +112,25 @@ class Jobs:
         check_times(source, request.begin_ms)
         if request.verb == REWIND:
             check_rewind(request)
+            self._check_alone(request)
         address = _address_of(request)
         job = self.make(request.verb, source, Conditions(request.selector, address), request, ended)
         job.begin(_rewinding(request, job) if request.verb == REWIND else _search_of(request, job))
         return job
+
+    def _check_alone(self, request: Request) -> None:
+        """Two rewinds of one queue at a time would both bring back what both have found. Raises: PreconditionFailed."""
+        if request.to_queue is not None or request.dry_run:
+            return
+        source = request.source
+        for job in self._jobs.values():
+            if job.source is not source or job.kind != REWIND or job.ended_ms > 0:
+                continue
+            if not job.counts_only and "to_queue" not in job.shown:
+                raise PreconditionFailed(
+                    f"queue '{source.name}' in vhost '{source.vhost_name}' is being rewound: wait for job {job.id} to "
+                    "end, or stop it"
+                )
 
     def make(
         self,
