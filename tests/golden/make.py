@@ -6,8 +6,9 @@
 It refuses to write over one that is there: a golden directory is never made anew. Its queues: one stopped cleanly
 (several segments, one of them gone; settled, returned and delivered messages; a transaction), one left by a kill (a
 torn tail, a transient message, no clean mark), one compacted log (a tombstone, holes). From format 2 on a fourth: a log
-that was compressed with each codec, here and by a client of Kafka's, whose batches have a time for each record. And the
-metadata that names them.
+that was compressed with each codec, here and by a client of Kafka's, whose batches have a time for each record. From
+format 3 on messages that wait in two buckets of an exchange that delays, and a fifth queue whose producer has numbered
+its messages (a `.snapshot`). And the metadata that names them, of every table there was.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from amqpd.auth.passwords import hash_password
+from amqpd.broker.delays.bucket import new_name, place_of
+from amqpd.broker.delays.stored import due_of, keys_of, number_of, with_delay
+from amqpd.protocol.codec import encode_table
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.checkpoint import FORMAT_VERSION
+from amqpd.storage.log.batch import NO_PRODUCER
+from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
 from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
+from amqpd.storage.log.producers import Producer
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import (
     BindingRow,
@@ -40,12 +47,17 @@ from amqpd.storage.metadata.metadata import (
     UserRow,
     VhostRow,
 )
+from amqpd.storage.metadata.rows import SeenCacheRow, SeenRow, UserLimitsRow
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 HERE = Path(__file__).parent
 VHOST_ID = "a" * 32
 PROPERTIES = b"\x90\x00\x0atext/plain\x02"
+ONCE = encode_table({"x-cache-size": 100, "x-cache-persistence": "disk"})
+DELAYS_ID = "d" * 32
+DELAYS_MS = (50, 5000, 5100, 7_200_000)
+"""Of the messages of `reminders`: those of the next seconds are in one bucket, the last is in another."""
 
 
 class Maker:
@@ -160,6 +172,62 @@ def packed_queue(maker: Maker) -> str:
     return queue_id
 
 
+def numbered_queue(maker: Maker) -> str:
+    """One producer, whose sequence has a gap and whose epoch is the second, and another one."""
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "numbered", "/")
+    for producer, epoch, sequence in ((5, 0, 0), (5, 0, 1), (5, 0, 7), (5, 1, 3), (2**40, 0, 9)):
+        store.set_producer(producer, epoch, sequence)
+        offset = store.append_parts(RecordRoute(b"", b"numbered"), PROPERTIES, b"%d" % sequence, True)
+        store.set_producer(NO_PRODUCER, 0, -1)
+        store.producers().note(Producer(producer, epoch, sequence, offset, maker.clock.time_ms()), store.high_watermark)
+        maker.turn()
+    store.settle(1)
+    maker.sync()
+    return queue_id
+
+
+def delayed(maker: Maker) -> None:
+    """Messages of `reminders`, as a wheel would have them (broker/delays); one was released before a crash."""
+    maker.storage.note_delays()
+    stores: dict[object, LocalLog] = {}
+    now_ms = maker.clock.time_ms()
+    for number, delay_ms in enumerate(DELAYS_MS):
+        due_ms = now_ms + delay_ms
+        place = place_of(due_ms, now_ms, 4)
+        store = stores.get(place)
+        if store is None:
+            chain = maker.storage.delay_chain(VHOST_ID, DELAYS_ID, new_name(place, ""))
+            store = stores[place] = maker.storage.create_log(chain, "reminders", "/", VHOST_ID)
+        keys = ["mail", "audit"] if number == 1 else None
+        properties = with_delay(PROPERTIES, {"x-delay": -delay_ms}, due_ms, (now_ms << 20) + number, keys)
+        store.append_parts(RecordRoute(b"reminders", b"mail"), properties, b"after %d ms" % delay_ms, True)
+    maker.turn()
+    min(stores.items())[1].mark_delivered(0)
+    maker.sync()
+
+
+def told_delayed(maker: Maker) -> list[dict[str, Any]]:
+    """What waits, in the order of its time."""
+    root = Path(maker.storage.delay_chain(VHOST_ID, DELAYS_ID)[-1])
+    found = []
+    for directory in sorted(root.iterdir()) if root.exists() else []:
+        chain = maker.storage.delay_chain(VHOST_ID, DELAYS_ID, directory.name)
+        store = maker.storage.open_log(chain, "reminders", "/", VHOST_ID)
+        store.recover()
+        found += [
+            {
+                "due_ms": int(due_of(record.properties)),
+                "number": int(number_of(record.properties)),
+                "keys": keys_of(record.properties),
+                "body": record.body.decode(),
+                "released": bool(store.redelivered(record.offset)),
+                "level": int(directory.name.partition(".")[0]),
+            }
+            for record in store.cursor.read(0, 1 << 40).records
+        ]
+    return sorted(found, key=lambda each: each["due_ms"])
+
+
 def killed_queue(maker: Maker) -> str:
     queue_id, store = maker.storage.create_queue(VHOST_ID, "killed", "/")
     maker.fill(store, 10)
@@ -174,23 +242,34 @@ def killed_queue(maker: Maker) -> str:
 def make(target: Path) -> None:
     path = target / "data"
     path.mkdir()
-    first: list[Row] = [VhostRow("/", VHOST_ID), UserRow("guest", "$argon2id$...", "argon2id", ("administrator",))]
+    first: list[Row] = [
+        VhostRow("/", VHOST_ID),
+        UserRow("guest", hash_password(b"guest"), "argon2id", ("administrator",)),
+    ]
     metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
     metadata.open(lambda: first)
     maker = Maker(path)
     ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker), "packed": packed_queue(maker)}
+    ids["numbered"] = numbered_queue(maker)
     maker.storage.close(clean=True)
     killed = Maker(path)
     ids["killed"] = killed_queue(killed)
+    delayed(killed)
     killed.storage.close(clean=False)
     log = max((path / "vhosts" / VHOST_ID / "queues" / ids["killed"]).glob("*.log"))
     log.write_bytes(log.read_bytes() + log.read_bytes()[:70])  # what the kill left of a batch
     rows: list[Row] = [
         PermissionRow("guest", "/", ".*", ".*", ".*"),
         ExchangeRow("/", "events", "topic"),
+        ExchangeRow("/", "reminders", "x-delayed-message", arguments=encode_table({"x-delayed-type": "topic"})),
+        ExchangeRow("/", "once", "x-message-deduplication", arguments=ONCE),
         *(QueueRow("/", name, queue_id) for name, queue_id in ids.items()),
         BindingRow("/", "events", "clean", "queue", "key.*"),
+        BindingRow("/", "reminders", "numbered", "queue", "#"),
         StoredOffsetRow(ids["packed"], "reader", 42, 1_700_000_000_000),
+        UserLimitsRow("guest", '{"max-channels":100}'),
+        SeenCacheRow("c" * 32, "/", "once"),
+        SeenRow("c" * 32, b"order 1", 1, 0),
     ]
     metadata.submit([Put(row) for row in rows], _done)
     metadata.close()
@@ -207,7 +286,13 @@ def read(path: Path, ids: dict[str, str]) -> dict[str, Any]:
     stores = {name: maker.storage.open_queue(VHOST_ID, queue_id, name, "/") for name, queue_id in ids.items()}
     for store in stores.values():
         store.recover()
-    found = {"queues": ids, "stores": {name: told(store) for name, store in stores.items()}}
+    found: dict[str, Any] = {"queues": ids, "stores": {name: told(store) for name, store in stores.items()}}
+    found["delayed"] = told_delayed(maker)
+    found["producers"] = {
+        str(name): [producer.epoch, producer.sequence, producer.offset]
+        for name in (5, 2**40)
+        if "numbered" in stores and (producer := stores["numbered"].producers().find(name, maker.clock.time_ms()))
+    }
     maker.storage.close(clean=False)
     metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
     state = metadata.open()
@@ -231,7 +316,7 @@ def _done(error: BaseException | None) -> None:
 
 
 if __name__ == "__main__":
-    target = HERE / f"format-{FORMAT_VERSION}"
+    target = HERE / f"format-{FORMAT_WITH_DELAYS}"
     if target.exists():
         sys.exit(f"{target} is there: a golden directory is never made anew")
     target.mkdir()
