@@ -143,7 +143,7 @@ def test_a_broker_releases_what_was_delayed(tmp_path: Path, make: ModuleType) ->
         while broker.api("GET", "/api/delayed/%2F") != []:  # until the queue has them safe
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    # The boot id is another one: a power cut may have taken what says what was released. Nothing is out of an upper level.
+    # The boot id is another one: a power cut may have taken what tells what was released. Upper levels release nothing.
     again = [{"x-delayed-redelivered": True}] * 3 + [{}]
     released = [
         (b"after %d ms" % delay_ms, {"x-delay": -delay_ms} | more)
