@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, NoSuchVhost, UsageError
 from amqpd.cli.nodes import UNITS
 from amqpd.cli.terminal import bold
 
@@ -229,7 +229,10 @@ def report(context: Context) -> None:
 def _part(context: Context, name: str, vhost: str) -> None:
     line = context.line._replace(command=name, operands=[], given={**context.line.given, "vhost": vhost})
     command = context.commands[name]
-    command.run(context.other(line))
+    try:
+        command.run(context.other(line))
+    except NoSuchVhost:
+        context.note(f"vhost '{vhost}' went meanwhile")
     context.out.write("\n")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure
 
-_PID: Final = re.compile(r"<[^<>]+\.[0-9]+\.[0-9]+>")
+_PID: Final = re.compile(r"<[^<>]+@[^<>]*\.[0-9]+\.[0-9]+>")
 
 
 def purge_queue(context: Context) -> None:

@@ -33,7 +33,7 @@ def list_plugins(context: Context) -> None:
     try:
         matches = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"Bad argument: {pattern}: {error}") from None
+        raise Failure(SOFTWARE, f"{pattern}: {error}") from None  # rabbit: 70
     names = [name for name in sorted(BUILT_IN) if matches.search(name)]
     if "enabled" in given and "implicitly-enabled" not in given:
         names = [name for name in names if name not in IMPLICIT]

@@ -48,8 +48,11 @@ def many_members(saying: str, context: Context) -> None:
 def one_member(saying: str, kind: str, context: Context) -> None:
     context.say(f"{saying} queue {context.operands[0]} on node {context.operands[1]}...")
     queue_of(context, kind)
-    if context.operands[1] == context.node and saying.startswith("Removing"):
-        raise Failure(UNAVAILABLE, "last_member")
+    if kind == "quorum" and saying.startswith("Removing"):
+        if context.operands[1] == context.node:
+            raise Failure(UNAVAILABLE, "last_member")
+        context.done()  # rabbit: on a node that has none it is gone already
+        return
     raise Failure(UNAVAILABLE, "node_not_running")
 
 
@@ -95,7 +98,8 @@ def reclaim_quorum_memory(context: Context) -> None:
     context.say(f"Will flush Raft WAL of quorum queue {name} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}"
     missing = Failure(UNAVAILABLE, f"Target queue was not found in virtual host '{context.vhost}'")
-    context.client.send("GET", path).checked(missing)
+    if context.client.send("GET", path).checked(missing).data.get("type") != "quorum":
+        raise Failure(UNAVAILABLE, f"queue '{name}' is no quorum queue")
     context.done()
 
 

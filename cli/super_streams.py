@@ -39,21 +39,22 @@ def _age(text: str) -> str:
 
 
 def _arguments(context: Context) -> dict[str, Any]:
+    """rabbit: in this order, which list_queues shows."""
     given = context.line.given
-    arguments: dict[str, Any] = {"x-queue-type": "stream"}
-    if "max-length-bytes" in given:
-        arguments["x-max-length-bytes"] = _size(context, "max-length-bytes")
-    if "max-age" in given:
-        arguments["x-max-age"] = _age(given["max-age"])
-    if "stream-max-segment-size-bytes" in given:
-        arguments["x-stream-max-segment-size-bytes"] = _size(context, "stream-max-segment-size-bytes")
+    arguments: dict[str, Any] = {}
     if "leader-locator" in given:
         if given["leader-locator"] not in LOCATORS:
             raise UsageError(f"Invalid value for --leader-locator, valid values: {', '.join(LOCATORS)}")
         arguments["x-queue-leader-locator"] = given["leader-locator"]
     if "initial-cluster-size" in given:
         arguments["x-initial-cluster-size"] = context.line.number("initial-cluster-size")
-    return arguments
+    if "stream-max-segment-size-bytes" in given:
+        arguments["x-stream-max-segment-size-bytes"] = _size(context, "stream-max-segment-size-bytes")
+    if "max-age" in given:
+        arguments["x-max-age"] = _age(given["max-age"])
+    if "max-length-bytes" in given:
+        arguments["x-max-length-bytes"] = _size(context, "max-length-bytes")
+    return {**arguments, "x-queue-type": "stream"}
 
 
 def _partitions(context: Context) -> list[str]:

@@ -58,6 +58,8 @@ def list_user_topic_permissions(context: Context) -> None:
     answer = context.client.send("GET", f"/api/users/{quoted(user)}/topic-permissions")
     rows = answer.checked(no_user(user, UNAVAILABLE)).data
     columns = ("vhost", "exchange", "write", "read")
+    if context.line.formatter == "table":  # rabbit: this one list has no header
+        context.line.given["no-table-headers"] = ""
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 
@@ -149,10 +151,13 @@ def empty(saying: str, columns: tuple[str, ...], context: Context) -> None:
 
 
 def mirrors(saying: str, context: Context) -> None:
-    """rabbit: 69 for a queue without mirrors, and for none."""
+    """rabbit: 69 for none; for a queue without mirrors too, but there is nothing to stop of it."""
     context.say(f"{saying} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(context.operands[0])}?columns=name"
     context.client.send("GET", path).checked(Failure(UNAVAILABLE, "not_found"))
+    if saying.startswith("Stopping"):
+        context.done()
+        return
     raise Failure(UNAVAILABLE, "not_mirrored")
 
 
@@ -254,7 +259,7 @@ COMMANDS: Final = (
     ),
     _command(
         "cancel_sync_queue", "Replication", "Stops synchronising mirrors of a queue: it has none",
-        partial(mirrors, "Stopping synchronising"), "cancel_sync_queue orders", "69", _QUEUE, usage=_VHOST,
+        partial(mirrors, "Stopping synchronising"), "cancel_sync_queue orders", "0", _QUEUE, usage=_VHOST,
     ),
     _command(
         "shovel_status", OPERATIONS, "Displays shovels: amqpd runs none",

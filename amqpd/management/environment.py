@@ -125,6 +125,12 @@ async def tls(call: Call) -> Reply:
 
 
 async def memory(call: Call) -> Reply:
+    """What is resident, by what it is for."""
+    found = memory_by_use(call)
+    return reply({**found, "total": {"rss": sum(found.values())}, "strategy": "rss"})
+
+
+def memory_by_use(call: Call) -> dict[str, int]:
     """Resident bytes by what they are for: program files, message bodies on their way in, and all else.
 
     rabbit: its names of the categories that have a meaning here.
@@ -136,8 +142,7 @@ async def memory(call: Call) -> Reply:
     }
     total, code = sum(sizes.values()), sizes.get("RssFile", 0)
     readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
-    found = {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
-    return reply({**found, "total": {"rss": total}, "strategy": "rss"})
+    return {"connection_readers": readers, "code": code, "other_proc": total - code - readers}
 
 
 ROUTES: Final = (

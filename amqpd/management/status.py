@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.environment import memory_by_use
 from amqpd.management.health import failed_logs
 from amqpd.management.overview import Totals, listeners
 from amqpd.management.router import Route
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from amqpd.metrics import Process
 
 _PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API"}
+_CATEGORIES: Final = (
+    "allocated_unused", "atom", "binary", "code", "connection_channels", "connection_other", "connection_readers",
+    "connection_writers", "metrics", "mgmt_db", "mnesia", "msg_index", "other_ets", "other_proc", "other_system",
+    "plugins", "queue_procs", "queue_slave_procs", "quorum_ets", "quorum_queue_dlx_procs", "quorum_queue_procs",
+    "reserved_unallocated", "stream_queue_coordinator_procs", "stream_queue_procs", "stream_queue_replica_reader_procs",
+)  # fmt: skip
+"""What RabbitMQ tells the memory of its runtime apart by; those without a meaning here are 0."""
 _PID_MAX: Final = Path("/proc/sys/kernel/threads-max")
 
 
@@ -118,6 +126,8 @@ def _rabbits(call: Call, here: Process) -> dict[str, Any]:
         "memory": {
             "rss_bytes": here.rss_bytes,
             "limit_bytes": broker.alarms.memory_limit_bytes,
+            **dict.fromkeys(_CATEGORIES, 0),
+            **memory_by_use(call),
             "strategy": "rss",
             "total": {"allocated": here.rss_bytes, "erlang": 0, "rss": here.rss_bytes},
         },

@@ -24,7 +24,8 @@ from interop.bench.rabbitmq import SERVER, RabbitMQ, find_or_install
 from . import records
 from .conversations import ALL
 from .differences import due, not_yet, told
-from .party import Address, Tools
+from .party import Address
+from .programs import Installed, Workers
 from .stage import Answers, Stage
 from .steps import Conversation
 
@@ -37,6 +38,7 @@ PLUGINS = (
     "rabbitmq_random_exchange",
     "rabbitmq_recent_history_exchange",
     "rabbitmq_sharding",
+    "rabbitmq_stream",
 )
 ROUNDS = 4
 """How often a conversation is held until two recordings agree; each listens longer than the one before."""
@@ -44,6 +46,7 @@ ROUNDS = 4
 
 def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
     config = f"management.tcp.port = {http_port}\nmanagement.tcp.ip = 127.0.0.1\ncollect_statistics_interval = 200\n"
+    config += f"stream.listeners.tcp.1 = 127.0.0.1:{machine.free_port()}\n"
     return RabbitMQ(directory, PLUGINS, config)
 
 
@@ -56,14 +59,14 @@ def address_of(process: BrokerProcess) -> Address:
     return Address("127.0.0.1", process.amqp_port, process.http_port, our_tools(process))
 
 
-def our_tools(process: BrokerProcess) -> Tools:
+def our_tools(process: BrokerProcess) -> Workers:
     """amqpctl by RabbitMQ's names, over the broker's unix socket."""
     environment = {**os.environ, "AMQPD_DATA_DIR": str(process.data_dir), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return Tools((sys.executable, "-m", "amqpd.cli"), "", environment)
+    return Workers(environment)
 
 
-def their_tools(peer: RabbitMQ) -> Tools:
-    return Tools((), str(SERVER.parent), peer._environment())
+def their_tools(peer: RabbitMQ) -> Installed:
+    return Installed(str(SERVER.parent), peer._environment())
 
 
 def in_turn(chosen: Sequence[Conversation], one: Callable[[int], T], jobs: int) -> list[T]:
@@ -147,7 +150,9 @@ def main() -> int:
         failed = recording(options, chosen, Path(folder)) if options.record and chosen else []
         with amqpd(Path(folder) / "amqpd") as ours:
             began = time.monotonic()
-            found = compare(chosen, address_of(ours))
+            address = address_of(ours)
+            found = compare(chosen, address)
+            address.tools.close()
             took_s = time.monotonic() - began
             lines = [*failed, *[line for name in found if not not_yet(name) for line in found[name]]]
             print(

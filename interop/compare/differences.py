@@ -36,6 +36,31 @@ WHOLE_TERMS: Final = (
 )
 
 ALLOWED: Final[tuple[Difference, ...]] = (
+    *[
+        Difference(f"tools/{name}", r"(\S+) exits .*", rf"\1 exits {ours}", reason, step=step)
+        for name, step, ours, reason in (
+            ("vhosts", 3, 65, "RabbitMQ adds a vhost without a name, which no client can connect to"),
+            ("vhosts", 14, 65, "RabbitMQ says that it traces a vhost that is not there"),
+            ("usage", 59, 64, "RabbitMQ ends with its own error for a timeout that is no number"),
+            *(
+                ("definitions", step, 0, "- is standard input, as both usages say; RabbitMQ looks for a file called -")
+                for step in (5, 8)
+            ),
+            ("diagnostics", 11, 65, "RabbitMQ ends with its own error for port 0"),
+            ("the node", 23, 0, "rotate_logs opens the log file anew; RabbitMQ's does nothing and says that it failed"),
+            ("the node", 37, 69, "amqpd reads no encrypted values from its configuration, and says what to do instead"),
+            *(
+                ("the node", step, ours, "RabbitMQ's plugin was not there: its commands are answered as if it were")
+                for step, ours in ((41, 0), (42, 0), (43, 69), (44, 69), (45, 69))
+            ),
+        )
+    ],
+    Difference(
+        "tools/vhosts",
+        "t1,t2",
+        "[t1, t2]",
+        "RabbitMQ keeps the text of --tags as it is; here it is a list, as set_vhost_tags makes one of it in both",
+    ),
     Difference(
         "consume/quorum exclusive and another",
         r"b\.1 basic.consume-ok consumer_tag=d",
@@ -364,6 +389,8 @@ def told(name: str, wanted: Answers, got: Answers) -> list[str]:
     for place, (due_lines, came) in enumerate(zip(wanted, got, strict=True)):
         if any(FAULT.search(line) for line in due_lines) and came and not any(FAULT.search(line) for line in came):
             continue
+        # Of JSON a key more is no difference: programs look for those they know.
+        came = [line for line in came if line in due_lines or not line.startswith("  .")]
         if due_lines != came:
             lines.append(f"{name}, step {place + 1}:")
             lines += [f"  - {line}" for line in due_lines if line not in came]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from . import writing
+from .programs import NO_TOOLS, Tools
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "conformance"))
 import wire
@@ -45,38 +43,11 @@ class Heard(NamedTuple):
     line: str
 
 
-class Tools(NamedTuple):
-    """How a broker's command line tools are run. before: what stands in front of a tool's name, which is a file's in
-    `directory` unless that is empty.
-    """
-
-    before: tuple[str, ...] = ()
-    directory: str = ""
-    environment: Mapping[str, str] = MappingProxyType({})
-
-    def run(self, words: list[str], stdin: str) -> tuple[int, str]:
-        """Exit code and standard output. Raises: AssertionError when it takes too long."""
-        command = [*self.before, f"{self.directory}/{words[0]}" if self.directory else words[0], *words[1:]]
-        try:
-            done = subprocess.run(
-                command,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                env=dict(self.environment),
-                timeout=60,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"{' '.join(words)} did not end") from error
-        return done.returncode, done.stdout
-
-
 class Address(NamedTuple):
     host: str
     port: int
     http_port: int
-    tools: Tools = Tools()
+    tools: Tools = NO_TOOLS
 
 
 class Gone(Exception):

@@ -23,7 +23,9 @@ RECORDS = records.load()
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     with amqpd(tmp_path_factory.mktemp("compare")) as process:
-        yield address_of(process)
+        address = address_of(process)
+        yield address
+        address.tools.close()
         assert "Traceback" not in process.stderr, process.stderr
 
 
