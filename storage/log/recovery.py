@@ -138,7 +138,7 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
     """
     log = store.log
     log.reset()
-    state = Recovery(log, strict, clock)
+    state = Recovery(log, strict, clock, power_cut)
     names = log.filesystem.listdir(log.directory)
     if finish_swaps(log.filesystem, log.directory, names):
         names = log.filesystem.listdir(log.directory)

@@ -11,6 +11,7 @@ import logging
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.producers import write_snapshot
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled_files import replace_settled
@@ -20,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 class Rest:
     """What recovery has to write and sync: paths of logs to sync, `.settled` files to write anew, the directory, what
-    goes then, the recovery point. Made on the loop; `write` may be called in any thread.
+    goes then, the recovery point, before that the snapshot of what producers have numbered below it. Made on the loop;
+    `write` may be called in any thread.
     """
 
     def __init__(self, directory: str) -> None:
@@ -31,6 +33,7 @@ class Rest:
         self.names = False
         self.unlinks: list[str] = []
         self.point = b""
+        self.snapshot: tuple[str, bytes] | None = None
 
     @property
     def empty(self) -> bool:
@@ -48,6 +51,8 @@ class Rest:
         for path in self.unlinks:
             filesystem.unlink(path)
         if self.point:
+            if self.snapshot is not None:
+                write_snapshot(filesystem, self.snapshot[0], self.snapshot[1])
             try:
                 filesystem.replace_file(f"{self.directory}/{checkpoint.RECOVERY_POINT}", self.point, sync=False)
             except OSError as error:  # the next start then checks the same again
@@ -86,6 +91,7 @@ def rest_of(state: Recovery) -> Rest:
     rest.names = state.cut or len(state.rewrite) > 0 or len(state.outdated) > 0
     if True in [segment.sealed for segment in checked]:
         rest.point = checkpoint.encode_lines([(log.segments[-1].base,)])
+        rest.snapshot = state.snapshot_below
     return rest
 
 

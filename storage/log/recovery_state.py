@@ -19,11 +19,13 @@ class Recovery:
     aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
     mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
     these logs. outdated: files that go when the rest is synced. doubtful: base offsets of segments of whose
-    `.settled` something could not be read. snapshot: of the producers, and its offset.
+    `.settled` something could not be read. snapshot: of the producers, and its offset; snapshot_below: one of what is
+    below the last segment, and where it goes. power_cut: this log has not been opened since the machine went.
     """
 
-    def __init__(self, log: Log, strict: bool, clock: Clock) -> None:
+    def __init__(self, log: Log, strict: bool, clock: Clock, power_cut: bool) -> None:
         self.log = log
+        self.power_cut = power_cut
         self.clock = clock
         self.strict = strict
         self.filesystem: FileSystem = log.filesystem
@@ -44,3 +46,4 @@ class Recovery:
         self.doubtful: set[int] = set()
         self.snapshot: tuple[Producers, int] | None = None
         self.snapshot_damaged = False
+        self.snapshot_below: tuple[str, bytes] | None = None

@@ -37,7 +37,9 @@ class Scan:
     """What scanning found; `run` sets the segment's size, end, body bytes and indexes besides.
 
     next_base: where the next segment starts, -1 for none. lost: offset ranges behind which good batches follow.
-    producers: who has numbered what is there.
+    producers: gets who has numbered what is there. hole: (first offset, position, body bytes before, base of the
+    segment) of the first hole from `floor` on, here or in a segment before; numbered_behind: and behind it there is
+    something that a producer has numbered.
     transient: (first, last, bytes of bodies) of messages that do not count after a restart. aborted: likewise, pieces
     of transactions that are not whole, also in segments before this one. gaps: offsets that never were a message.
     high_watermark: of the log. before: the scan of the segment before, whose last transaction may go on here.
@@ -46,11 +48,20 @@ class Scan:
     """
 
     def __init__(
-        self, filesystem: FileSystem, segment: Segment, next_base: int, high_watermark: int, before: Scan | None
+        self,
+        filesystem: FileSystem,
+        segment: Segment,
+        next_base: int,
+        high_watermark: int,
+        before: Scan | None,
+        producers: Producers,
     ) -> None:
         self.lost: list[tuple[int, int]] = []
         self.gaps: list[tuple[int, int]] = []
-        self.producers = Producers()
+        self.producers = producers
+        self.hole: tuple[int, int, int, int] | None = None
+        self.floor = high_watermark
+        self.numbered_behind = False
         self.transient: list[tuple[int, int, int]] = []
         self.aborted: list[tuple[int, int, int]] = []
         self.epoch = -1
@@ -94,7 +105,7 @@ class Scan:
             self.torn_bytes = self._file_size - end
             segment.size = end
             if segment.end < self._next_base:  # not the last segment: what is missing here does not end the log
-                self.lost.append((segment.end, self._next_base - 1))
+                self._lose(segment.end, self._next_base - 1, end)
                 segment.end = self._next_base
 
     def _batches(self) -> int:
@@ -129,7 +140,7 @@ class Scan:
             if header.base_offset > expected:
                 missing = (expected, header.base_offset - 1)
                 if good_end < position:
-                    self.lost.append(missing)
+                    self._lose(missing[0], missing[1], good_end)
                 else:
                     self.gaps.append(missing)
             self.gaps += holes
@@ -141,6 +152,16 @@ class Scan:
             good_end = position
             expected = header.last_offset + 1
         return good_end
+
+    def _lose(self, first: int, last: int, position: int) -> None:
+        """These offsets are not there, and good batches follow. position: where the last good one before them ends."""
+        self.lost.append((first, last))
+        self.note_hole(first, position)
+
+    def note_hole(self, offset: int, position: int) -> None:
+        """From this offset on something is missing behind `position`."""
+        if self.hole is None and offset >= self.floor:
+            self.hole = (offset, position, self._segment.body_bytes, self._segment.base)
 
     def _note(self, header: BatchHeader, position: int, bodies: int, good_end: int) -> None:
         segment = self._segment
@@ -164,12 +185,13 @@ class Scan:
             self._transaction_parts.append((header.base_offset, header.last_offset, bodies))
             self._transaction_end = header.last_offset + 1
         elif header.producer_id >= 0 and not header.transient():
+            self.numbered_behind = self.hole is not None or self.numbered_behind
             last: int = header.base_sequence + header.last_offset - header.base_offset
             self.producers.note(
                 Producer(
                     header.producer_id, header.producer_epoch, last, header.last_offset, header.max_timestamp_ms
                 ),
-                header.last_offset + 1,
+                self._high_watermark,
             )
         if header.transient():
             self.transient.append((header.base_offset, header.last_offset, bodies))

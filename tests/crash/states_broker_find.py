@@ -131,9 +131,7 @@ def look(
         life.turns()
         drain.everything()
     drain.late = True
-    waits = [each.due_ms for each in ledger.sent.values()]
-    waits += [place.waits_ms for each in ledger.sent.values() for place in each.places.values()]
-    last_ms = max(waits, default=0)
+    last_ms = ledger.waits_ms()
     if last_ms > ledger.now_ms:
         life.leap(last_ms - ledger.now_ms + MARGIN_MS)
         drain.everything()

@@ -159,6 +159,16 @@ class BrokerLedger:
             if each.known_by or (each.numbers is not None and each.numbers[1] == last[each.numbers[0]])
         ]
 
+    def asked(self) -> tuple[object, ...]:
+        """What a start is asked of this ledger's making: what is sent once more, and until when messages wait."""
+        return (tuple(each.body for each in self.repeated()), self.waits_ms())
+
+    def waits_ms(self) -> int:
+        """When the last of what waits is due."""
+        waits = [each.due_ms for each in self.sent.values()]
+        waits += [place.waits_ms for each in self.sent.values() for place in each.places.values()]
+        return max(waits, default=0)
+
     def power_cut(self) -> None:
         """What was written and not safe is no promise any more."""
         for each in self.sent.values():

@@ -61,7 +61,7 @@ class BrokerSearch(Search):
         judge_broker(outcome, ledger, kind)
 
     def _known(self, state: int, names: int, boot: int, ledger: Any) -> Any:
-        return (state, names, boot, ledger.now_ms, len(ledger.repeated()))
+        return (state, names, boot, ledger.now_ms, ledger.asked())
 
     def _look_at(self, image: Image, rows: Any, boot: int, ledger: Any) -> Any:
         return self._looked(lambda: look(image, rows, boot, self._segment_size_bytes, ledger))

@@ -217,6 +217,10 @@ def grouped(life: BrokerLife, chance: random.Random) -> Iterator[None]:
 def numbered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     """Two producers number what they publish, one of them is replaced; beside one who does not."""
     life.queue("q")
+    if not life.ledger.sent:
+        for sequence in range(3):  # a segment is rolled in one of these turns: from then on there is a snapshot
+            life.publish("", "q", 1000, numbers=(7, 0, sequence))
+            life.turns()
     life.repeat()
     known = [each.numbers for each in life.ledger.sent.values() if each.numbers is not None]
     epoch = max((each[1] for each in known), default=-1) + 1
@@ -336,6 +340,7 @@ BROKER_WORKLOADS: Final = (
     BrokerWorkload("rewound", rewound, ends=("kill", "stop")),
     BrokerWorkload("groups", grouped, ends=("kill",)),
     BrokerWorkload("numbers of producers", numbered, 60_000, ends=("kill", "stop")),
+    BrokerWorkload("numbers, segments roll", numbered, 2000, ends=("kill", "stop")),
     BrokerWorkload("ids that are remembered", remembered, ends=("kill",)),
     BrokerWorkload("transactions over three queues", transacted, ends=("kill",)),
     BrokerWorkload("transactions, settled later", transacted, ends=("kill",), paced=True),
