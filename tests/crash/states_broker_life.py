@@ -120,8 +120,8 @@ class BrokerLife(Process):
         self.send(sent, delay_ms)
         return sent
 
-    def send(self, sent: Sent, delay_ms: int = 0) -> None:
-        """Sends it, or once more."""
+    def send(self, sent: Sent, delay_ms: int = 0, *, other: bool = False) -> None:
+        """Sends it, or once more. other: on another channel."""
         headers: dict[str, Any] = {"n": sent.number % 2}
         if delay_ms:
             headers["x-delay"] = delay_ms
@@ -138,8 +138,9 @@ class BrokerLife(Process):
         sent.times += not sent.told
         if not self.publisher.offer(route, message):
             raise Violation(f"{sent} is refused")
-        self.answers.add(route, message)
-        self.answers.waiting[self.answers.sequence] = sent
+        answers = self.others if other else self.answers
+        answers.add(route, message)
+        answers.waiting[answers.sequence] = sent
         self._offered.append(sent)
         self.turn.want()
 
@@ -186,6 +187,8 @@ class BrokerLife(Process):
         now_ms = self.clock.now_ms
         if sent.due_ms > now_ms or (place.wait >= WRITTEN and place.waits_ms > now_ms):
             raise Violation(f"{sent} comes from {queue.name} before its time, at {now_ms}")
+        if queue.name in self.ledger.groups and sent.group:
+            self._check_group(queue.name, sent)
         self.ledger.version += 1
         place.maybe_seen = True
         place.wait, place.waits_ms = NONE, 0
@@ -195,6 +198,13 @@ class BrokerLife(Process):
         self._seeing.append((self.turn.number, place))
         self.held[sent.body] = (queue, entry)
         return sent
+
+    def _check_group(self, queue: str, sent: Sent) -> None:
+        """What is before it in its group is settled."""
+        for other in self.ledger.sent.values():
+            place = other.places.get(queue)
+            if other.group == sent.group and other.number < sent.number and place is not None and place.left == NONE:
+                raise Violation(f"{sent} of group {sent.group} comes before {other}")
 
     def ack(self, taken: list[Sent]) -> None:
         self.ledger.version += 1

@@ -90,6 +90,9 @@ class Table:
         self._soon = soon
 
     def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
+        self._soon(partial(self._commit, [*changes], done))  # by its thread
+
+    def _commit(self, changes: list[Change], done: Callable[[BaseException | None], None]) -> None:
         ledger = self._ledger
         before = ledger.rows[-1]
         after = dict(before)
@@ -219,6 +222,7 @@ class Process:
         session.operator = True
         self.publisher = Publisher(session)
         self.answers = Answers(self.turn, ledger)
+        self.others = Answers(self.turn, ledger)  # another channel's
 
     def _load(self) -> None:
         """As `Broker.load`."""

@@ -228,7 +228,9 @@ def numbered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
         for producer in (7, 8):
             sequence = 10 * turn
             for step in range(chance.randint(1, 3)):
-                life.publish("", "q", chance.choice((20, 400)), numbers=(producer, epoch, sequence + step))
+                sent = life.publish("", "q", chance.choice((20, 400)), numbers=(producer, epoch, sequence + step))
+                if chance.random() < 0.3:
+                    life.send(sent, other=True)
                 if chance.random() < 0.3:
                     life.publish("", "q", 20)
         life.turns()
@@ -337,7 +339,7 @@ BROKER_WORKLOADS: Final = (
     BrokerWorkload("retries with delay", retries, ends=("kill", "stop")),
     BrokerWorkload("moved, copied, deleted", moved, ends=("kill",)),
     BrokerWorkload("dead letters sent back", redriven, ends=("kill",)),
-    BrokerWorkload("rewound", rewound, ends=("kill", "stop")),
+    BrokerWorkload("rewound", rewound, 2000, ends=("kill", "stop")),
     BrokerWorkload("groups", grouped, ends=("kill",)),
     BrokerWorkload("numbers of producers", numbered, 60_000, ends=("kill", "stop")),
     BrokerWorkload("numbers, segments roll", numbered, 2000, ends=("kill", "stop")),
