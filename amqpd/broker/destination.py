@@ -40,6 +40,8 @@ class Destination(Versioned):
         # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
         # (publishing/seen.py, history.py); such a destination is offered each message after the others.
         self.routed = True
+        # Likewise, and only what all of them have taken.
+        self.needs_all = False
 
     def prepare(self) -> None:
         """Called before the first use: a queue that was there before the start reads its log now.

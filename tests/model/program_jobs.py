@@ -47,7 +47,7 @@ class Surgeon(Judge):
 
     def browse(self, name: str, begin: int, where: str) -> None:
         queue = self.twin.queues.get(name)
-        if queue is None:
+        if queue is None or queue.unsure:
             return
         real = self.house.vhost.queues[name]
         page = asyncio.run(browse(real, parse(where) if where else None, 1000, begin))
@@ -60,7 +60,7 @@ class Surgeon(Judge):
 
     def job(self, verb: str, name: str, target: str, where: str, limit: int, dry_run: bool) -> None:
         source = self.twin.queues.get(name)
-        if source is None or (source.kind == "stream" and verb != "copy"):
+        if source is None or source.unsure or (source.kind == "stream" and verb != "copy"):
             return
         to_queue = target in self.twin.queues
         if verb in ("move", "copy") and (target == name or not (to_queue or target in self.twin.exchanges)):
@@ -112,8 +112,7 @@ class Surgeon(Judge):
     def nobody_is_over(self, queue: TwinQueue, letters: list[Letter]) -> None:
         """Behind the head of a queue is what is over and has not ended yet. Raises: Anyhow."""
         for letter in letters:
-            due_ms = self.twin.due_ms(queue, letter)
-            if due_ms is not None and due_ms <= self.twin.now_ms:
+            if self.twin.is_over(queue, letter):
                 raise Anyhow("what is over is moved, or ends")
 
     def address(
@@ -191,7 +190,7 @@ class Surgeon(Judge):
         dry_run: bool,
     ) -> None:
         queue = self.twin.queues.get(name)
-        if queue is None or not queue.retains or (target is None and queue.group_by):
+        if queue is None or queue.unsure or not queue.retains or (target is None and queue.group_by):
             return
         if target is not None and (target == name or target not in self.twin.queues):
             return
@@ -209,7 +208,7 @@ class Surgeon(Judge):
         for letter in letters:
             letter.born_ms = [letter.logged_ms]
         if in_place:
-            letters = [each for each in letters if not self.is_over(queue, each)]
+            letters = [each for each in letters if not self.twin.is_over(queue, each)]
         letters = letters[:limit] if limit else letters
         ways = [(each, self.marked(queue, replace(each, redelivered=True)), Way([target or ""])) for each in letters]
         if target is not None and not dry_run and not self.has_room(letters, [target], name):
@@ -235,10 +234,6 @@ class Surgeon(Judge):
         if target is not None and not dry_run:
             for _, changed, way in ways:
                 self.twin.offer_all(way, changed)
-
-    def is_over(self, queue: TwinQueue, letter: Letter) -> bool:
-        due_ms = self.twin.due_ms(queue, letter)
-        return due_ms is not None and due_ms <= self.twin.now_ms
 
     def listen(self) -> None:
         raise NotImplementedError

@@ -101,6 +101,8 @@ class TwinQueue:
     ages: bool = False
     # What comes next may be read from the log, behind what is read from there.
     cold: bool = False
+    # Which offsets its messages have is not known any more: dead letters came beside a transaction.
+    unsure: bool = False
     in_transaction: bool = False
     # Dead letters that came in this moment: the queues they died in.
     sources: set[str] = field(default_factory=set)

@@ -274,7 +274,7 @@ class Player(Surgeon, Transactor, Judge):
         if queue is None or queue.kind == "stream":
             return
         event = self.ask(spec.Basic.Get(queue=name, no_ack=no_ack))
-        head = self.twin.allowed(queue, self.twin.in_order(queue), None)
+        head = self.twin.next_free(queue)
         if head is None or event.body is None:
             self.same(f"get of {name}", event.body, head and head.body)
             return

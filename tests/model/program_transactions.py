@@ -48,6 +48,7 @@ class Transactor(Judge):
                 # The end of a transaction may have an offset of its own.
                 log = self.house.vhost.queues[name].log()
                 queue.offsets = max(queue.offsets, 0 if log is None else log.next_offset)
+                queue.unsure |= bool(self.twin.dead) and log is not None
         if done or not commits:
             self.client.say(CHANNEL, spec.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
             self.same("closed", [event.method.name for event in self.heard()], ["Channel.CloseOk"])
@@ -64,7 +65,7 @@ class Transactor(Judge):
             return None
         self.client.say(CHANNEL, spec.Basic.Get(queue=name))
         (event,) = self.heard()
-        head = self.twin.allowed(queue, self.twin.in_order(queue), None)
+        head = self.twin.next_free(queue)
         if head is None or event.body is None:
             self.same(f"get of {name}", event.body, head and head.body)
             return None

@@ -197,8 +197,7 @@ class Twin(TwinRouting):
         if consumer is None or letter is None:
             return False
         queue.ready.remove(letter)
-        due_ms = self.due_ms(queue, letter)
-        if due_ms is not None and due_ms <= self.now_ms:
+        if self.is_over(queue, letter):
             self.die(queue, letter, "expired")
         else:
             self.hand_over(queue, consumer, letter)
@@ -211,6 +210,17 @@ class Twin(TwinRouting):
             return None
         self.begin_to_age(letter)
         return letter.born_ms[0] + min(known)
+
+    def is_over(self, queue: TwinQueue, letter: Letter) -> bool:
+        due_ms = self.due_ms(queue, letter)
+        return due_ms is not None and due_ms <= self.now_ms
+
+    def next_free(self, queue: TwinQueue) -> Letter | None:
+        """What basic.get gets; what is over on the way has ended."""
+        while (letter := self.allowed(queue, self.in_order(queue), None)) is not None and self.is_over(queue, letter):
+            queue.ready.remove(letter)
+            self.die(queue, letter, "expired")
+        return letter
 
     def begin_to_age(self, letter: Letter) -> None:
         """Now, if nobody knows when it came."""
@@ -227,6 +237,7 @@ class Twin(TwinRouting):
                 for letter in queue.ready:
                     self.begin_to_age(letter)
             queue.ages = ages
+            self.tidy(queue, time_first=True)
             if self.delay_ms(queue, True, 1) == self.delay_ms(queue, False, 1) == 0:
                 queue.ready += [each.letter for each in queue.waiting]
                 queue.waiting.clear()
@@ -309,6 +320,9 @@ class Twin(TwinRouting):
         """What is due is ready again."""
         due = [each for each in queue.waiting if each.due_ms <= self.now_ms]
         queue.waiting = [each for each in queue.waiting if each.due_ms > self.now_ms]
+        over = any(self.is_over(queue, letter) for letter in queue.ready + [each.letter for each in due])
+        if due and queue.ready and over:
+            raise Anyhow("what waits and what is over have the same moment")
         queue.ready += [each.letter for each in due]
 
     # -- what is delayed

@@ -75,6 +75,8 @@ class Maker:
         ops += [self.queue(name) for name in QUEUES[: rng.randint(1, 5)]]
         ops += [self.bind() for _ in range(rng.randint(2, 8))]
         operations = {name: weight for name, weight in OPERATIONS.items() if name not in NEEDS or self.has(NEEDS[name])}
+        if self.has("groups"):
+            operations |= {"consume": 16, "settle": 20}
         names = rng.choices(list(operations), list(operations.values()), k=size)
         return ops + [getattr(self, name)() for name in names]
 
@@ -83,6 +85,10 @@ class Maker:
 
     def likely(self, share: float) -> bool:
         return self.rng.random() < share
+
+    def some_queue(self) -> str:
+        """Where consumers are to meet, one of two."""
+        return self.rng.choice(QUEUES[:2] if self.has("groups") and self.likely(0.6) else QUEUES)
 
     # -- declarations
 
@@ -223,11 +229,13 @@ class Maker:
 
     def publish(self) -> Op:
         rng = self.rng
-        exchange = rng.choice((*EXCHANGES, ""))
+        exchange, key = rng.choice((*EXCHANGES, "")), rng.choice(KEYS)
+        if self.has("groups") and self.likely(0.4):
+            exchange, key = "", self.some_queue()
         expiration = rng.choice(TTLS_MS) if self.likely(0.25) else None
         priority = rng.randint(0, 3) if self.likely(0.3) else None
         sent = (rng.choice((0, 6, 10)), expiration, priority, self.likely(0.7), self.likely(0.5))
-        return ("publish", exchange, rng.choice(KEYS), *sent, self.headers())
+        return ("publish", exchange, key, *sent, self.headers())
 
     def numbered(self) -> Op:
         rng = self.rng
@@ -241,16 +249,16 @@ class Maker:
         return ("transaction", messages, gets, self.likely(0.75))
 
     def get(self) -> Op:
-        return ("get", self.rng.choice(QUEUES), self.likely(0.3))
+        return ("get", self.some_queue(), self.likely(0.3))
 
     def consume(self) -> Op:
-        return ("consume", self.rng.choice(QUEUES), self.rng.choice((1, 1, 2, 3)), self.likely(0.2))
+        return ("consume", self.some_queue(), self.rng.choice((1, 1, 2, 3)), self.likely(0.2))
 
     def cancel(self) -> Op:
         return ("cancel", self.rng.choice(QUEUES))
 
     def leave(self) -> Op:
-        return ("leave", self.rng.choice(QUEUES))
+        return ("leave", self.some_queue())
 
     def settle(self) -> Op:
         how = self.rng.choice(("ack", "reject", "requeue", "requeue", "back"))

@@ -1,13 +1,18 @@
 """Thousands of random programs, each said to a whole broker in memory and to its naive twin: 0 differences.
 
-A program declares exchanges (alternates, bindings among them), queues of all kinds with limits, time to live,
-priorities and dead letters, sets and clears policies, publishes, gets, consumes, acks, rejects and requeues, reads
-streams from any place, restarts the broker, cleanly or not, and lets time pass.
+A program declares exchanges of every type (alternates, bindings among them, some that delay), queues of all kinds with
+limits, time to live, priorities, dead letters, retries and groups, sets and clears policies, publishes, gets, consumes,
+acks, rejects, requeues and commits, numbers what it sends, reads streams from any place, moves, copies, deletes and
+redrives messages and has them once more, restarts the broker, cleanly or not, and lets time pass.
 Every answer is compared when it comes, every count after every step, and at the end what is in each queue: bodies,
 order, routing, redelivered, and the whole story that the headers of dead letters tell.
 
 `-m on_demand` runs 10,000 (TEST_PROGRAMS sets another count), TEST_PROGRAMS_SEED says where they begin. What fails is
 said again with ever less, and what is left is printed.
+
+    timeout 1800 python -P -m pytest tests/model/test_programs.py -m on_demand -s
+
+That they see: BROKEN_LIST
 """
 
 from __future__ import annotations

@@ -124,6 +124,29 @@ def test_a_copy_that_comes_while_the_first_goes_to_very_many_queues(
 
 
 @pytest.mark.parametrize("name", ["once", "disk"])
+def test_what_is_refused_pushes_nothing_out(house: MemoryBroker, name: str) -> None:
+    """The cache has room for three."""
+    client, front = Client(house, "other"), Front(house)
+    client.say(1, spec.Channel.Open())
+    for number in range(3):
+        front.publish(name, "", marked(number))
+    house.settle()
+    full = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    client.say(1, spec.Queue.Declare(queue="full", arguments=full), spec.Queue.Bind(queue="full", exchange=name))
+    house.settle()
+    for number in range(3, 9):
+        front.publish(name, "", marked(number))
+    house.settle()
+    client.say(1, spec.Queue.Delete(queue="full"))
+    house.settle()
+    for number in range(3):
+        front.publish(name, "", marked(number))
+    house.settle()
+    assert seen(house, name).copy_count == 3
+    assert ready(house, name) == 9
+
+
+@pytest.mark.parametrize("name", ["once", "disk"])
 @pytest.mark.parametrize("count", [3, 3000])
 def test_a_transaction(house: MemoryBroker, name: str, count: int) -> None:
     """Its copies are copies of what it has itself; rolled back, nothing has been seen; a large one goes in slices."""

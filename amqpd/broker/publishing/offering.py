@@ -44,6 +44,8 @@ def offer(destinations: list[Destination], message: Message, logs: list[QueueLog
     """
     outcome: i64 = TAKEN
     for destination in destinations:
+        if outcome != TAKEN and destination.needs_all:
+            continue
         taken = destination.offer(message)
         kept = message.persistent or destination.keeps_all
         log = destination.log() if kept and (logs is not None or not taken) else None

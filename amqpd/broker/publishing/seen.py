@@ -73,6 +73,7 @@ class Note(Destination):
     def __init__(self, seen: Seen, ident: bytes, until_ms: i64) -> None:
         super().__init__()
         self.routed = False
+        self.needs_all = True  # else what is refused would push out what has been seen
         self.durable = seen.store is not None
         self.id = ident
         self.until_ms = until_ms

@@ -62,7 +62,7 @@ class Spread:
         while self._next < len(destinations) and cost < stores.dirty_max:
             destination = destinations[self._next]
             self._next += 1
-            if destination.gone():
+            if destination.gone() or (destination.needs_all and not self._accepted):
                 continue
             log = destination.log()
             if log is not None:
