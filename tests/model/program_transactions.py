@@ -41,9 +41,9 @@ class Transactor(Judge):
         answer = "Tx.CommitOk" if done else "Channel.Close" if commits else "Tx.RollbackOk"
         self.same("transaction", names, ["Basic.Return"] * (returned if commits else 0) + [answer])
         if commits:
+            self.twin.committed()
             for queue, letter, how in got if done else ():
                 self.settled(queue, letter, how)
-            self.twin.committed()
             for name, queue in self.twin.queues.items():
                 # The end of a transaction may have an offset of its own.
                 log = self.house.vhost.queues[name].log()

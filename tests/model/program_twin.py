@@ -114,9 +114,9 @@ class Twin(TwinRouting):
         consumer = None if queue.ready else self.taker(queue, [letter])
         queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
         if consumer is not None:
-            due_ms = self.due_ms(queue, letter) if queue.in_transaction and (queue.group_by or queue.retains) else None
-            if due_ms is not None and due_ms <= self.now_ms:
-                raise Anyhow("over at once, in a transaction")
+            late = queue.in_transaction and (queue.group_by or queue.retains)
+            if late and (overflow != "drop-head" or self.is_over(queue, letter)):
+                raise Anyhow("who can take it is asked when the transaction is over")
             self.hand_over(queue, consumer, letter)
             return True
         queue.cold = queue.cold and bool(queue.ready)
