@@ -18,13 +18,13 @@ from states_search import Search
 
 from amqpd.storage.metadata.metadata import BindingRow
 
-SHARE: Final = 5
+SHARE: Final = 12
 COLLECTED_EVERY: Final = 250  # looks: a broker leaves many circles
 
 
 class BrokerSearch(Search):
     """As `Search`, of workloads whose script does what a `BrokerLife` can do. A look takes ten times as long as one at
-    the storage alone, so there are a fifth as many.
+    the storage alone, so there are a twelfth as many.
     """
 
     def __init__(
