@@ -3,8 +3,8 @@ is importable. No test: figures depend on the machine.
 
 Fills a durable queue with messages of 1 KiB (a million), every other one with a message id of its own, and moves,
 copies, deletes or redrives them, while another connection publishes to a queue and consumes from it, 200 messages a
-second. Prints the rate, processor time, the memory of the broker before and at its highest, and how long the other one
-waits.
+second. Prints the rate, processor time, the memory of the broker before and at its highest, how long the other one
+waits, and the calls that held the broker's loop longest (held_broker.py).
 """
 
 from __future__ import annotations
@@ -130,14 +130,22 @@ async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     verb = sys.argv[2] if len(sys.argv) > 2 else "move"
-    with TemporaryDirectory() as directory, BrokerProcess(Path(directory)) as broker:
-        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-        channel = connection.channel()
-        for name in ("source", "target"):
-            channel.queue_declare(name, durable=True)
-        channel.queue_declare("probe", exclusive=False)
-        connection.close()
-        asyncio.run(measure(broker, count, verb))
+    with TemporaryDirectory() as directory:
+        held = Path(directory, "held")
+        script = str(Path(__file__).with_name("held_broker.py"))
+        with BrokerProcess(Path(directory, "data"), command=[sys.executable, "-P", script, str(held)]) as broker:
+            run(broker, count, verb)
+        print(held.read_text("utf-8"), end="")
+
+
+def run(broker: BrokerProcess, count: int, verb: str) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+    channel = connection.channel()
+    for name in ("source", "target"):
+        channel.queue_declare(name, durable=True)
+    channel.queue_declare("probe", exclusive=False)
+    connection.close()
+    asyncio.run(measure(broker, count, verb))
 
 
 if __name__ == "__main__":
