@@ -144,3 +144,58 @@ def test_a_disk_that_fills_up_under_it(house: MemoryBroker) -> None:
         assert not done or found == {"in": 0, "a": 5, "b": 5, "c": 5}
         own.end()
     assert answers == {spec.Tx.CommitOk, spec.Channel.Close}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_its_connection_is_lost_before_the_answer(house: MemoryBroker, fails: bool) -> None:
+    """A commit that has begun is finished: with its acks, or, where a log fails, without."""
+    shop = Shop(house, {})
+    client = Client(house, "lost")
+    client.say(1, spec.Channel.Open(), spec.Tx.Select(), spec.Basic.Get(queue="in"))
+    house.settle()
+    *_, got = client.heard()
+    client.say(1, spec.Basic.Ack(delivery_tag=got.method.delivery_tag))
+    for name in TARGETS:
+        client.publish(1, name, [b"1", b"2"], PERSISTENT)
+    house.settle()
+    if fails:
+        queue_id = house.vhost.queue("b").id
+
+        def fault(call: str, path: str) -> OSError | None:
+            return OSError(errno.EIO, "bad") if call == "fdatasync" and f"/{queue_id}/" in path else None
+
+        house.filesystem.fault = fault
+    client.say(1, spec.Tx.Commit())
+    client.vanish()
+    house.settle()
+    if fails:
+        shop.comes_back()
+    else:
+        assert shop.ready("in", *TARGETS) == [0, 2, 2, 2]
+    found = in_the_next_life(house)
+    assert found["in"] == fails
+    assert fails or found == {"in": 0, "a": 2, "b": 2, "c": 2}
+
+
+def test_what_is_said_behind_it_waits(house: MemoryBroker) -> None:
+    """The ack of the commit's own message once more, a publish, a commit: in one read behind it."""
+    shop = Shop(house, {})
+    client = shop.client
+    client.say(2, spec.Channel.Open(), spec.Tx.Select(), spec.Basic.Get(queue="in"))
+    house.settle()
+    *_, got = client.heard()
+    client.say(2, spec.Basic.Ack(delivery_tag=got.method.delivery_tag))
+    client.publish(2, "a", [b"first"], PERSISTENT)
+    house.settle()
+    client.say(2, spec.Tx.Commit(), spec.Basic.Get(queue="in"), spec.Basic.Get(queue="a"), spec.Tx.Rollback())
+    house.settle()
+    assert [(event.method.name, event.body) for event in client.heard()] == [
+        ("Tx.CommitOk", None),
+        ("Basic.GetEmpty", None),
+        ("Basic.GetOk", b"first"),
+        ("Tx.RollbackOk", None),
+    ]
+    client.say(2, spec.Basic.Ack(delivery_tag=got.method.delivery_tag))
+    house.settle()
+    (event,) = client.heard()
+    assert event.method.reply_text == "PRECONDITION_FAILED - unknown delivery tag 1"
