@@ -67,6 +67,8 @@ def test_listeners_let_nobody_in_and_then_again(real: BrokerProcess, ctl: Ctl) -
     assert ctl("suspend_listeners").code == 0
     assert ctl("stop_app").code == ctl("start_app").code == 0
     connect(real).close()
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        inside.process_data_events(10)
 
 
 def test_connections_of_a_user_are_closed(real: BrokerProcess, ctl: Ctl) -> None:
