@@ -229,6 +229,7 @@ class Surgeon(Judge):
                 letter.vague = queue.durable
             for letter in letters:
                 letter.redelivered = True
+                letter.deliveries = 0  # it begins anew
                 letter.vague = False
         self.done(job, len(letters))
         if target is not None and not dry_run:

@@ -114,9 +114,11 @@ class Twin(TwinRouting):
         consumer = None if queue.ready else self.taker(queue, [letter])
         queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
         if consumer is not None:
-            late = queue.in_transaction and (queue.group_by or queue.retains)
-            if late and (overflow != "drop-head" or self.is_over(queue, letter)):
+            late = bool(queue.group_by or queue.retains)
+            if late and queue.in_transaction and (overflow != "drop-head" or self.is_over(queue, letter)):
                 raise Anyhow("who can take it is asked when the transaction is over")
+            if late and any(each[0] is queue for each in self.given) and self.is_over(queue, letter):
+                raise Anyhow("over at once, behind another one of the same turn")
             self.hand_over(queue, consumer, letter)
             return True
         queue.cold = queue.cold and bool(queue.ready)
@@ -289,6 +291,8 @@ class Twin(TwinRouting):
         letter.redelivered = True
         letter.deliveries += 1
         letter.vague = queue.durable
+        if letter.vague and letter.born_ms and letter.born_ms[0] > letter.logged_ms:
+            letter.born_ms = []  # the log may say so again
         delay_ms = self.delay_ms(queue, failed, letter.deliveries)
         due_ms = self.due_ms(queue, letter) if delay_ms else None
         if due_ms is not None:
