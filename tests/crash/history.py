@@ -65,8 +65,9 @@ QUEUES: Final = (*(lane for lane in LANES if lane != "later"), *COPIES.values())
 TTL_S: Final = 0.3
 LENGTH_MAX: Final = 25
 DELIVERY_LIMITS: Final = {"limit": 2, "retry": 3}
-RETRY_MIN_MS: Final = 60
-RETRY_MAX_MS: Final = 150
+RETRY_MIN_MS: Final = 700
+RETRY_MAX_MS: Final = 1800
+"""Longer than a start takes, so that a kill comes into it."""
 
 
 def retry_s(count: int) -> float:

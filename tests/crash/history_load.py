@@ -96,7 +96,7 @@ async def rule(ask: Ask, definition: dict[str, Any]) -> None:
 async def prepare(port: int, ask: Ask) -> None:
     """All queues, and the policy of `ruled`; there already after the first start."""
     await rule(ask, LETTERS_GO)
-    link = await connect(port)
+    link = await connect(port, patience_s=PATIENCE_S)
     for queue in QUEUES:
         arguments = dict(ARGUMENTS.get(queue, {}))
         if queue in LETTERS and queue != "ruled":
@@ -178,7 +178,7 @@ class Crowd:
         self._seed += 1
 
     async def connect(self) -> Link:
-        link = await connect(self.port)
+        link = await connect(self.port, patience_s=PATIENCE_S)
         self._links.append(link)
         return link
 
@@ -384,7 +384,7 @@ async def drain(port: int, ask: Ask, history: History, *, timeout_s: float = 600
     await prepare(port, ask)  # one of them may have been deleted
     crowd = Crowd(port, ask, history, 0, draining=True)
     crowd.start()
-    watcher = await connect(port)
+    watcher = await connect(port, patience_s=PATIENCE_S)
     deadline = time.monotonic() + timeout_s
     quiet = 0
     while quiet < 3:

@@ -68,9 +68,10 @@ def publish_prefix(exchange: str, key: str, channel: int = 1, *, mandatory: bool
 
 
 class Link(asyncio.Protocol):
-    """One connection with its channel 1. Made by `connect`."""
+    """One connection with its channel 1. Made by `connect`. patience_s: how long it waits for an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 30.0) -> None:
+        self.patience_s = patience_s
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
         self.why = "the socket was closed"
@@ -211,15 +212,18 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def ask(self, data: bytes, *answers: int, timeout_s: float = 30.0) -> tuple[int, Any]:
-        """Writes, waits for one of these methods: (number, payload or Message). Raises: Gone, TimeoutError."""
+    async def ask(self, data: bytes, *answers: int, timeout_s: float = 0.0) -> tuple[int, Any]:
+        """Writes, waits for one of these methods: (number, payload or Message). timeout_s: 0 for `patience_s`.
+
+        Raises: Gone, TimeoutError.
+        """
         if self.gone.is_set():
             raise Gone(self.why)
         future: asyncio.Future[Any] = self.loop.create_future()
         self._waiting.append((future, answers))
         if data:
             self.write(data)
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s or self.patience_s):
             answer: tuple[int, Any] = await future
         return answer
 
@@ -229,7 +233,7 @@ class Link(asyncio.Protocol):
     async def confirm_select(self) -> None:
         await self.ask(method(0x0055000A, b"\x00"), 0x0055000B)
 
-    async def qos(self, prefetch: int, timeout_s: float = 30.0) -> None:
+    async def qos(self, prefetch: int, timeout_s: float = 0.0) -> None:
         await self.ask(method(0x003C000A, struct.pack(">IHB", 0, prefetch, 0)), 0x003C000B, timeout_s=timeout_s)
 
     async def consume(
@@ -299,13 +303,14 @@ async def connect(
     vhost: str = "/",
     channel: bool = True,
     heartbeat_s: int = 0,
+    patience_s: float = 30.0,
 ) -> Link:
     """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login).
 
     heartbeat_s: what is agreed on; the link itself sends none.
     """
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(Link, "127.0.0.1", port)
+    _, link = await loop.create_connection(lambda: Link(patience_s), "127.0.0.1", port)
     response = f"\x00{user}\x00{password}".encode()
     start_ok = EMPTY_TABLE + shortstr("PLAIN") + struct.pack(">I", len(response)) + response + shortstr("en_US")
     await link.ask(PROTOCOL, 0x000A000A)

@@ -61,7 +61,7 @@ async def rule(ask: Ask, definition: dict[str, Any]) -> None:
 async def look(port: int, ask: Ask, story: StreamStory) -> None:
     """After a start: what is there, up to a message that is published now, and what is stored."""
     await rule(ask, POLICIES[0])  # whatever cuts now may have cut before
-    link = await connect(port)
+    link = await connect(port, patience_s=PATIENCE_S)
     await link.declare_queue(STREAM, table=pamqp.encode.field_table(ARGUMENTS))
     stored = await stored_offsets(ask)
     confirms: asyncio.Queue[bool] = asyncio.Queue()

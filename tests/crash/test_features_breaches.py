@@ -57,6 +57,7 @@ def test_an_honest_broker(story: Story) -> None:
     story.settle("retry", 10, "requeue")
     story.hear("retry")
     story.end(after_s=0.2)
+    story.now += retry_s(1)
     story.give("retry", 10, again=True, returns=1)
     story.settle("retry", 10)
     story.note("publish", "numbered", 11, Sent("confirm"))
@@ -107,7 +108,7 @@ def test_what_came_back_to_its_limit_is_a_letter_now_or_after_a_kill(story: Stor
     for returns in range(4):
         story.give("retry", 1, again=bool(returns), returns=returns)
         story.settle("retry", 1, "requeue")
-        story.hear("retry", 2 * AGE_S, 0.1)
+        story.hear("retry", 2 * AGE_S, retry_s(returns + 1))
     story.end(after_s=0.0)
     story.give("retry", 1, again=True, returns=3)
     story.settle("retry", 1, "requeue")
@@ -236,11 +237,7 @@ def retried_too_early_after_a_kill(story: Story) -> None:
     story.publish("retry", 1)
     story.give("retry", 1)
     story.settle("retry", 1, "requeue")
-    story.note("heard", more=("retry", story.now))
-    story.now += AGE_S + 0.002  # it is written for certain; the clock of the test may go at another pace
-    story.note("heard", more=("retry", story.now))
-    (copy,) = story.judge.copies.values()
-    copy.until += 1.0
+    story.hear("retry", 2 * AGE_S)
     story.end(after_s=0.0)
     story.give("retry", 1, again=True, returns=1)
     story.settle("retry", 1)
