@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 
 from amqpd.storage.metadata.rows import BindingRow, Change, Delete, DeleteBindings, Put, Row
@@ -79,8 +80,8 @@ class CoreStore:
         self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
         self._dialect = self._engine.dialect.name
         if self._dialect == "sqlite":
-            sa.event.listen(self._engine, "connect", _sqlite_connected)
-            sa.event.listen(self._engine, "begin", _sqlite_begin)
+            event.listen(self._engine, "connect", _sqlite_connected)
+            event.listen(self._engine, "begin", _sqlite_begin)
             if address.database and address.database != ":memory:":
                 private_file(Path(address.database))
         self._schema = core_schema()
