@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
 def walk(name: str, seeds: int = 1) -> None:
     (workload,) = [each for each in BROKER_WORKLOADS if name in each.name]
     for seed in range(seeds):
-        BrokerSearch(seed, set(), share=0.05, draws=1, lived_in=0.002).run(workload)  # type: ignore[arg-type]
+        BrokerSearch(seed, set(), share=0.12, draws=1, lived_in=0.002).run(workload)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workload", [each.name for each in BROKER_WORKLOADS])
