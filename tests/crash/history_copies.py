@@ -38,6 +38,7 @@ class Copy:
     perhaps: set[int] = field(default_factory=set)  # commands without an answer that may have ended it
     returned: bool = False  # its requeue is in the log for certain
     until: float = 0.0  # it has come back, and waits
+    unsafe: bool = False  # a power cut may have taken it, though it was given: nobody had been told that it is safe
     possible: int = 1  # letters
     sealed: bool = False  # its message is settled for certain: no more letters
 

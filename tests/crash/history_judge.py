@@ -118,6 +118,9 @@ class Judge:
         copy = self.copies[event.queue, event.message]
         if not copy.promised_at and not copy.times:
             copy.sent_at, copy.life = event.at, self.life
+        if copy.unsafe and not copy.promised_at and not copy.gone:
+            copy.sent_at, copy.life = event.at, self.life
+            copy.given, copy.times, copy.unmarked, copy.verdict = 0, 0, 0, ""
 
     def _refused(self, event: Event) -> None:
         """By the broker, and nothing may come of it."""
@@ -215,7 +218,11 @@ class Judge:
                 self.violate(f"{text} came although its transaction {sent.transaction} was {state}", copy.message)
         if not copy.times:
             # What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile.
-            late = copy.queue in PASSES or (copy.life < self.life and (copy.queue in DROPPING or copy.perhaps))
+            late = (
+                copy.queue in PASSES
+                or copy.unsafe
+                or (copy.life < self.life and (copy.queue in DROPPING or copy.perhaps))
+            )
             place = (copy.queue, sent.priority)
             if copy.message < self._first.get(place, -1) and not late:
                 self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
@@ -389,6 +396,7 @@ class Judge:
                 seen = copy.life == self.life and copy.possible == 1  # all that was done with it is of this life
                 copy.sealed = copy.source.gone == "reject" or (old and seen)
                 copy.possible += not copy.sealed and not (copy.passed and how == "stop")
+            copy.unsafe = copy.unsafe or (how == "cut" and copy.life == self.life and not copy.promised_at)
             if copy.transaction and self._transactions.get(copy.transaction) == "commit":
                 continue  # may or may not have been done
             if copy.held or copy.transaction:

@@ -94,6 +94,20 @@ def test_of_an_unanswered_rewind_all_may_come_or_nothing(story: Story) -> None:
     assert story.found() == ""
 
 
+def test_a_power_cut_takes_what_was_given_and_not_safe_and_its_number(story: Story) -> None:
+    story.note("publish", "numbered", 1, Sent("confirm"))
+    story.note("publish", "numbered", 2, Sent("confirm"))
+    story.give("numbered", 1)
+    story.give("numbered", 2)
+    story.settle("numbered", 2)
+    story.end("cut", 0.0)
+    for message in (1, 2):
+        story.note("publish-again", "numbered", message)
+        story.note("confirmed", "numbered", message)
+    story.through("numbered", 1, 2)
+    assert story.found() == ""
+
+
 def test_a_retry_that_was_not_written_may_come_at_once(story: Story) -> None:
     story.publish("retry", 1)
     story.give("retry", 1)
