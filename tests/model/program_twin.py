@@ -262,6 +262,8 @@ class Twin(TwinRouting):
                 first = self.first_waiting(queue)
                 queue.waiting.remove(first)
                 self.die(queue, first.letter, "maxlen")
+                if queue.group_by and self.over(queue) and self.taker(queue, self.in_order(queue)):
+                    raise Anyhow("its group is free now, or the next one is too much")
             else:
                 self.drop_head(queue, "maxlen")
         self.expire(queue)
