@@ -201,7 +201,9 @@ class BrokerLedger:
                 each.over = True
             for name, place in each.places.items():
                 if name.startswith("wheel "):
-                    if not copies or (place.left != NONE and not any(copy.from_wheel for copy in copies)):
+                    if any(copy.from_wheel for copy in copies):
+                        place.left = NONE
+                    elif not copies or place.left != NONE:
                         place.left = max(place.left, step)
                 else:
                     _found_in(place, [copy for copy in copies if copy.place == name], step, each.due_ms > 0)
