@@ -7,7 +7,7 @@ from typing import Final
 
 from amqpd.broker.delivery import Source
 
-QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack")
+QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack", "get_empty")
 
 
 def queue_counts(queue: Source) -> tuple[int, ...]:
@@ -20,6 +20,7 @@ def queue_counts(queue: Source) -> tuple[int, ...]:
         queue.get_no_ack_count,
         queue.redelivered_count,
         queue.acked_count,
+        queue.get_empty_count,
     )
 
 
@@ -35,6 +36,15 @@ class Ended:
             self.counts = [0] * len(counts)
         for index, count in enumerate(counts):
             self.counts[index] += count
+
+
+class VhostCounts:
+    """Of one vhost: what was returned to its publishers, and what the queues and channels that ended had counted."""
+
+    def __init__(self) -> None:
+        self.returned_count = 0
+        self.ended_queues = Ended()
+        self.ended_channels = Ended()
 
 
 class ChannelTotals:

@@ -348,6 +348,7 @@ class Source(Destination):
         self.get_count: i64 = 0
         self.get_no_ack_count: i64 = 0
         self.redelivered_count: i64 = 0
+        self.get_empty_count: i64 = 0
         self.acked_count: i64 = 0
 
     def gone(self) -> bool:

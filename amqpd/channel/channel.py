@@ -102,6 +102,7 @@ class Channel(ChannelState):
             if confirms is not None:
                 # What came before needs no disk either: its ack stands before the return, as its publish did.
                 confirms.confirm_early()
+            self.session.vhost.counts.returned_count += 1
             self.output.send_return(self.number, message)
 
     def _spread_ended(self, accepted: bool) -> None:

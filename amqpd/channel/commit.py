@@ -248,6 +248,7 @@ class Commit:
             if not route.routed:
                 channel.session.vhost.unroutable_count += 1
                 if route.mandatory and not channel.closing:
+                    channel.session.vhost.counts.returned_count += 1
                     channel.output.send_return(channel.number, message)
                     channel.owner.wants_look = True
             for destination in route.destinations:

@@ -177,6 +177,7 @@ def get(channel: Channel, command: BasicGet) -> None:
         if queue.waits():
             _get_later(channel, command, queue)
         else:
+            queue.get_empty_count += 1
             channel.output.send(channel.number, BasicGetEmpty())
         return
     message = outgoing(entry, queue.rules.counts_shown)

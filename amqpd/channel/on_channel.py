@@ -35,6 +35,7 @@ def release(channel: Channel) -> None:
     broker.channels.closed_count += 1
     broker.admission.close_channel(channel.session.user.name)
     broker.channels.ended.add(channel_counts(channel))
+    channel.session.vhost.counts.ended_channels.add(channel_counts(channel))
     for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
     channel.deliveries.stop_clocks()

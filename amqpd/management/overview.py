@@ -13,9 +13,10 @@ from amqpd.broker.catalogue.exchange_arguments import DELAYED_MESSAGE
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
-from amqpd.management.rates import CHANNEL, CHURN, QUEUE
 from amqpd.management.router import Route
+from amqpd.management.samples import Spans, spans
 from amqpd.management.slices import Slices
 from amqpd.metrics import CONTENT_TYPE, prometheus
 from amqpd.routing.registry import exchange_type_names
@@ -73,7 +74,7 @@ def exchange_types() -> list[dict[str, Any]]:
 
 def churn(call: Call) -> dict[str, Any]:
     """What came and went since the start, with rates."""
-    return call.rates.details(call.rates.churn, CHURN)
+    return call.rates.details(call.rates.churn, CHURN, spans(call.query))
 
 
 class Totals:
@@ -144,16 +145,21 @@ async def overview(call: Call) -> Reply:
         "disable_stats": False,
     }
     if call.caller.has(Role.MONITORING):
-        item["message_stats"] = {**await call.rates.totals(QUEUE), **await _published(call)}
+        within = spans(call.query)
+        shown = parted(await call.rates.totals(QUEUE, within))
+        published = await _published(call, within)
+        item["message_stats"] = {**shown.stats, **published, **call.rates.unroutable(within)}
+        for name in LENGTHS:
+            item["queue_totals"][f"{name}_details"] = shown.lengths[f"{name}_details"]
         item["churn_rates"] = churn(call)
         item["listeners"] = listeners(call)
         item["contexts"] = [{"node": call.node, **each} for each in contexts(call)]
     return reply(item)
 
 
-async def _published(call: Call) -> dict[str, Any]:
+async def _published(call: Call, within: Spans) -> dict[str, Any]:
     """What publishers sent, each message once however many queues took it."""
-    totals = await call.rates.totals(CHANNEL)
+    totals = await call.rates.totals(CHANNEL, within)
     return {name: totals[name] for name in ("publish", "publish_details", "confirm", "confirm_details")}
 
 

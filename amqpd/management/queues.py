@@ -29,11 +29,11 @@ from amqpd.management.call import (
     number,
     reply,
 )
-from amqpd.management.connections import connection_details, consumer_item
-from amqpd.management.counts import unacked_apart
+from amqpd.management.connections import connection_details, consumer_item, idle
+from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
 from amqpd.management.listing import by_name, listing, one, plain
-from amqpd.management.rates import QUEUE
 from amqpd.management.router import Route
+from amqpd.management.samples import spans
 from amqpd.management.slices import Slices
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.local_log import LocalLog
@@ -62,6 +62,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     store = queue.store
     owner: Any = queue.exclusive_owner
     bytes_ready = queue.order.hot_bytes if store is None else store.size_bytes
+    shown = parted(call.rates.details(queue, QUEUE, spans(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
@@ -80,8 +81,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "state": "running" if opened and (store is None or not store.failed) else "down",
         "degraded": store is not None and store.degraded,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
-        "messages": queue.ready_count + unacked_apart(queue) + queue.delayed_count,
-        "messages_ready": queue.ready_count,
+        **shown.lengths,
         "messages_unacknowledged": queue.unacked_count,
         # What came back and waits for its next try (x-delayed-retry-*).
         "messages_delayed_retry": queue.delayed_count,
@@ -90,13 +90,48 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         **groups_item(queue),
         **retained_item(queue),
         "message_bytes": bytes_ready,
+        "message_bytes_ready": queue.ready_bytes,
+        "consumer_utilisation": round(call.rates.utilisation(queue), 3),
+        "consumer_capacity": round(call.rates.utilisation(queue), 3),
+        **_replicas(call, queue),
+        **idle(call, queue),
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
         "single_active_consumer_tag": first if queue.round_robin.single_active else None,
-        "message_stats": call.rates.details(queue, QUEUE),
+        "message_stats": shown.stats,
     }
     if owner is not None and not queue.deleted:  # who shows a list may be behind
         item["owner_pid_details"] = connection_details(owner)
+    return item
+
+
+def _replicas(call: Call, queue: Queue) -> dict[str, Any]:
+    """rabbit: where a quorum queue or a stream has its copies: here."""
+    if queue.kind not in ("quorum", "stream"):
+        return {}
+    here = {"leader": call.node} if queue.kind == "quorum" else {}
+    return {**here, "members": [call.node], "online": [call.node]}
+
+
+def plain_item(call: Call, queue: Queue, totals: bool) -> dict[str, Any]:
+    """What a queue is, without what it counts; totals: but for its messages."""
+    vhost = call.broker.vhosts.get(queue.vhost_name)
+    followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
+    item: dict[str, Any] = {
+        "name": queue.name,
+        "vhost": queue.vhost_name,
+        "type": queue.kind,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive_owner is not None,
+        "arguments": plain(queue.arguments),
+        "node": call.node,
+        "state": "running" if queue.store is None or not queue.store.failed else "down",
+        **({"policy": followed.policy} if followed.policy else {}),
+        **_replicas(call, queue),
+    }
+    if totals:
+        item |= zip(LENGTHS, lengths(queue), strict=True)
     return item
 
 
@@ -132,14 +167,17 @@ def retained_item(queue: Queue) -> dict[str, Any]:
 
 async def get_queues(call: Call) -> Reply:
     slices = Slices()
+    bare, totals = call.query_flag("disable_stats"), call.query_flag("enable_queue_totals")
     queues: list[Queue] = []
     for vhost in call.vhosts():
         queues += await by_name(list(vhost.queues.values()), _name, slices)
     for queue in queues:
-        if queue.opening is not None:
+        if queue.opening is not None and (totals or not bare):
             await opened(queue)
         if slices.due:
             await slices.rest()
+    if bare:
+        return await listing(call, queues, lambda queue: plain_item(call, queue, totals), _name)
     return await listing(call, queues, lambda queue: queue_item(call, queue), _name)
 
 
@@ -149,6 +187,8 @@ async def get_queue(call: Call) -> Reply:
     item = queue_item(call, queue)
     # The list leaves these out: they cost a walk over every consumer.
     item["consumer_details"] = _consumers(call, queue)
+    # rabbit: with rates_mode basic nothing is counted between a queue and each channel and exchange.
+    item["incoming"] = item["deliveries"] = []
     return one(call, item)
 
 

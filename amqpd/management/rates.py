@@ -1,9 +1,10 @@
 """Rates: how fast each counter rose, sampled every five seconds; nothing on the message path knows of it.
 
 A sweep reads the plain integers of every queue, channel and connection, in slices, and compares them with those of the
-sweep before. Totals are exact at any time: what ended had its counts added up when it ended (`broker.ended_*`).
+sweep before. Totals are exact at any time: what ended had its counts added up when it ended (`broker.ended_*`). Those
+who ask for samples of an object have its counts kept from then on: samples.py.
 
-Cost: some 3 us per object and sweep.
+Cost: some 3 us per object and sweep; 20 KB for an object with samples, of which there are HISTORIES_MAX at most.
 """
 
 from __future__ import annotations
@@ -14,65 +15,46 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
-from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
+from amqpd.management.counted import (
+    CHANNEL,
+    CHURN,
+    CONNECTION,
+    LENGTHS,
+    NAMES,
+    OCTETS,
+    QUEUE,
+    READERS,
+    UNROUTABLE,
+    VHOST,
+    VHOST_COUNTERS,
+    Churn,
+    VhostSum,
+    unroutable,
+)
+from amqpd.management.samples import NO_SPANS, History, Span, Spans
 from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.connection import Connection
+    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connections import Connections
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
-
-
-CONNECTION_COUNTERS: Final = ("recv_oct", "send_oct")
-
-
-def connection_counts(connection: Connection) -> tuple[int, ...]:
-    """In the order of CONNECTION_COUNTERS, bytes."""
-    return (connection.received_bytes, connection.output.sent_bytes)
+HISTORIES_MAX: Final = 1000
+HISTORY_KEPT_S: Final = 600.0
 
 
 class Sample(NamedTuple):
-    """What a sweep saw of one object."""
+    """What a sweep saw of one object. changed_at: of the last sweep that saw other counts than the one before, seconds
+    since 1970.
+    """
 
     counts: tuple[int, ...]
     per_s: tuple[float, ...]
-
-
-CHURN_COUNTERS: Final = (
-    *("connection_created", "connection_closed", "channel_created", "channel_closed"),
-    *("queue_declared", "queue_created", "queue_deleted"),
-)
-
-
-class Churn:
-    """What came and went since the start, all of it."""
-
-    def __init__(self, broker: Broker, connections: Connections) -> None:
-        self._broker = broker
-        self._connections = connections
-
-    def counts(self) -> tuple[int, ...]:
-        """In the order of CHURN_COUNTERS."""
-        channels, catalogue = self._broker.channels, self._broker.catalogue
-        return (
-            self._connections.opened_count,
-            self._connections.closed_count,
-            channels.opened_count,
-            channels.closed_count,
-            catalogue.queue_declared_count,
-            catalogue.queue_created_count,
-            catalogue.queue_deleted_count,
-        )
-
-
-NAMES: Final = (QUEUE_COUNTERS, CHANNEL_COUNTERS, CONNECTION_COUNTERS, CHURN_COUNTERS)
-READERS: Final[tuple[Any, ...]] = (queue_counts, channel_counts, connection_counts, Churn.counts)
-QUEUE, CHANNEL, CONNECTION, CHURN = 0, 1, 2, 3
+    changed_at: float
 
 
 class Rates:
@@ -83,6 +65,8 @@ class Rates:
         self._connections = connections
         self.churn = Churn(broker, connections)
         self._samples: dict[Any, Sample] = {}
+        self._histories: dict[Any, History] = {}
+        self._utilised: dict[Queue, float] = {}
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +81,7 @@ class Rates:
     def forget(self) -> None:
         """Rates begin anew with the next sweep."""
         self._samples = {}
+        self._histories = {}
         self._sums = [(0.0,) * len(names) for names in NAMES]
 
     async def _run(self) -> None:
@@ -112,22 +97,55 @@ class Rates:
         slices = Slices()
         now = time.monotonic()
         elapsed = max(now - self._swept_at, 0.001)
-        before, after = self._samples, {}
+        before, after = self._samples, dict[Any, Sample]()
         sums = [[0.0] * len(names) for names in NAMES]
+        totals = [self._ended(kind) for kind in range(len(NAMES))]
+        by_vhost = {vhost: VhostSum(vhost) for vhost in self._broker.vhosts.values()}
         for kind in (QUEUE, CHANNEL, CONNECTION, CHURN):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
-                seen = before.get(thing)
-                base = seen.counts if seen is not None else (0,) * len(counts)
-                per_s = _NO_RATES[kind] if counts == base else _per_s(counts, base, elapsed)
-                after[thing] = Sample(counts, per_s)
-                for index, rate in enumerate(per_s):
+                after[thing] = sample = _sampled(counts, before.get(thing), kind, elapsed)
+                for index, rate in enumerate(sample.per_s):
                     sums[kind][index] += rate
+                for index, count in enumerate(counts):
+                    totals[kind][index] += count
+                self._into_vhost(by_vhost, thing, kind, counts)
                 if slices.due:
                     await slices.rest()
+        for vhost, found in by_vhost.items():
+            counts = found.counts()
+            after[vhost] = sample = _sampled(counts, before.get(vhost), VHOST, elapsed)
+            for index, rate in enumerate(sample.per_s):
+                sums[VHOST][index] += rate
+                totals[VHOST][index] += counts[index]
+        await self._note_utilisation(slices)
         self._samples = after
         self._sums = [tuple(each) for each in sums]
         self._swept_at = now
+        await self._keep([tuple(each) for each in totals], slices)
+
+    def _into_vhost(self, by_vhost: dict[VHost, VhostSum], thing: Any, kind: int, counts: tuple[int, ...]) -> None:
+        """What counts for a vhost as well. One that came meanwhile is in no sum yet."""
+        if kind == QUEUE:
+            vhost = self._broker.vhosts.get(thing.vhost_name)
+            if vhost in by_vhost:
+                by_vhost[vhost].add_queue(counts)
+        elif kind != CHURN and thing.session.vhost in by_vhost:
+            found = by_vhost[thing.session.vhost]
+            (found.add_channel if kind == CHANNEL else found.add_connection)(counts)
+
+    async def _keep(self, totals: list[tuple[int, ...]], slices: Slices) -> None:
+        """Samples of those that somebody has asked for; what is gone or forgotten is let go."""
+        now = time.time()
+        for thing, history in list(self._histories.items()):
+            if isinstance(thing, int):
+                history.add(now, totals[thing])
+            elif thing in self._samples and history.asked_at > now - HISTORY_KEPT_S:
+                history.add(now, self._samples[thing].counts)
+            else:
+                self._histories.pop(thing, None)
+            if slices.due:
+                await slices.rest()
 
     def _all(self, kind: int) -> list[Any]:
         """What lives now, at one moment: neither counted as ended nor forgotten. Cost: 3 ms for 100,000 queues."""
@@ -139,39 +157,132 @@ class Rates:
             return [self.churn]
         return list(self._connections)
 
-    def details(self, thing: object, kind: int) -> dict[str, Any]:
-        """`publish`, `publish_details: {rate}` and so on, for one object."""
-        sample = self._samples.get(thing)
-        return _details(NAMES[kind], READERS[kind](thing), sample.per_s if sample is not None else _NO_RATES[kind])
+    def _ended(self, kind: int) -> list[int]:
+        """What those have counted that have ended."""
+        ended: list[int] = []
+        if kind in (QUEUE, CHANNEL):
+            ended = (self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.channels.ended).counts
+        return [*ended, *([0] * (len(NAMES[kind]) - len(ended)))]
 
-    async def totals(self, kind: int) -> dict[str, Any]:
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def details(self, thing: object, kind: int, within: Spans = NO_SPANS) -> dict[str, Any]:
+        """`publish`, `publish_details: {rate}` and so on, for one object."""
+        return self.shown(thing, kind, READERS[kind](thing), within)
+
+    def shown(self, thing: object, kind: int, counts: Sequence[int], within: Spans = NO_SPANS) -> dict[str, Any]:
+        """The same for counts that were read already."""
+        sample = self._samples.get(thing)
+        per_s = sample.per_s if sample is not None else _NO_RATES[kind]
+        return self._details(thing, kind, counts, per_s, within)
+
+    def idle_since(self, thing: object) -> float | None:
+        """When a sweep has seen its counters move last, seconds since 1970; None: they moved before the last one."""
+        sample = self._samples.get(thing)
+        return sample.changed_at if sample is not None and not any(sample.per_s) else None
+
+    def utilisation(self, queue: Queue) -> float:
+        """How often of late a sweep found nothing ready in it, as its consumers took all; 0 to 1. 0 without consumers.
+
+        rabbit: the share of time in which it could deliver at once.
+        """
+        return self._utilised.get(queue, 1.0) if queue.consumers else 0.0
+
+    async def _note_utilisation(self, slices: Slices) -> None:
+        utilised: dict[Queue, float] = {}
+        for queue in self._all(QUEUE):
+            if queue.consumers:
+                was = self._utilised.get(queue, 1.0)
+                utilised[queue] = was + 0.3 * ((queue.ready_count == 0) - was)
+            if slices.due:
+                await slices.rest()
+        self._utilised = utilised
+
+    def unroutable(self, within: Spans = NO_SPANS) -> dict[str, Any]:
+        """What was returned and dropped in all vhosts there are."""
+        counts = [0] * len(VHOST_COUNTERS)
+        for vhost in self._broker.vhosts.values():
+            for name, count in zip(UNROUTABLE, unroutable(vhost), strict=True):
+                counts[VHOST_COUNTERS.index(name)] += count
+        found = self._details(VHOST, VHOST, counts, self._sums[VHOST], within)
+        return {name: found[name] for each in UNROUTABLE for name in (each, f"{each}_details")}
+
+    async def totals(self, kind: int, within: Spans = NO_SPANS) -> dict[str, Any]:
         """Likewise for all queues or channels since the broker's start, those that ended included."""
         slices = Slices()
-        ended = self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.channels.ended
-        counts = list(ended.counts) or [0] * len(NAMES[kind])
         # Chosen before the first rest: what ends meanwhile keeps its counts and is in no sum yet.
-        for thing in self._all(kind):
+        counts, things = self._ended(kind), self._all(kind)
+        for thing in things:
             for index, count in enumerate(READERS[kind](thing)):
                 counts[index] += count
             if slices.due:
                 await slices.rest()
-        return _details(NAMES[kind], counts, self._sums[kind])
+        return self._details(kind, kind, counts, self._sums[kind], within)
+
+    def _details(
+        self, thing: object, kind: int, counts: Sequence[int], per_s: Sequence[float], within: Spans
+    ) -> dict[str, Any]:
+        """A total is its kind's, as a thing."""
+        history = self._history(thing, tuple(counts)) if within is not NO_SPANS else None
+        now = time.time()
+        found: dict[str, Any] = {}
+        for index, name in enumerate(NAMES[kind]):
+            found[name] = counts[index]
+            found[f"{name}_details"] = detail = {"rate": per_s[index]}
+            span = _span_of(name, kind, within)
+            if history is not None and span is not None:
+                detail.update(history.details(index, span, now, counts[index]))
+        if "deliver" in found:
+            _add_together(found)
+        return found
+
+    def _history(self, thing: object, counts: tuple[int, ...]) -> History:
+        now = time.time()
+        history = self._histories.get(thing)
+        if history is None:
+            history = History(now, counts)
+            if len(self._histories) < HISTORIES_MAX:
+                self._histories[thing] = history
+        history.asked_at = now
+        return history
 
 
 _NO_RATES: Final = tuple((0.0,) * len(names) for names in NAMES)
+_DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
+
+
+def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float) -> Sample:
+    if seen is None:
+        # A counter began at 0; messages were there before the first sweep.
+        counters = len(NAMES[kind]) - len(LENGTHS) if kind == QUEUE else len(counts)
+        base = (0,) * counters + counts[counters:] if kind != VHOST else counts
+        return Sample(counts, _per_s(counts, base, elapsed_s), time.time())
+    if counts == seen.counts:
+        return seen if seen.per_s is _NO_RATES[kind] else Sample(seen.counts, _NO_RATES[kind], seen.changed_at)
+    return Sample(counts, _per_s(counts, seen.counts, elapsed_s), time.time())
 
 
 def _per_s(counts: Sequence[int], base: Sequence[int], elapsed_s: float) -> tuple[float, ...]:
     return tuple(round((count - was) / elapsed_s, 1) for count, was in zip(counts, base, strict=True))
 
 
-def _details(names: Sequence[str], counts: Sequence[int], per_s: Sequence[float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, count, rate in zip(names, counts, per_s, strict=True):
-        found[name] = count
-        found[f"{name}_details"] = {"rate": rate}
-    if "deliver" in found:
-        together = ("deliver", "deliver_no_ack", "get", "get_no_ack")
-        found["deliver_get"] = sum(found[name] for name in together)
-        found["deliver_get_details"] = {"rate": round(sum(found[f"{name}_details"]["rate"] for name in together), 1)}
-    return found
+def _span_of(name: str, kind: int, within: Spans) -> Span | None:
+    if name in OCTETS:
+        return within.octets
+    if kind == VHOST and name in LENGTHS:
+        return within.lengths or within.rates  # rabbit: of a vhost the one says both
+    return within.lengths if kind == CHURN or name in LENGTHS else within.rates
+
+
+def _add_together(found: dict[str, Any]) -> None:
+    """rabbit: deliver_get is what went to consumers and to those who got it."""
+    found["deliver_get"] = sum(found[name] for name in _DELIVERED)
+    parts = [found[f"{name}_details"] for name in _DELIVERED]
+    found["deliver_get_details"] = whole = {"rate": round(sum(part["rate"] for part in parts), 1)}
+    if "samples" in parts[0]:
+        whole["samples"] = [
+            {"sample": sum(each["sample"] for each in moment), "timestamp": moment[0]["timestamp"]}
+            for moment in zip(*(part["samples"] for part in parts), strict=True)
+        ]
+        for name in ("avg_rate", "avg"):
+            whole[name] = sum(part[name] for part in parts)

@@ -11,10 +11,12 @@ from amqpd.broker.catalogue.vhosts import ProtectedVhost
 from amqpd.broker.publishing.firehose import trace
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
+from amqpd.channel.counters import channel_counts
 from amqpd.management.call import CREATED, NO_CONTENT, AlreadyThere, BadRequest, Call, Reply, Role, clean_name
-from amqpd.management.counts import unacked_apart
+from amqpd.management.counted import VHOST, VhostSum, counted_connection, counted_queue, parted
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
+from amqpd.management.samples import spans
 from amqpd.management.slices import Slices
 from amqpd.management.users import permission_item, tags_of, topic_item
 
@@ -34,15 +36,23 @@ def metadata_item(vhost: VHost) -> dict[str, Any]:
 
 async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:
     """A vhost with its message counts. Cost: a look at each of its queues."""
-    ready = unacked = delayed = 0
+    delayed = 0
+    found = VhostSum(vhost)
     for queue in list(vhost.queues.values()):
         await opened(queue)
-        ready += queue.ready_count
-        unacked += unacked_apart(queue)
         delayed += queue.delayed_count
+        found.add_queue(counted_queue(queue))
         if slices.due:
             await slices.rest()
-    own = [each for each in call.server.connections if each.session.vhost is vhost]
+    for connection in list(call.server.connections):
+        if connection.session.vhost is vhost:
+            found.add_connection(counted_connection(connection))
+            for channel in connection.channels.all():
+                if not channel.closing:
+                    found.add_channel(channel_counts(channel))
+        if slices.due:
+            await slices.rest()
+    shown = parted(call.rates.shown(vhost, VHOST, found.counts(), spans(call.query)))
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -52,13 +62,11 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         "metadata": metadata_item(vhost),
         "tracing": vhost.tap is not None,
         "cluster_state": {call.node: "running"},
-        "messages": ready + unacked + delayed,
-        "messages_ready": ready,
-        "messages_unacknowledged": unacked,
+        **shown.lengths,
         "messages_delayed": call.broker.delays.count_of(vhost.name),
         "messages_delayed_retry": delayed,
-        "recv_oct": sum(each.received_bytes for each in own),
-        "send_oct": sum(each.output.sent_bytes for each in own),
+        **shown.octets,
+        "message_stats": shown.stats,
     }
 
 

@@ -24,6 +24,7 @@ from amqpd.broker.catalogue.exchange_arguments import alternate_of, delays_of
 from amqpd.broker.catalogue.limit_set import NO_LIMITS, Limits
 from amqpd.broker.catalogue.policy_table import EXCHANGE, NONE, PolicyTable
 from amqpd.broker.catalogue.walk import Walk
+from amqpd.broker.counters import VhostCounts
 from amqpd.broker.destination import Destination
 from amqpd.broker.queues.host import QueueHost
 from amqpd.broker.queues.queue import Queue
@@ -101,6 +102,7 @@ class VHost(Names):
         # Exchanges whose type is not installed: none, as a rule.
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
+        self.counts = VhostCounts()
         # While it is traced: who is told of publishes and deliveries (publishing/firehose.py).
         self.tap: Tap | None = None
         self.deleted = False

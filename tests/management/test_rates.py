@@ -1,0 +1,161 @@
+"""Rates and samples of the last minutes: the arithmetic, in the test's own process, and what a broker answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from amqpd.management.call import BadRequest
+from amqpd.management.samples import KEPT, NO_SPANS, History, Span, spans
+
+
+class TestSpans:
+    def test_are_asked_for_in_pairs(self):
+        found = spans({"msg_rates_age": "60", "msg_rates_incr": "5", "lengths_age": "60"})
+        assert found == (Span(60, 5), None, None)
+        assert spans({"page": "1"}) is NO_SPANS
+
+    @pytest.mark.parametrize(
+        ("age", "increment"), [("x", "5"), ("60", "0"), ("-1", "5"), ("86400", "1"), ("1" * 30, "5")]
+    )
+    def test_that_make_no_sense(self, age, increment):
+        with pytest.raises(BadRequest):
+            spans({"msg_rates_age": age, "msg_rates_incr": increment})
+
+
+class TestHistory:
+    def test_newest_first_and_the_oldest_before_all(self):
+        history = History(1000.0, (10, 0))
+        history.add(1005.0, (20, 0))
+        history.add(1010.0, (50, 0))
+        found = history.details(0, Span(20, 5), 1012.0, 70)
+        moments = [(each["timestamp"], each["sample"]) for each in found["samples"]]
+        assert moments == [(1010000, 70), (1005000, 20), (1000000, 10), (995000, 10), (990000, 10)]
+        assert found["avg_rate"] == (70 - 10) / 20
+        assert found["avg"] == sum(sample for _, sample in moments) / 5
+
+    def test_keeps_so_many_and_shares_those_that_are_alike(self):
+        history = History(0.0, (1, 2))
+        for number in range(1000):
+            history.add(5.0 * number, (1, number - number + 2))
+        assert len(history.kept) == KEPT
+        assert len({id(counts) for _, counts in history.kept}) == 1
+
+
+AGES = "msg_rates_age=20&msg_rates_incr=5&lengths_age=20&lengths_incr=5&data_rates_age=20&data_rates_incr=5"
+
+
+class TestAnswers:
+    @pytest.fixture
+    def busy(self, api, v, channel):
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        for _ in range(3):
+            channel.basic_publish("", "q", b"12345")
+        channel.basic_publish("", "nowhere", b"lost")
+        channel.basic_get("q", auto_ack=False)
+        channel.queue_declare("empty")
+        channel.basic_get("empty")
+        return v
+
+    def test_samples_of_a_queue(self, api, busy):
+        found = api.get(f"/api/queues/{busy}/q?{AGES}")
+        published = found["message_stats"]["publish_details"]
+        assert len(published["samples"]) == 5
+        assert found["message_stats"]["publish"] == 3
+        assert len(found["message_stats"]["deliver_get_details"]["samples"]) == 5
+        assert found["messages_ready_details"]["samples"][0].keys() == {"sample", "timestamp"}
+        assert api.get(f"/api/queues/{busy}/empty")["message_stats"]["get_empty"] == 1
+        assert "samples" not in api.get(f"/api/queues/{busy}/q")["message_stats"]["publish_details"]
+
+    def test_a_vhost_keeps_what_ended_in_it(self, api, busy, channel):
+        before = api.get(f"/api/vhosts/{busy}?{AGES}")
+        stats = before["message_stats"]
+        assert (stats["publish"], stats["confirm"], stats["get"], stats["get_empty"]) == (4, 4, 1, 1)
+        assert (stats["drop_unroutable"], stats["return_unroutable"]) == (1, 0)
+        assert (before["messages"], before["messages_ready"], before["messages_unacknowledged"]) == (3, 2, 1)
+        assert len(before["recv_oct_details"]["samples"]) == len(stats["publish_details"]["samples"]) == 5
+        channel.queue_delete("q")
+        channel.close()
+        after = api.get(f"/api/vhosts/{busy}")["message_stats"]
+        assert (after["publish"], after["confirm"], after["get"]) == (4, 4, 1)
+
+    def test_returns_are_counted_apart(self, api, v, channel):
+        channel.basic_publish("", "nowhere", b"", mandatory=True)
+        channel.basic_publish("", "nowhere", b"")
+        channel.queue_declare("after")
+        stats = api.get(f"/api/vhosts/{v}")["message_stats"]
+        assert (stats["return_unroutable"], stats["drop_unroutable"]) == (1, 1)
+
+    def test_the_overview_has_all_of_it(self, api, busy):
+        found = api.get(f"/api/overview?{AGES}")
+        for part in ("message_stats", "churn_rates", "queue_totals"):
+            details = {name: item for name, item in found[part].items() if name.endswith("_details")}
+            assert details
+            for name, item in details.items():
+                assert len(item["samples"]) == 5, name
+
+    def test_wrong_spans_are_refused(self, api, v):
+        for path in ("/api/overview", "/api/vhosts", f"/api/vhosts/{v}"):
+            assert api("GET", f"{path}?msg_rates_age=x&msg_rates_incr=5").status == 400, path
+
+
+class TestLists:
+    def test_without_statistics(self, api, v, channel):
+        channel.queue_declare("q", durable=True)
+        channel.basic_publish("", "q", b"1")
+        channel.queue_declare("q", passive=True)
+        (bare,) = api.get(f"/api/queues/{v}?disable_stats=true")
+        assert "messages" not in bare
+        assert "message_stats" not in bare
+        (totals,) = api.get(f"/api/queues/{v}?disable_stats=true&enable_queue_totals=true")
+        assert {**bare, "messages": 1, "messages_ready": 1, "messages_unacknowledged": 0} == totals
+
+    def test_copies_are_here(self, api, v):
+        node = api.get("/api/overview")["node"]
+        api.done("PUT", f"/api/queues/{v}/votes", {"arguments": {"x-queue-type": "quorum"}})
+        api.done("PUT", f"/api/queues/{v}/events", {"arguments": {"x-queue-type": "stream"}})
+        votes, events = (api.get(f"/api/queues/{v}/{name}") for name in ("votes", "events"))
+        assert (votes["leader"], votes["members"], votes["online"]) == (node, [node], [node])
+        assert (events["members"], events["online"]) == ([node], [node])
+
+
+def test_an_idle_queue_says_since_when(rates_of):
+    rates, queue = rates_of
+    assert rates.idle_since(queue) is None
+    asyncio.run(rates.sweep())
+    asyncio.run(rates.sweep())
+    since = rates.idle_since(queue)
+    assert since is not None
+    queue.published_count += 1
+    asyncio.run(rates.sweep())
+    assert rates.idle_since(queue) is None
+
+
+@pytest.fixture
+def rates_of(tmp_path):
+    """Rates over a catalogue of one queue, of which only counters are asked."""
+    from types import SimpleNamespace
+
+    from amqpd.broker.counters import ChannelTotals, Ended, VhostCounts
+    from amqpd.management.rates import Rates
+
+    class Queue(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    names = ("published", "delivered", "delivered_no_ack", "get", "get_no_ack", "redelivered", "acked", "get_empty")
+    counters = {f"{name}_count": 0 for name in (*names, "ready", "unacked", "delayed")}
+    queue = Queue(vhost_name="v", kind="classic", consumers=[], **counters)
+    vhost = Queue(name="v", queues={"q": queue}, counts=VhostCounts(), unroutable_count=0)
+    churn = dict.fromkeys(("queue_declared_count", "queue_created_count", "queue_deleted_count"), 0)
+    broker = SimpleNamespace(
+        vhosts={"v": vhost},
+        channels=ChannelTotals(),
+        catalogue=SimpleNamespace(ended_queues=Ended(), **churn),
+    )
+
+    class Connections(list):
+        opened_count = closed_count = 0
+
+    return Rates(broker, Connections()), queue
