@@ -19,8 +19,8 @@ from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.counted import CHANNEL, CONNECTION
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
-from amqpd.management.samples import spans
 from amqpd.management.slices import Slices
+from amqpd.management.spans import spans
 from amqpd.protocol.codec import decode_table
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply,
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
 from amqpd.management.router import Route
-from amqpd.management.samples import Spans, spans
+from amqpd.management.samples import Spans
 from amqpd.management.slices import Slices
+from amqpd.management.spans import spans
 from amqpd.metrics import CONTENT_TYPE, prometheus
 from amqpd.routing.registry import exchange_type_names
 

@@ -33,8 +33,8 @@ from amqpd.management.connections import connection_details, consumer_item, idle
 from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.router import Route
-from amqpd.management.samples import spans
 from amqpd.management.slices import Slices
+from amqpd.management.spans import spans
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.settle.retained import retained_of

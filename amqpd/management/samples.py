@@ -9,15 +9,9 @@ times in ms.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from amqpd.management.call import number
-
 KEPT: Final = 121
-SAMPLES_MAX: Final = 1000
-PREFIXES: Final = ("msg_rates", "lengths", "data_rates")
-_AGE_MAX_S: Final = 7 * 86400
 
 
 class Span(NamedTuple):
@@ -36,22 +30,6 @@ class Spans(NamedTuple):
 
 
 NO_SPANS: Final = Spans(None, None, None)
-
-
-def spans(query: Mapping[str, str]) -> Spans:
-    """Raises: BadRequest."""
-    if not any(f"{prefix}_age" in query for prefix in PREFIXES):
-        return NO_SPANS
-    return Spans(*(_span(query, prefix) for prefix in PREFIXES))
-
-
-def _span(query: Mapping[str, str], prefix: str) -> Span | None:
-    age, increment = query.get(f"{prefix}_age"), query.get(f"{prefix}_incr")
-    if age is None or increment is None:
-        return None
-    found = Span(number(f"{prefix}_age", age, 1, _AGE_MAX_S), number(f"{prefix}_incr", increment, 1, _AGE_MAX_S))
-    number(f"{prefix}_age divided by {prefix}_incr", found.age // found.increment, 0, SAMPLES_MAX)
-    return found
 
 
 class History:

@@ -16,8 +16,8 @@ from amqpd.management.call import CREATED, NO_CONTENT, AlreadyThere, BadRequest,
 from amqpd.management.counted import VHOST, VhostSum, counted_connection, counted_queue, parted
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
-from amqpd.management.samples import spans
 from amqpd.management.slices import Slices
+from amqpd.management.spans import spans
 from amqpd.management.users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from amqpd.management.call import BadRequest
-from amqpd.management.samples import KEPT, NO_SPANS, History, Span, spans
+from amqpd.management.samples import KEPT, NO_SPANS, History, Span
+from amqpd.management.spans import spans
 
 
 class TestSpans:
