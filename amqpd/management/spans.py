@@ -1,4 +1,4 @@
-"""How far back a request wants samples, and how close together: `msg_rates_age`, `msg_rates_incr` and so on, seconds."""
+"""How far back a request wants samples, and how close together: `msg_rates_age`, `msg_rates_incr` and so on (s)."""
 
 from __future__ import annotations
 
