@@ -100,7 +100,7 @@ HANDLERS = {
     "overview": lambda server: overview.overview(call(server)),
     "metrics": lambda server: overview.metrics(call(server)),
     "rates": lambda server: Rates(server.broker, server.connections).sweep(),
-    "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["nobody"] * FEW})),
+    "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["guest"] * FEW})),
 }
 
 
