@@ -95,7 +95,7 @@ class Rates:
     async def sweep(self) -> None:
         """Reads all counters once."""
         slices = Slices()
-        now = time.monotonic()
+        now, wall = time.monotonic(), time.time()
         elapsed = max(now - self._swept_at, 0.001)
         before, after = self._samples, dict[Any, Sample]()
         sums = [[0.0] * len(names) for names in NAMES]
@@ -104,7 +104,7 @@ class Rates:
         for kind in (QUEUE, CHANNEL, CONNECTION, CHURN):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
-                after[thing] = sample = _sampled(counts, before.get(thing), kind, elapsed)
+                after[thing] = sample = _sampled(counts, before.get(thing), kind, elapsed, wall)
                 for index, rate in enumerate(sample.per_s):
                     sums[kind][index] += rate
                 for index, count in enumerate(counts):
@@ -114,12 +114,13 @@ class Rates:
                     await slices.rest()
         for vhost, found in by_vhost.items():
             counts = found.counts()
-            after[vhost] = sample = _sampled(counts, before.get(vhost), VHOST, elapsed)
+            after[vhost] = sample = _sampled(counts, before.get(vhost), VHOST, elapsed, wall)
             for index, rate in enumerate(sample.per_s):
                 sums[VHOST][index] += rate
                 totals[VHOST][index] += counts[index]
         await self._note_utilisation(slices)
         self._samples = after
+        await _let_go(before, slices)
         self._sums = [tuple(each) for each in sums]
         self._swept_at = now
         await self._keep([tuple(each) for each in totals], slices)
@@ -251,15 +252,24 @@ _NO_RATES: Final = tuple((0.0,) * len(names) for names in NAMES)
 _DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
-def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float) -> Sample:
+def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float, now: float) -> Sample:
+    """elapsed_s: since the sweep before. now: seconds since 1970; one object for all, as there are many."""
     if seen is None:
         # A counter began at 0; messages were there before the first sweep.
         counters = len(NAMES[kind]) - len(LENGTHS) if kind == QUEUE else len(counts)
         base = (0,) * counters + counts[counters:] if kind != VHOST else counts
-        return Sample(counts, _per_s(counts, base, elapsed_s), time.time())
+        return Sample(counts, _NO_RATES[kind] if counts == base else _per_s(counts, base, elapsed_s), now)
     if counts == seen.counts:
         return seen if seen.per_s is _NO_RATES[kind] else Sample(seen.counts, _NO_RATES[kind], seen.changed_at)
-    return Sample(counts, _per_s(counts, seen.counts, elapsed_s), time.time())
+    return Sample(counts, _per_s(counts, seen.counts, elapsed_s), now)
+
+
+async def _let_go(samples: dict[Any, Sample], slices: Slices) -> None:
+    """Little by little: those of 100,000 queues at once would hold the loop."""
+    while samples:
+        samples.popitem()
+        if slices.due:
+            await slices.rest()
 
 
 def _per_s(counts: Sequence[int], base: Sequence[int], elapsed_s: float) -> tuple[float, ...]:
