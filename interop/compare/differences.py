@@ -217,14 +217,14 @@ ALLOWED: Final[tuple[Difference, ...]] = (
     Difference(
         "access/patterns refused",
         "http 400 vhost_or_user_not_found",
-        "http 404 vhost 'nosuch-{v}' does not exist",
+        "http 400 vhost 'nosuch-{v}' does not exist",
         "404 for what is not there, with its name",
         step=4,
     ),
     Difference(
         "access/patterns refused",
         "http 400 vhost_or_user_not_found",
-        "http 404 user 'nosuch-{u}' does not exist",
+        "http 400 user 'nosuch-{u}' does not exist",
         "404 for what is not there, with its name",
         step=5,
     ),
@@ -250,7 +250,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
     Difference(
         "limits of users/values",
         r"http 400 \['no_such_user', 'nosuch-\{u\}'\]",
-        "http 404 user 'nosuch-{u}' does not exist",
+        "http 400 user 'nosuch-{u}' does not exist",
         "404 for what is not there, with its name",
     ),
     Difference(

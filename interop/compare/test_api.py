@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from interop.compare.__main__ import amqpd
+from interop.compare import __main__ as compare
 from interop.compare.api import held
 from interop.compare.api.calls import ALL, Call
 from interop.compare.api.differences import MISSING, NOT_YET, STATUS, Missing, Status, allowed
@@ -19,7 +19,7 @@ from interop.compare.party import Address
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Call, Answer, Answer]]:
     """Each call with RabbitMQ's answer and ours."""
     kept = held.load()
-    with amqpd(tmp_path_factory.mktemp("compare-api")) as process:
+    with compare.amqpd(tmp_path_factory.mktemp("compare-api")) as process:
         with State(Address("127.0.0.1", process.amqp_port, process.http_port)) as state:
             ours = held.hold_all(state, ALL)
         assert "Traceback" not in process.stderr, process.stderr
