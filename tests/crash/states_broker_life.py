@@ -260,7 +260,7 @@ class BrokerLife(Process):
         queue = self.open(source)
         if target is not None:
             self.open(target)
-        for name in {each.queue for each in self.ledger.sent.values()}:
+        for name in dict.fromkeys(each.queue for each in self.ledger.sent.values()):
             self.open(name)
         moved = []
         for sent in self.ledger.sent.values():

@@ -303,7 +303,7 @@ def transacted(life: BrokerLife, chance: random.Random) -> Iterator[None]:
 def all_together(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     """Delayed, retried, rejected, redriven and moved in one broker."""
     life.queue("dead")
-    retry = {"x_delayed_retry_type": "failed", "x_delayed_retry_min": 1000}
+    retry = {"x_delayed_retry_type": "failed", "x_delayed_retry_min": 1000, "x_delayed_retry_max": 100_000}
     life.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **retry)
     life.queue("to")
     life.exchange("later", "x-delayed-message", "q", x_delayed_type="fanout")
