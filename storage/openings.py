@@ -77,6 +77,9 @@ class Openings:
                 store.recover()
                 return True
             self._thread.call(partial(self._write, opening))
+        elif opening.told:  # whoever asks again behind `done` is not called a second time
+            store.recover()
+            return True
         opening.waiting.append(done)
         return False
 
@@ -98,6 +101,7 @@ class Openings:
         self._post(self._written, opening)
 
     def _written(self, opening: recovery.Opening) -> None:
+        opening.told = True
         waiting, opening.waiting = opening.waiting, []
         for done in waiting:
             done()

@@ -57,6 +57,7 @@ class Opening:
     def __init__(self, store: LocalLog, state: Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
         self.store = store
         self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
+        self.told = False  # they have been called
         self._state = state  # None: there is no log yet
         self._boot = boot
         self._power_cut = power_cut

@@ -166,6 +166,30 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     storage.close(clean=False)
 
 
+def test_who_asks_again_for_a_log_that_a_thread_has_made_whole_has_it(tmp_path: Path, loop: Loop) -> None:
+    storage = Storage(tmp_path, post=loop.post)
+    storage.commits.on_commit = loop.commit
+    queue_id, store = storage.create_queue("v", "tasks", "/")
+    store.append_parts(ROUTE, b"", b"kept", True)
+    storage.commits.end_of_turn()
+    loop.until(lambda: len(loop.commits) == 1)
+    storage.close(clean=False)
+    (log,) = (tmp_path / "vhosts" / "v" / "queues" / queue_id).glob("*.log")
+    with log.open("ab") as file:
+        file.write(b"torn" * 10)
+    storage = Storage(tmp_path, post=loop.post)
+    store = storage.open_queue("v", queue_id, "tasks")
+    called: list[int] = []
+    assert not store.open_soon(lambda: called.append(1)), "a torn tail is cut off, which another thread syncs"
+    assert not store.open_soon(lambda: called.append(2)), "it is at it"
+    loop.until(lambda: len(called) == 2)
+    assert store.open_soon(lambda: called.append(3)), "nobody would call any more"
+    assert store.ready
+    assert [record.body for record in store.cursor.read(0, 1 << 20).records] == [b"kept"]
+    assert called == [1, 2]
+    storage.close(clean=False)
+
+
 def test_what_stands_in_the_directory(tmp_path: Path, loop: Loop) -> None:
     storage = Storage(tmp_path, post=loop.post)
     known, store = storage.create_queue("v", "known", "/")
