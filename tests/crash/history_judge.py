@@ -37,7 +37,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from history import COPIES, DELIVERY_LIMITS, PASSES, REASONS, TTL_S, Event, Given, retry_s
+from history import COPIES, DELIVERY_LIMITS, PASSES, REASONS, TTL_S, Event, Given, Sent, retry_s
 from history_copies import Consumer, Copy, Rewinds
 
 AGE_S: Final = 0.1
@@ -126,7 +126,7 @@ class Judge:
         """By the broker, and nothing may come of it."""
 
     def _ruled(self, event: Event) -> None:
-        """Nothing follows for any message but what it may be dead-lettered for."""
+        """What follows is what a message may be dead-lettered for."""
 
     def _nacked(self, event: Event) -> None:
         self.violate(f"{event.queue} {event.message} was nacked")
@@ -343,7 +343,10 @@ class Judge:
 
     def _cancel(self, event: Event) -> None:
         self._kinds[event.more] = "cancel"
-        self.copies[event.queue, event.message].perhaps.add(event.more)
+        if (copy := self.copies.get((event.queue, event.message))) is None:
+            self.violate(f"{event.queue} {event.message} waits, and was accounted for in an earlier epoch")
+            copy = self.copies[event.queue, event.message] = Copy(event.message, event.queue, Sent("plain"), 0.0, 0)
+        copy.perhaps.add(event.more)
 
     def _cancelled(self, event: Event) -> None:
         copy = self.copies[event.queue, event.message]
