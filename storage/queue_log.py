@@ -158,8 +158,8 @@ class QueueLog:
         raise NotImplementedError
 
     def open_soon(self, done: Callable[[], None]) -> bool:
-        """Whether it can be used now. Else `done` is called on the loop when `recover` no longer waits for the disk.
-        Raises: as `recover`.
+        """Whether it can be used now. Else `done` is called on the loop when `recover` no longer waits for the disk:
+        that, or to ask again, makes it ready then. Raises: as `recover`.
         """
         raise NotImplementedError
 

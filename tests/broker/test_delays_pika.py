@@ -306,6 +306,29 @@ def test_restarts(tmp_path: Path, how: str) -> None:
         assert checked.returncode == 0, checked.stdout
 
 
+def test_what_a_kill_left_is_made_whole_by_another_thread(tmp_path: Path) -> None:
+    """A torn tail in every log, as of what was on its way to the disk: each is opened, and what it has comes."""
+    with BrokerProcess(tmp_path) as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            declare(channel)
+            for number in range(20):
+                publish(channel, {"x-delay": 2000 + number, "n": number})
+            publish(channel, {"x-delay": 600_000, "n": 1000})
+        broker.kill()
+        logs = list(tmp_path.glob("vhosts/*/delays/*/*/*.log"))
+        assert len(logs) > 1
+        for each in logs:
+            with each.open("ab") as file:
+                file.write(bytes(50))
+        broker.start()
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            assert [take(channel)[1].headers["n"] for _ in range(20)] == list(range(20))
+        assert number_delayed(broker, "%2F") == 1
+
+
 def test_kills_in_the_middle_of_the_release(tmp_path: Path) -> None:
     """Nothing that was confirmed is lost; what comes twice says so."""
     with BrokerProcess(tmp_path) as broker:
