@@ -7,7 +7,7 @@ from amqpd.broker.queues.expiry import Lease
 
 
 def leases(room, *expires_ms: int) -> list[Lease]:
-    return [room.queue(f"q{number}", x_expires=ms).limits.lease for number, ms in enumerate(expires_ms)]
+    return [room.queue(f"q{number}", x_expires=ms).enforcement.lease for number, ms in enumerate(expires_ms)]
 
 
 def test_they_fire_in_the_order_of_their_times(room) -> None:

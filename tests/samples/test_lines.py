@@ -162,7 +162,7 @@ async def test_the_broker_stops(tmp_path: Path) -> None:
         assert [each.protocol for each in server.listeners if each.port] == ["http"]
 
 
-def test_it_is_150_lines() -> None:
+def test_it_is_155_lines() -> None:
     """Of code: without imports, blank lines and docstrings."""
     text = Path(lines.__file__).read_text()
     left_out = sum(
@@ -172,7 +172,7 @@ def test_it_is_150_lines() -> None:
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         if node.end_lineno
     )
-    assert sum(1 for line in text.splitlines() if line.strip()) - left_out <= 150
+    assert sum(1 for line in text.splitlines() if line.strip()) - left_out <= 155
 
 
 async def test_a_stop_leaves_nobody_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
