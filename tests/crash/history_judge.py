@@ -118,7 +118,7 @@ class Judge:
         copy = self.copies[event.queue, event.message]
         if not copy.promised_at and not copy.times:
             copy.sent_at, copy.life = event.at, self.life
-        if copy.unsafe and not copy.promised_at and not copy.gone:
+        if copy.unsafe and not (copy.promised_at or copy.gone or copy.given_in == self.life):
             copy.sent_at, copy.life = event.at, self.life
             copy.given, copy.times, copy.unmarked, copy.verdict = 0, 0, 0, ""
 
