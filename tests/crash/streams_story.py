@@ -7,7 +7,8 @@ is read (`found`). Judged, whatever way the life before ended:
 - An offset shows the same message to everybody for ever, and a message stands at one offset. So what a reader has seen
   is there after a kill and after a power cut, confirmed or not: nobody sees more than is safe.
 - What was confirmed is there, unless it may have been cut: older than AGE_S, or behind the newest KEPT_BYTES.
-- What was cut stays cut. Messages stand in the order of their publishing, no offset is left out.
+- What was cut stays cut. Messages stand in the order of their publishing, no offset is left out, unless a power cut
+  took what nobody had seen or been told is safe and kept the next file.
 - A reader begins where it asked to, and passes over nothing but what was cut.
 - The offset stored for a name is never beyond what its consumers have acked in order, never behind what somebody was
   told is written, and after a clean stop not behind what the broker has read. Who comes next under that name goes on
@@ -78,6 +79,8 @@ class StreamStory:
         self.start = 0  # everything below is cut, as found
         self.above = 0  # every offset seen is below
         self.cut_to = 0  # a reader has passed over what is below
+        self.holes: dict[int, int] = {}  # what a power cut took between two files: offset behind it -> its first
+        self._after_cut = False
         self._cut_by = ""
         # Of the named reader: how far it has ever acked in order, what the broker has read of it in this life, what
         # somebody was told is written, and what has to be stored exactly; -1: nothing.
@@ -120,7 +123,7 @@ class StreamStory:
             self._judge_begin(reader, offset, number)
         elif offset <= reader.last:
             self.violate(f"offset {offset} came after {reader.last}")
-        elif offset > reader.last + 1:
+        elif reader.last + 1 < self.holes.get(offset, offset):
             self._passes_over(offset, reader)
         reader.last = offset
         reader.unacked[offset] = None
@@ -167,7 +170,7 @@ class StreamStory:
                 if 0 < confirmed < self.sent_at[reader.newest]:
                     self.violate(f"a reader from the last batch on was given message {number}, of an earlier one")
             return
-        if offset > due:
+        if due < self.holes.get(offset, offset):
             self._passes_over(offset, reader)
 
     def _passes_over(self, offset: int, reader: Reader) -> None:
@@ -220,6 +223,7 @@ class StreamStory:
         if how == "stop":
             self.told = max(self.told, self.heard)
         self.heard = self.stored = -1
+        self._after_cut = how == "cut"
         self.life += 1
 
     def found(self, messages: Iterable[tuple[int, int]], stored: dict[str, int], now: float | None = None) -> None:
@@ -230,8 +234,10 @@ class StreamStory:
         for offset, number in there:
             self.see(offset, number)
         for (before, older), (offset, newer) in pairwise(there):
-            if offset != before + 1:
-                self.violate(f"offset {offset} follows {before}")
+            if before + 1 < self.holes.get(offset, offset):
+                if not self._after_cut or any(each in self.at for each in range(before + 1, offset)):
+                    self.violate(f"offset {offset} follows {before}")
+                self.holes[offset] = before + 1
             if newer <= older:
                 self.violate(f"message {newer} follows {older}")
         if start < self.cut_to:
@@ -253,6 +259,7 @@ class StreamStory:
                 break
         self.totals["cut"] += max(0, start - self.start)
         self.start = max(self.start, start)
+        self._after_cut = False
         self._judge_stored(stored)
 
     def _judge_stored(self, stored: dict[str, int]) -> None:

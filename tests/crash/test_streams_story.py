@@ -88,6 +88,13 @@ def offset_left_out(story: Told) -> None:
     story.found([(0, 0), (1, 1), (3, 2)], {}, NOW)
 
 
+def hole_that_was_seen(story: Told) -> None:
+    story.sends(2)
+    story.gives(story.reads("first", 0), 0, 1, 2)
+    story.ended("cut")
+    story.found([(0, 0), (1, 1), (3, 3)], {}, NOW)
+
+
 def out_of_order(story: Told) -> None:
     story.sends(2)
     story.ended("kill")
@@ -233,6 +240,7 @@ BREACHES: dict[Callable[[Told], None], str] = {
     cut_too_soon: "message 1 was confirmed, and is cut",
     cut_came_back: "offset 4 was cut, and is back",
     offset_left_out: "offset 3 follows 1",
+    hole_that_was_seen: "offset 3 follows 1",
     out_of_order: "message 0 follows 1",
     passed_over: "a reader passed over 0 to 4",
     came_twice: "offset 1 came after 1",
@@ -262,6 +270,21 @@ def test_a_breach_is_seen(breach: Callable[[Told], None]) -> None:
     story = Told()
     breach(story)
     assert BREACHES[breach] in "\n".join(story.violations), story.violations
+
+
+def test_a_power_cut_may_leave_a_hole() -> None:
+    """Of what was not confirmed: readers go over it."""
+    story = Told()
+    story.sends(2)
+    for _ in range(4):
+        story.publish(NOW)
+    story.ended("cut")
+    story.found([(0, 0), (1, 1), (4, 4)], {}, NOW)
+    story.gives(story.reads("first", 0), 0, 1, 4)
+    story.gives(story.reads("offset", 3), 4)
+    story.ended("kill")
+    story.found([(0, 0), (1, 1), (4, 4)], {}, NOW)
+    assert not story.violations
 
 
 def test_a_story_without_one() -> None:
