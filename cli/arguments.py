@@ -118,6 +118,15 @@ SPECIFIC: Final = (
     Option("queue-pattern", "", "<pattern>", "only queues whose names match"),
     Option("only-down", "", "", "only links that do not run"),
     Option("errors-only", "", "", "show only what went wrong"),
+    Option("cipher", "", "<cipher>", "of list_ciphers (default aes_128_cbc)"),
+    Option("hash", "", "<hash>", "what makes the key of the passphrase (default sha256)"),
+    Option("iterations", "", "<number>", "how often it does (default 1)"),
+    Option("pattern", "", "<pattern>", "only events whose names match this regular expression"),
+    Option("sample-interval", "i", "<seconds>", "for how long (default 5)"),
+    Option("stream", "", "<stream>", "name of a stream"),
+    Option("reference", "", "<reference>", "name of a group"),
+    Option("offset", "", "", "only what consumers have stored"),
+    Option("writer", "", "", "only what publishers have stored"),
     Option("list-commands", "", "", "the names and summaries of all commands, nothing else"),
 )
 PLUGINS: Final = (

@@ -230,6 +230,12 @@ def no_leaderless(context: Context) -> None:
     context.answer({"result": "ok"}, text)
 
 
+def no_promotable(context: Context) -> None:
+    context.say(f"Checking if node {context.node} runs promotable replicas of any queues ...")
+    context.client.get("/api/amqpd/ping")
+    context.answer({"result": "ok"}, f"Node {context.node} reported no queues with promotable replicas")
+
+
 def certificates(context: Context) -> None:
     context.say(f"Certificates of node {context.node} ...")
     found = context.client.get("/api/amqpd/certificates")
@@ -372,6 +378,13 @@ COMMANDS: Final = (
         no_leaderless,
         "check_for_quorum_queues_without_an_elected_leader",
         "0: the only node leads all of them",
+    ),
+    _command(
+        "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
+        "Health check that no replica of a quorum queue is still being made",
+        no_promotable,
+        "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
+        "0: on a single node none is",
     ),
     _command(
         "certificates",

@@ -13,6 +13,7 @@ from amqpd.cli import (
     definitions,
     delayed,
     diagnostics,
+    encryption,
     evaluate,
     export,
     features,
@@ -20,6 +21,7 @@ from amqpd.cli import (
     limits,
     listings,
     logs,
+    mirroring,
     nodes,
     operations,
     parameters,
@@ -30,6 +32,7 @@ from amqpd.cli import (
     streams,
     super_streams,
     surgery,
+    threads,
     trace,
     upkeep,
     users,
@@ -98,6 +101,9 @@ COMMANDS: Final[dict[str, Command]] = {
         *replicas.COMMANDS,
         *super_streams.COMMANDS,
         *hashing.COMMANDS,
+        *encryption.COMMANDS,
+        *mirroring.COMMANDS,
+        *threads.COMMANDS,
         *shell.COMMANDS,
     )
 }

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TextIO
+from typing import TextIO
 
 from amqpd import __version__
 from amqpd.cli.arguments import BY_LONG, GENERAL, Option
 from amqpd.cli.command import GROUPS, Command
 from amqpd.cli.terminal import bold
-
-ELSEWHERE: Final = frozenset({
-    "add_uaa_key", "clear_auth_backend_cache", "consume_event_stream", "consistent_hash_exchange_ring_state",
-    "decrypt_conf_value", "encrypt_conf_value", "erlang_cookie_hash", "erlang_cookie_sources", "exec",
-    "list_mqtt_connections", "list_stomp_connections",
-    "maybe_stuck", "observer", "remote_shell", "runtime_thread_stats",
-    "schema_info", "force_standalone_khepri_boot", "reconcile_vhosts", "message_size_stats",
-})  # fmt: skip
-"""Commands of RabbitMQ's tools that amqpctl does not have, about what amqpd does not: told apart from mistyped ones."""
 
 
 def overview(commands: Mapping[str, Command], out: TextIO, program: str = "amqpctl") -> str:
@@ -100,10 +91,12 @@ def general_options(out: TextIO) -> list[str]:
 
 def unknown(name: str, commands: Iterable[str], program: str = "amqpctl") -> str:
     """What to say about a command that is not there."""
+    from amqpd.cli.elsewhere import ELSEWHERE
+
     if name in ELSEWHERE:
         return (
-            f"Command '{name}' of RabbitMQ is not part of this version of amqpctl ({__version__}).\n"
-            f"'{program} help' shows what is."
+            f"Command '{name}' of RabbitMQ is not part of this version of amqpctl ({__version__}): "
+            f"{ELSEWHERE[name]}.\n'{program} help' shows what is."
         )
     from difflib import get_close_matches
 

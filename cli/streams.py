@@ -1,4 +1,4 @@
-"""What named consumers of streams have stored: shown, set and deleted."""
+"""What named consumers of streams have stored: shown, set and deleted; what a stream remembers of its publishers."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def delete_stream_offset(context: Context) -> None:
     context.done()
 
 
+def list_stream_tracking(context: Context) -> None:
+    """rabbit: of 3.13. Publishers' sequence numbers are kept by queues with x-deduplication, and not by name."""
+    kinds = [name for name in ("all", "offset", "writer") if name in context.line.given]
+    if len(kinds) > 1:
+        raise UsageError("Specify only one of --all, --offset, --writer.")
+    context.say(f"Listing tracking information for stream {context.operands[0]} ...")
+    found = _checked(context.client.send("GET", _path(context))).data
+    value_of = "offset" if kinds == ["offset"] else "offset (sequence)"
+    columns = ("type", "name", value_of)
+    context.show(columns, [] if kinds == ["writer"] else [["offset", each["name"], each["offset"]] for each in found])
+
+
 def _checked(answer: Answer) -> Answer:
     """Raises: Failure; 64 of a queue that is no stream, and of an offset out of bounds."""
     if answer.status == 400:
@@ -71,6 +83,18 @@ COMMANDS: Final = (
             ("list_stream_offsets -p shop orders", "each name, the offset it reads next, how many lie behind that"),
             ("list_stream_offsets -p shop orders name time", "when each was stored, in ms since 1970"),
         ),
+    ),
+    Command(
+        "list_stream_tracking",
+        "Stream plugin",
+        "Lists what a stream remembers by name: offsets of consumers",
+        list_stream_tracking,
+        "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
+        1,
+        1,
+        (_QUEUE,),
+        ("all", "offset", "writer", "no-table-headers"),
+        examples=(("list_stream_tracking -p shop orders --offset", "each name and its offset"),),
     ),
     Command(
         "set_stream_offset",

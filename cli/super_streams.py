@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 GROUP: Final = "Stream plugin"
 UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -125,9 +125,18 @@ def list_nobody(what: str, columns: Sequence[str], context: Context) -> None:
     asked = [name for operand in context.operands for name in operand.split(",") if name]
     if unknown := sorted(set(asked) - set(columns)):
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
-    context.say(f"Listing stream {what} ...")
+    context.say(f"Listing stream {what.replace('_', ' ')} ...")
     context.client.get("/api/amqpd/ping")
     context.show(asked or columns, [])
+
+
+def no_group(context: Context) -> None:
+    """Raises: Failure."""
+    if not {"stream", "reference"} <= set(context.line.given):
+        raise UsageError("not enough arguments.")
+    context.say("Listing group consumers ...")
+    context.client.get("/api/amqpd/ping")
+    raise Failure(DATA, "The group does not exist")
 
 
 def set_retention(context: Context) -> None:
@@ -148,6 +157,7 @@ _OWN: Final = (
 LISTS: Final = {
     "connections": ("conn_name", "user", "peer_host", "peer_port", "state", "vhost"),
     "consumers": ("connection_pid", "subscription_id", "stream", "messages_consumed", "offset", "credits"),
+    "consumer_groups": ("stream", "reference", "partition_index", "consumers"),
     "publishers": ("connection_pid", "publisher_id", "stream", "reference", "messages_published"),
 }
 
@@ -157,7 +167,7 @@ def _list(what: str) -> Command:
     return Command(
         name,
         GROUP,
-        f"Lists {what} of the stream protocol, which amqpd does not speak: there are none",
+        f"Lists {what.replace('_', ' ')} of the stream protocol, which amqpd does not speak: there are none",
         partial(list_nobody, what, LISTS[what]),
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
         0,
@@ -199,6 +209,16 @@ COMMANDS: Final = (
     _list("connections"),
     _list("consumers"),
     _list("publishers"),
+    _list("consumer_groups"),
+    Command(
+        "list_stream_group_consumers",
+        GROUP,
+        "Lists consumers of a group of the stream protocol, which amqpd does not speak: there is none",
+        no_group,
+        "[--vhost <vhost>] --stream <stream> --reference <reference>",
+        options=("stream", "reference"),
+        examples=(("list_stream_group_consumers --stream s --reference app", "65: there is no group"),),
+    ),
     Command(
         "set_stream_retention_policy",
         "Policies",

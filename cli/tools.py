@@ -34,6 +34,8 @@ DIAGNOSTICS: Final = _some(
     "autocomplete help version wait cluster_status list_user_limits list_users list_permissions "
     "list_topic_permissions list_user_permissions list_user_topic_permissions list_vhosts alarms check_alarms "
     "check_certificate_expiration check_if_node_is_mirror_sync_critical check_if_node_is_quorum_critical "
+    "check_if_cluster_has_classic_queue_mirroring_policy consume_event_stream maybe_stuck runtime_thread_stats "
+    "check_if_new_quorum_queue_replicas_have_finished_initial_sync list_stream_tracking list_stream_consumer_groups "
     "check_local_alarms check_port_connectivity check_port_listener check_protocol_listener check_running "
     "check_virtual_hosts cipher_suites discover_peers erlang_version is_booting is_running list_bindings "
     "list_channels list_connections list_consumers list_exchanges list_hashes list_network_interfaces "
@@ -48,16 +50,24 @@ DIAGNOSTICS: Final = _some(
     "metadata_store_status check_if_metadata_store_is_initialized check_if_metadata_store_is_initialized_with_data"
 )
 QUEUES: Final = _some(
-    "autocomplete help grow rebalance shrink add_member delete_member transfer_leadership force_checkpoint "
+    "autocomplete help version check_if_new_quorum_queue_replicas_have_finished_initial_sync "
+    "check_if_cluster_has_classic_queue_mirroring_policy list_policies_with_classic_queue_mirroring "
+    "list_operator_policies_with_classic_queue_mirroring grow rebalance shrink add_member delete_member "
+    "transfer_leadership force_checkpoint "
     "check_if_node_is_mirror_sync_critical check_if_node_is_quorum_critical peek quorum_status stream_status "
     "reclaim_quorum_memory"
 )
 STREAMS: Final = _some(
-    "autocomplete help add_replica delete_replica stream_status restart_stream coordinator_status "
+    "autocomplete help version list_stream_tracking list_stream_consumer_groups list_stream_group_consumers "
+    "add_replica delete_replica stream_status restart_stream coordinator_status "
     "set_stream_retention_policy add_super_stream delete_super_stream list_stream_connections list_stream_consumers "
     "list_stream_publishers"
 )
-UPGRADE: Final = _some("help await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade")
+UPGRADE: Final = _some(
+    "autocomplete help version await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade"
+)
+
+OF_ALL: Final = (COMMANDS["autocomplete"], HELP, VERSION)
 
 TOOLS: Final[dict[str, Tool]] = {
     tool.name: tool
@@ -65,7 +75,7 @@ TOOLS: Final[dict[str, Tool]] = {
         Tool("amqpctl", COMMANDS),
         Tool("rabbitmqctl", COMMANDS),
         Tool("rabbitmq-diagnostics", DIAGNOSTICS),
-        Tool("rabbitmq-plugins", {each.name: each for each in (HELP, VERSION, *plugins.COMMANDS)}, PLUGINS),
+        Tool("rabbitmq-plugins", {each.name: each for each in (*OF_ALL, *plugins.COMMANDS)}, PLUGINS),
         Tool("rabbitmq-queues", QUEUES),
         Tool("rabbitmq-streams", STREAMS),
         Tool("rabbitmq-upgrade", UPGRADE),

@@ -285,3 +285,10 @@ def test_every_key_of_policies_is_documented() -> None:
     manual = (ROOT / "docs" / "policies.md").read_text("utf-8")
     documented = manual.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
     assert documented.splitlines() == table
+
+
+def test_the_compatibility_page_is_what_its_command_makes() -> None:
+    from interop.compare.page import whole
+
+    again = "make compare, or python -m interop.compare --page, writes docs/compatibility.md anew"
+    assert whole.PATH.read_text("utf-8") == whole.text(), again

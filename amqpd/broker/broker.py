@@ -187,7 +187,7 @@ class Broker:
 
     def _vhost_ended(self, vhost: VHost) -> None:
         if vhost.name == self.catalogue.events.vhost_name:
-            self.catalogue.events.wanted = False
+            self.catalogue.events.bind(False)
         for clients in self.clients:
             clients.vhost_deleted(vhost.name)
         self.auth.forget_vhost(vhost.name)

@@ -70,9 +70,16 @@ class Event(NamedTuple):
     at_ms: int
 
 
+class Watcher(Protocol):
+    """Hears every event beside the exchange."""
+
+    def heard(self, event: Event) -> None:
+        """Cost: next to nothing. Raises: nothing."""
+
+
 class Events:
-    """One per broker. call_soon: the loop's. wanted: whether anybody is bound; kept by the exchange. lost_count: since
-    the log was told.
+    """One per broker. call_soon: the loop's. wanted: whether anybody is bound to the exchange, or watches. lost_count:
+    since the log was told.
     """
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
@@ -82,6 +89,8 @@ class Events:
         # The vhost whose exchange it is; "" for none.
         self.vhost_name = ""
         self.publish: Callable[[Event], None] = _nobody
+        self.watcher: Watcher | None = None
+        self._bound = False
         self.alarmed: Callable[[], bool] = _never
         self.node = ""
         self.started_at = 0
@@ -94,6 +103,16 @@ class Events:
     def heard(self) -> bool:
         """Whether anybody is told: for what is recorded, too."""
         return self.wanted or self.recorder is not None
+
+    def bind(self, there: bool) -> None:
+        """Whether anything is bound to the exchange."""
+        self._bound = there
+        self.wanted = there or self.watcher is not None
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """From now on it hears what happens, in the place of whoever did; None: nobody does."""
+        self.watcher = watcher
+        self.wanted = self._bound or watcher is not None
 
     def record(self, key: str, about: Mapping[str, object]) -> None:
         """It happened, and is for the audit log alone: RabbitMQ has no such event."""
@@ -135,7 +154,10 @@ class Events:
         waiting = self._waiting
         until = time.perf_counter() + SLICE_S
         while waiting:
-            self.publish(waiting.popleft())
+            event = waiting.popleft()
+            self.publish(event)
+            if self.watcher is not None:
+                self.watcher.heard(event)
             if time.perf_counter() >= until:
                 break
         if waiting:

@@ -1,4 +1,5 @@
-"""`python -m interop.compare`: holds the conversations with amqpd and with RabbitMQ and prints where they differ.
+"""`python -m interop.compare`: holds the conversations and the calls of the API with amqpd, prints where they differ
+from what RabbitMQ answered, and writes docs/compatibility.md.
 
 RabbitMQ's answers are those on record; `--record` starts a RabbitMQ and writes them down anew, each heard twice alike.
 """
@@ -22,8 +23,10 @@ from interop.bench import machine
 from interop.bench.rabbitmq import SERVER, RabbitMQ, find_or_install
 
 from . import records
+from .api import beside
 from .conversations import ALL
 from .differences import due, not_yet, told
+from .page import whole
 from .party import Address
 from .programs import Installed, Workers
 from .stage import Answers, Stage
@@ -137,7 +140,10 @@ def main() -> int:
     parser.add_argument("--rabbitmq", metavar="HOST:PORT:HTTP", help="record with the RabbitMQ that runs there")
     parser.add_argument("--jobs", type=int, default=4, help="conversations recorded side by side")
     parser.add_argument("--list", action="store_true", help="print the names and do nothing")
+    parser.add_argument("--page", action="store_true", help="write docs/compatibility.md and hold nothing")
     options = parser.parse_args()
+    if options.page:
+        return page()
     patterns = options.patterns or ["*"]
     chosen = [each for each in ALL.values() if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
     if options.list:
@@ -161,9 +167,18 @@ def main() -> int:
             )
             if "Traceback" in ours.stderr:
                 lines.append(f"amqpd logged a traceback:\n{ours.stderr}")
+        if not options.patterns:
+            with amqpd(Path(folder) / "api") as ours:
+                lines += beside.differing(beside.answers(Address("127.0.0.1", ours.amqp_port, ours.http_port)))
     print("\n".join(lines))
     print(f"{len(chosen)} conversations in {took_s:.1f} s: {len(lines)} lines of difference")
-    return 1 if lines else 0
+    return 1 if lines else page()
+
+
+def page() -> int:
+    """docs/compatibility.md, of the record and the lists of differences."""
+    print(f"docs/compatibility.md {'was written anew' if whole.write() else 'is what it was'}")
+    return 0
 
 
 def recording(options: argparse.Namespace, chosen: Sequence[Conversation], folder: Path) -> list[str]:

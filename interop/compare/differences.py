@@ -41,14 +41,13 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         for name, step, ours, reason in (
             ("vhosts", 3, 65, "RabbitMQ adds a vhost without a name, which no client can connect to"),
             ("vhosts", 14, 65, "RabbitMQ says that it traces a vhost that is not there"),
-            ("usage", 59, 64, "RabbitMQ ends with its own error for a timeout that is no number"),
+            ("usage", 59, 64, "RabbitMQ ends with an error of its own for a formatter that is none"),
             *(
                 ("definitions", step, 0, "- is standard input, as both usages say; RabbitMQ looks for a file called -")
                 for step in (5, 8)
             ),
-            ("diagnostics", 11, 65, "RabbitMQ ends with its own error for port 0"),
+            ("diagnostics", 11, 65, "RabbitMQ ends with an error of its own for port 0"),
             ("the node", 23, 0, "rotate_logs opens the log file anew; RabbitMQ's does nothing and says that it failed"),
-            ("the node", 37, 69, "amqpd reads no encrypted values from its configuration, and says what to do instead"),
             *(
                 ("the node", step, ours, "RabbitMQ's plugin was not there: its commands are answered as if it were")
                 for step, ours in ((41, 0), (42, 0), (43, 69), (44, 69), (45, 69))
@@ -131,7 +130,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "declare/quorum counts and ends",
         r"a\.1 queue.declare-ok .*",
         "a.1 channel.close reply_code=404 reply_text=NOT_FOUND - no queue 'q' in vhost '{v}' class_id=50 method_id=10",
-        "as it was deleted in the step before",
+        "the queue was deleted in the step before",
         step=5,
     ),
     Difference(
@@ -218,14 +217,14 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "access/patterns refused",
         "http 400 vhost_or_user_not_found",
         "http 400 vhost 'nosuch-{v}' does not exist",
-        "404 for what is not there, with its name",
+        "it says which of them is not there",
         step=4,
     ),
     Difference(
         "access/patterns refused",
         "http 400 vhost_or_user_not_found",
         "http 400 user 'nosuch-{u}' does not exist",
-        "404 for what is not there, with its name",
+        "it says which of them is not there",
         step=5,
     ),
     Difference(
@@ -251,7 +250,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "limits of users/values",
         r"http 400 \['no_such_user', 'nosuch-\{u\}'\]",
         "http 400 user 'nosuch-{u}' does not exist",
-        "404 for what is not there, with its name",
+        "it says which of them is not there",
     ),
     Difference(
         "firehose/unroutable",
@@ -363,24 +362,32 @@ def due(
     name: str, theirs: Answers, used: set[Difference] | None = None, allowed: Sequence[Difference] = ALLOWED
 ) -> Answers:
     """What ours has to answer where RabbitMQ answered so. used: gets the differences that were needed."""
-    mine = [each for each in allowed if fnmatchcase(name, each.conversations)]
+    mine = who(name, allowed)
     found: Answers = []
     for number, lines in enumerate(theirs, 1):
         step: list[str] = []
         for line in lines:
-            for each in mine:
-                if each.step not in (0, number):
-                    continue
-                changed, count = re.subn(each.theirs, each.ours or "", line)
-                if count:
-                    if used is not None:
-                        used.add(each)
-                    step += changed.split("|") if each.ours is not None else []
-                    break
-            else:
-                step.append(line)
+            difference, ours = of_line(mine, number, line)
+            if difference is not None and used is not None:
+                used.add(difference)
+            step += ours
         found.append(step)
     return found
+
+
+def who(name: str, allowed: Sequence[Difference]) -> list[Difference]:
+    """The differences that a conversation of this name may have."""
+    return [each for each in allowed if fnmatchcase(name, each.conversations)]
+
+
+def of_line(mine: Sequence[Difference], number: int, line: str) -> tuple[Difference | None, list[str]]:
+    """What is due of ours where RabbitMQ's line of step `number` came, and by which difference; None: the same."""
+    for each in mine:
+        if each.step in (0, number):
+            changed, count = re.subn(each.theirs, each.ours or "", line)
+            if count:
+                return each, changed.split("|") if each.ours is not None else []
+    return None, [line]
 
 
 def told(name: str, wanted: Answers, got: Answers) -> list[str]:

@@ -183,7 +183,7 @@ def test_definitions_that_are_there_are_not_imported_again(broker: FakeBroker, c
         ("await_online_nodes 2", 70, "not enough nodes"),
         ("await_online_nodes x", 64, "no number of nodes"),
         ("join_cluster a@b", 64, "requires the 'amqpd' app to be stopped"),
-        ("encode 1 x", 69, "no encrypted values"),
+        ("encode { x", 69, "without its end"),
         ("set_log_level loud", 69, "level loud is not supported"),
         ("eval_file /nonexistent", 64, "does not exist"),
         ("rebalance nosuch", 69, "type nosuch is not supported"),

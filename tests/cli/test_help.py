@@ -11,7 +11,7 @@ from fake_broker import Ctl
 from amqpd.cli.arguments import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
 from amqpd.cli.command import GROUPS
 from amqpd.cli.commands import COMMANDS
-from amqpd.cli.help import ELSEWHERE
+from amqpd.cli.elsewhere import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
 from amqpd.cli.plugins import COMMANDS as PLUGIN_COMMANDS
 
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
@@ -54,14 +54,19 @@ ASKED_FOR = (
     "reset_node_auth_attempt_metrics reset_stats_db resolve_hostname resolver_info restart_stream "
     "restart_vhost resume_listeners rotate_logs server_version set_log_level set_permissions_globally "
     "set_stream_retention_policy shrink shutdown stream_status suspend_listeners sync_queue tls_versions "
-    "transfer_leadership update_cluster_nodes wait"
+    "transfer_leadership update_cluster_nodes wait "
+    "check_if_cluster_has_classic_queue_mirroring_policy list_policies_with_classic_queue_mirroring "
+    "list_operator_policies_with_classic_queue_mirroring remove_classic_queue_mirroring_from_policies "
+    "check_if_new_quorum_queue_replicas_have_finished_initial_sync maybe_stuck runtime_thread_stats "
+    "consume_event_stream list_stream_tracking list_stream_consumer_groups list_stream_group_consumers"
 )
 
 
 def test_all_commands_are_there() -> None:
     assert set(COMMANDS) == set(ASKED_FOR.split())
     assert all(name == command.name and command.group in GROUPS for name, command in COMMANDS.items())
-    assert not ELSEWHERE & set(COMMANDS)
+    assert not ELSEWHERE.keys() & set(COMMANDS)
+    assert set(COMMANDS) >= ONE_NODE | NOTHING_TO_DO
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

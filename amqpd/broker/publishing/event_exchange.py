@@ -46,7 +46,7 @@ class EventExchange(Exchange):
         self._look()
 
     def _look(self) -> None:
-        self._events.wanted = self._started and bool(self.bindings)
+        self._events.bind(self._started and bool(self.bindings))
 
     def publish(self, event: Event) -> None:
         """To whoever is bound. The queue of an event about itself may be gone by then."""

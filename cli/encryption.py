@@ -1,0 +1,213 @@
+"""`encode` and `decode`: values of a configuration file, encrypted with a passphrase as RabbitMQ encrypts them.
+
+amqpd reads no encrypted values: a secret is a variable of the environment, or a file of its own. Who comes from
+RabbitMQ has such values, needs what is in them, and may go on making them for brokers that read them. The format is
+RabbitMQ's: base64 of 16 bytes of salt, 16 of the initialisation vector and AES in CBC over the packed term, padded to
+16 bytes (32 in older versions, which is read too); the key is PBKDF2 of the passphrase. AES is the package
+`cryptography`, which nothing else of amqpd needs: it is asked for when it is missing.
+
+Source: RabbitMQ 3.10.8, https://www.rabbitmq.com/docs/configure#configuration-encryption.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+
+if TYPE_CHECKING:
+    from amqpd.cli.erlang_terms import Term
+
+CIPHERS: Final = {"aes_128_cbc": 16, "aes_192_cbc": 24, "aes_256_cbc": 32}
+"""By name, how many bytes the key has."""
+_OLDER: Final = {"aes_cbc": "aes_128_cbc", "aes_cbc128": "aes_128_cbc", "aes_cbc256": "aes_256_cbc"}
+HASHES: Final = {
+    "sha": "sha1", "sha224": "sha224", "sha256": "sha256", "sha384": "sha384", "sha512": "sha512",
+    "sha3_224": "sha3_224", "sha3_256": "sha3_256", "sha3_384": "sha3_384", "sha3_512": "sha3_512", "md5": "md5",
+}  # fmt: skip
+"""Erlang's names, and Python's."""
+SALT_BYTES: Final = 16
+BLOCK_BYTES: Final = 16
+PADDED_MAX: Final = 32
+"""rabbit: before 3.8 it filled up to twice what the cipher needs."""
+DEFAULTS: Final = (("aes_128_cbc", "sha256", 1), ("aes_256_cbc", "sha512", 1000))
+"""Cipher, hash, iterations where none are asked for: of RabbitMQ 3.10.8 (measured), and of older versions, which its
+guide still tells of."""
+ITERATIONS_MAX: Final = 10_000_000
+WRONG: Final = (
+    "Failed to decrypt the value. Things to check: is the passphrase correct? Are the cipher and hash algorithms the "
+    "same as those used for encryption?"
+)
+
+
+class Undecipherable(ValueError):
+    """Not made with this passphrase, cipher, hash and number of iterations, or not made so at all."""
+
+
+def encrypt(data: bytes, passphrase: str, cipher: str, algorithm: str, iterations: int) -> str:
+    """The base64 text. cipher, algorithm: of CIPHERS, HASHES. Cost: `iterations` hashes, some ms for 1,000."""
+    import base64
+    import os
+
+    salt, start = os.urandom(SALT_BYTES), os.urandom(BLOCK_BYTES)
+    size = BLOCK_BYTES - len(data) % BLOCK_BYTES
+    padded = data + bytes([size]) * size
+    return base64.b64encode(
+        salt + start + _aes(True, _key(passphrase, salt, cipher, algorithm, iterations), start, padded)
+    ).decode("ascii")
+
+
+def decrypt(text: str | bytes, passphrase: str, cipher: str, algorithm: str, iterations: int) -> bytes:
+    """Raises: Undecipherable."""
+    import base64
+    import binascii
+
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Undecipherable from error
+    salt, start, body = data[:SALT_BYTES], data[SALT_BYTES : SALT_BYTES + BLOCK_BYTES], data[SALT_BYTES + BLOCK_BYTES :]
+    if not body or len(body) % BLOCK_BYTES:
+        raise Undecipherable
+    padded = _aes(False, _key(passphrase, salt, cipher, algorithm, iterations), start, body)
+    size = padded[-1]
+    if not 0 < size <= PADDED_MAX or padded[-size:] != bytes([size]) * size:
+        raise Undecipherable
+    return padded[:-size]
+
+
+def _key(passphrase: str, salt: bytes, cipher: str, algorithm: str, iterations: int) -> bytes:
+    import hashlib
+
+    return hashlib.pbkdf2_hmac(HASHES[algorithm], passphrase.encode(), salt, iterations, CIPHERS[cipher])
+
+
+def _aes(encrypts: bool, key: bytes, start: bytes, data: bytes) -> bytes:
+    """Raises: Failure where the package is missing."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError:
+        raise Failure(
+            UNAVAILABLE, "encode and decode need the package cryptography: pip install cryptography"
+        ) from None
+    found = Cipher(algorithms.AES(key), modes.CBC(start))
+    work = found.encryptor() if encrypts else found.decryptor()
+    return work.update(data) + work.finalize()
+
+
+def _how(context: Context, default: tuple[str, str, int] = DEFAULTS[0]) -> tuple[str, str, int]:
+    """Cipher, hash and number of iterations of the command line. Raises: UsageError."""
+    given = context.line.given
+    cipher = given.get("cipher", default[0])
+    cipher = _OLDER.get(cipher, cipher)
+    algorithm = given.get("hash", default[1])
+    iterations = context.line.number("iterations") if "iterations" in given else default[2]
+    if cipher not in CIPHERS:
+        raise UsageError("Bad argument: The requested cipher is not supported.", DATA)
+    if algorithm not in HASHES:
+        raise UsageError("Bad argument: The requested hash is not supported", DATA)
+    if not 0 < iterations <= ITERATIONS_MAX:
+        raise UsageError("Bad argument: The requested number of iterations is incorrect", DATA)
+    return cipher, algorithm, iterations
+
+
+def encode(context: Context) -> None:
+    from amqpd.cli.erlang_terms import NotATerm, packed, parse, printed
+
+    value, passphrase = context.operands
+    cipher, algorithm, iterations = _how(context)
+    context.say("Encrypting value ...")
+    try:
+        data = packed(parse(value))
+    except NotATerm as error:
+        text = f"Error during cipher operation: {error}. A text is '\"text\"' or '<<\"text\">>'"
+        raise Failure(UNAVAILABLE, text) from None
+    text = encrypt(data, passphrase, cipher, algorithm, iterations)
+    if context.line.formatter == "json":
+        context.answer({"result": "ok", "value": f"encrypted:{text}"}, "")
+    else:
+        context.out.write('{encrypted,' + printed(text.encode("ascii")) + "}\n")
+
+
+def decode(context: Context) -> None:
+    from amqpd.cli.erlang_terms import printed
+
+    value, passphrase = context.operands
+    ways = dict.fromkeys(_how(context, default) for default in DEFAULTS)
+    context.say("Decrypting value ...")
+    term = _decoded(value, passphrase, tuple(ways))
+    if context.line.formatter == "json":
+        plain = term.decode("utf-8", "backslashreplace") if isinstance(term, bytes) else term
+        context.answer({"result": "ok", "value": printed(term) if isinstance(plain, tuple | list) else plain}, "")
+    else:
+        context.out.write(printed(term) + "\n")
+
+
+def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]) -> Term:
+    """What is in a value, by the first of the ways that fits. Raises: Failure (69)."""
+    from amqpd.cli.erlang_terms import NotATerm, parse, unpacked
+
+    try:
+        text: object = value.partition(":")[2] if value.startswith("encrypted:") else parse(value)
+    except NotATerm:
+        raise Failure(UNAVAILABLE, WRONG) from None
+    if isinstance(text, tuple) and len(text) == 2 and text[0] == "encrypted":
+        text = text[1]
+    if isinstance(text, str | bytes):
+        for way in ways:
+            try:
+                return unpacked(decrypt(text, passphrase, *way))
+            except (NotATerm, Undecipherable):
+                continue
+    raise Failure(UNAVAILABLE, WRONG)
+
+
+def list_ciphers(context: Context) -> None:
+    context.say("Listing supported ciphers ...")
+    context.answer(
+        {"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]"
+    )
+
+
+_GROUP: Final = "Configuration and Environment"
+_OPTIONS: Final = ("cipher", "hash", "iterations")
+_USAGE: Final = "<value> <passphrase> [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
+_PASSPHRASE: Final = ("<passphrase>", "what the key is made of")
+
+COMMANDS: Final = (
+    Command(
+        "decode",
+        _GROUP,
+        "Decrypts a value of a configuration file of RabbitMQ",
+        decode,
+        _USAGE,
+        2,
+        2,
+        (("<value>", "{encrypted,<<\"...\">>}, <<\"...\">> or encrypted:..., as it stands in the file"), _PASSPHRASE),
+        _OPTIONS,
+        examples=(("decode encrypted:c2FsdA== secret", "what is in it; needs the package cryptography"),),
+        needs_app=False,
+    ),
+    Command(
+        "encode",
+        _GROUP,
+        "Encrypts a value as RabbitMQ's configuration files have it; amqpd's have variables instead",
+        encode,
+        _USAGE,
+        2,
+        2,
+        (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
+        _OPTIONS,
+        examples=(("encode '<<\"guest\">>' secret", "another text each time; needs the package cryptography"),),
+        needs_app=False,
+    ),
+    Command(
+        "list_ciphers",
+        "Monitoring, observability and health checks",
+        "Lists the ciphers of encode and decode",
+        list_ciphers,
+        examples=(("list_ciphers", "those of AES in CBC; cipher_suites has those of TLS"),),
+        needs_app=False,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The page docs/compatibility.md, made of the record and of the lists of differences: whole.py."""
