@@ -198,6 +198,7 @@ class Server:
         self.broker.catalogue.deletions.tidy()
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
+        self.broker.turn.finish()  # what was published again is settled where it came from as the logs are closed
         self.storage.close(clean=True)
         log.info("stopped, all logs are synced")
         self.stopped.set()

@@ -1,8 +1,9 @@
 """Where is the message with this id? GET /amqpd/trace/V looks for it in the logs of a vhost.
 
-Every queue that the caller may read is gone through: what waits or is unacked first, then what is settled and still in
-its log (until its file goes, or as long as x-retain keeps it). Nothing is noted on a message's way for it: what has
-left the logs is not found, and only `x-death` of a later copy may still tell of it.
+Every queue that the caller may read is gone through, exclusive ones of other connections too, as in a list of queues:
+what waits or is unacked first, then what is settled and still in its log (until its file goes, or as long as x-retain
+keeps it). Nothing is noted on a message's way for it: what has left the logs is not found, and only `x-death` of a
+later copy may still tell of it.
 
 A request looks for LOOK_S, and the next goes on from `next`, queue by queue in the order of their names.
 """

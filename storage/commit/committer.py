@@ -254,12 +254,15 @@ class InlineCommitter(Committer):
 
     later: Callable[[float, Callable[[], None]], object] | None = None
 
+    _closed = False
+
     def _begin(self) -> None:
         self._elsewhere = _at_once
 
     def submit(self, work: SyncJob | Removal | Task) -> None:
-        """Does it."""
-        self._do(work)
+        """Does it; after `close` nothing, as the thread."""
+        if not self._closed:
+            self._do(work)
 
     def wake(self, delay_s: float) -> None:
         """Calls `settle_due` when it is time; where there is no clock that calls, at once."""
@@ -270,6 +273,7 @@ class InlineCommitter(Committer):
 
     def close(self) -> None:
         """Nothing is ever waiting."""
+        self._closed = True
 
 
 def _at_once(work: Callable[[], None]) -> None:

@@ -53,6 +53,10 @@ class Departures:
         if not self._busy:
             self._submit()
 
+    def rename_now(self, chain: list[str]) -> None:
+        """The same before it returns: at a start, when nobody else is at work in the directory. Any error is logged."""
+        self._rename([chain])
+
     def _submit(self) -> None:
         group = self._waiting
         self._waiting = []

@@ -14,7 +14,10 @@ that had any of it, and at a clean stop. What recovery scans (all behind the rec
 damaged one has every segment scanned. A log that no producer has numbered for has none, and its table is not made.
 
 At most PRODUCERS_MAX producers: then the one that has been silent longest is forgotten, and so is who was silent for a
-day. What could not be written is taken back (`unwritten`): it may be sent again.
+day. What could not be written is taken back (`unwritten`): it may be sent again. Of the last UNSAFE_MAX messages that
+are not known to be safe it is known what was before each; of those before them only what was before the first of each
+producer. Where so many fail, its copies of what was written may be stored again, but nothing counts as stored that is
+not.
 
 Compiled by mypyc. Source: Kafka, ProducerStateManager.
 """
@@ -37,7 +40,7 @@ SUFFIX: Final = ".snapshot"
 PRODUCERS_MAX: Final = 10_000
 SILENT_MS_MAX: Final = 24 * 60 * 60 * 1000
 VERSION: Final = 1
-_UNSAFE_MAX: Final = 65_536
+UNSAFE_MAX: Final = 65_536
 _HEAD: Final = struct.Struct(">hIi")
 _ENTRY: Final = struct.Struct(">qhiqiqiq")
 
@@ -60,7 +63,9 @@ class Producer:
 
 @final
 class _Step:
-    """A message that is not known to be safe: the producer's entry before it, None: it had none."""
+    """A message that is not known to be safe, or several of one producer: the offset of the last, and the producer's
+    entry before the first, None: it had none.
+    """
 
     def __init__(self, producer_id: i64, offset: i64, before: Producer | None) -> None:
         self.producer_id: i64 = producer_id
@@ -76,6 +81,9 @@ class Producers:
         self.due: bool = False
         self._known: OrderedDict[int, Producer] = OrderedDict()
         self._unsafe: deque[_Step] = deque()
+        # Those before them, by producer; none has a higher offset than `_early_last`.
+        self._early: dict[int, _Step] = {}
+        self._early_last: i64 = -1
 
     def __len__(self) -> int:
         return len(self._known)
@@ -90,11 +98,23 @@ class Producers:
     def note(self, producer: Producer, high_watermark: i64) -> None:
         """This is the producer's last message now. high_watermark: what is below is safe. Cost: about 1 us."""
         unsafe = self._unsafe
-        while unsafe and (unsafe[0].offset < high_watermark or len(unsafe) >= _UNSAFE_MAX):
+        while unsafe and unsafe[0].offset < high_watermark:
             unsafe.popleft()
+        if self._early and self._early_last < high_watermark:
+            self._early.clear()
+        if len(unsafe) >= UNSAFE_MAX:
+            self._note_early(unsafe.popleft())
         before = self._put(producer)
         if producer.offset >= high_watermark:
             unsafe.append(_Step(producer.producer_id, producer.offset, before))
+
+    def _note_early(self, step: _Step) -> None:
+        early = self._early.get(step.producer_id)
+        if early is None:
+            self._early[step.producer_id] = step
+        else:
+            early.offset = step.offset
+        self._early_last = step.offset
 
     def _put(self, producer: Producer) -> Producer | None:
         known = self._known
@@ -108,11 +128,12 @@ class Producers:
         """What has this offset, or is behind it, is not in the log: it may be sent again."""
         unsafe = self._unsafe
         while unsafe and unsafe[-1].offset >= first:
-            step = unsafe.pop()
-            if step.before is not None:
-                self._known[step.producer_id] = step.before
-            else:
-                self._known.pop(step.producer_id, None)
+            _take_back(self._known, unsafe.pop())
+        if self._early and self._early_last >= first:
+            for step in list(self._early.values()):
+                if step.offset >= first:
+                    _take_back(self._known, step)
+                    del self._early[step.producer_id]
 
     def cut(self, end: i64) -> None:
         """The log ends at this offset: what was behind it may be sent again."""
@@ -120,6 +141,7 @@ class Producers:
             if producer.offset >= end:
                 del self._known[producer.producer_id]
         self._unsafe.clear()
+        self._early.clear()
 
     def merge(self, scanned: Producers, start: i64) -> None:
         """What a scan has found from offset `start` on, which is in the log."""
@@ -134,10 +156,10 @@ class Producers:
         known = dict(self._known)
         for step in reversed(self._unsafe):
             if step.offset >= end:
-                if step.before is not None:
-                    known[step.producer_id] = step.before
-                else:
-                    known.pop(step.producer_id, None)
+                _take_back(known, step)
+        for step in self._early.values():
+            if step.offset >= end:
+                _take_back(known, step)
         entries: list[bytes] = []
         for each in known.values():
             entries.append(
@@ -159,6 +181,13 @@ class Producers:
             fields = _ENTRY.unpack_from(data, _HEAD.size + number * _ENTRY.size)
             self._put(Producer(fields[0], fields[1], fields[2], fields[3], fields[5]))
         return True
+
+
+def _take_back(known: dict[int, Producer], step: _Step) -> None:
+    if step.before is not None:
+        known[step.producer_id] = step.before
+    else:
+        known.pop(step.producer_id, None)
 
 
 def snapshot_path(directory: str, end: i64) -> str:

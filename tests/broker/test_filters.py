@@ -236,6 +236,15 @@ class TestWithRules:
         assert texts(red.got) == "r0 r3"
         assert queue.ready_count == 1
 
+    def test_a_time_to_live_of_0_is_deliver_or_drop(self, room) -> None:
+        """Also behind others of the same turn."""
+        queue = room.queue("q")
+        one = take(room, queue, "a = 1")
+        for number in range(6):
+            room.publish("q", b"%d" % number, headers={"a": number % 2}, expiration="0", turn=False)
+        room.turns()
+        assert (one.got, queue.ready_count) == ([b"1", b"3", b"5"], 0)
+
     def test_drop_head(self, room) -> None:
         queue = room.queue("q", x_max_length=3)
         red = take(room, queue, RED)

@@ -154,6 +154,40 @@ class TestWhatStays:
         room.turns()
         assert (taker.got, queue.ready_count) == ([b"0"], 0)
 
+    @pytest.mark.parametrize("x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}, {"x_retain": "1h", "x_max_priority": 3}])
+    @pytest.mark.parametrize("limit", [{}, {"x_max_length": 1}, {"x_max_length": 1, "x_overflow": "reject-publish"}])
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_also_behind_others_of_the_same_turn(
+        self, room, x: dict[str, Any], limit: dict[str, Any], durable: bool
+    ) -> None:
+        """rabbit: whoever can take them gets them as they come, and what nobody can take is over."""
+        if not durable and "x_retain" in x:
+            pytest.skip("a transient queue retains nothing")
+        queue = room.queue("q", durable=durable, **x, **limit)
+        taker = take(room, queue, credit=3)
+        room.publish("q", b"stays", turn=False)
+        for number in range(4):
+            room.publish("q", b"%d" % number, expiration="0", turn=False)
+        room.turns()
+        assert (taker.got, queue.ready_count) == ([b"stays", b"0", b"1"], 0)
+        taker.ack_all()
+        room.turns()
+        room.publish("q", b"5", expiration="0")
+        assert taker.got[3:] == [b"5"]
+        taker.leave()
+        room.turns()
+        room.publish("q", b"6", expiration="0")
+        assert queue.ready_count == 0, "what came back was over"
+
+    @pytest.mark.parametrize("x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}])
+    def test_more_of_them_than_one_pump_gives(self, room, x: dict[str, Any]) -> None:
+        queue = room.queue("q", **x)
+        taker = take(room, queue)
+        for number in range(2500):
+            room.publish("q", b"%d" % number, expiration="0", turn=False)
+        room.turns()
+        assert len(taker.got) == 2500
+
     def test_through_a_restart(self, room) -> None:
         queue = room.queue("q", x_retain=5 << 20)
         for _ in range(40):

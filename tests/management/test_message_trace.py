@@ -102,6 +102,20 @@ def test_only_what_may_be_read(channel: BlockingChannel, user: Callable[..., Any
     assert (states(page["found"]), page["skipped"]) == ([("mine", "ready")], 1)
 
 
+def test_exclusive_queues_as_in_the_list(channel: BlockingChannel, api: Any, user: Callable[..., Any], v: str) -> None:
+    """Where a message is is told, also of a queue that is another connection's; what is in it nobody is shown."""
+    channel.queue_declare("mine", exclusive=True)
+    publish(channel, "mine", "m")
+    channel.queue_declare("mine", passive=True)
+    for caller in (api, user("management", read="^mine$")):
+        assert [each["name"] for each in caller.get(f"/api/queues/{v}")] == ["mine"]
+        page = caller.get(f"/api/amqpd/trace/{v}?id=m")
+        assert (states(page["found"]), page["skipped"]) == ([("mine", "ready")], 0)
+        refused = caller("GET", f"/api/queues/{v}/mine/messages")
+        assert refused.status == 400 and "exclusive" in json.loads(refused.body)["reason"], refused
+    assert user("management", read="^other$").get(f"/api/amqpd/trace/{v}?id=m") == {"found": [], "next": None, "skipped": 1}
+
+
 @pytest.mark.parametrize("query", ["", "id=", "id=x&by=body", "id=x&part=all", "id=x&offset=-1"])
 def test_bad_questions(api: Any, v: str, query: str) -> None:
     answer = api("GET", f"/api/amqpd/trace/{v}?{query}")

@@ -111,14 +111,12 @@ class Twin(TwinRouting):
             return False
         queue.places += 1
         letter.logged_ms = self.now_ms
-        consumer = None if queue.ready else self.taker(queue, [letter])
+        consumer = self.taker(queue, [letter]) if queue.group_by or not queue.ready else None
         queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
         if consumer is not None:
             late = bool(queue.group_by or queue.retains)
-            if late and queue.in_transaction and (overflow != "drop-head" or self.is_over(queue, letter)):
+            if late and queue.in_transaction and overflow != "drop-head":
                 raise Anyhow("who can take it is asked when the transaction is over")
-            if late and any(each[0] is queue for each in self.given) and self.is_over(queue, letter):
-                raise Anyhow("over at once, behind another one of the same turn")
             self.hand_over(queue, consumer, letter)
             return True
         queue.cold = queue.cold and bool(queue.ready)

@@ -9,7 +9,7 @@ from typing import Any
 from google_crc32c import value
 
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
-from amqpd.storage.log.producers import PRODUCERS_MAX, SILENT_MS_MAX, Producer, Producers
+from amqpd.storage.log.producers import PRODUCERS_MAX, SILENT_MS_MAX, UNSAFE_MAX, Producer, Producers
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.simulation import SimulatedFileSystem
 
@@ -323,3 +323,30 @@ def test_the_machine_ends_at_any_call(make_house: Any) -> None:
         at += 3
     assert not ended
     assert checked > 400
+
+
+def test_more_fails_than_is_known_one_by_one() -> None:
+    """So many that none of them is safe, of three producers, one of whom had none before: what fails may be sent again,
+    and nothing counts as stored that is not."""
+    for first in (30, 5_000, UNSAFE_MAX, UNSAFE_MAX + 20_000):
+        producers = Producers()
+        last = {}
+        for offset in range(UNSAFE_MAX + 30_000):
+            number = 3 if offset % 1000 == 999 else offset % 2
+            producers.note(Producer(number, 0, offset, offset, 1), min(offset, 30))
+            if offset < first:
+                last[number] = offset
+        told = Producers()
+        assert told.decode(producers.encode(first))
+        producers.unwritten(first)
+        for each in (producers, told):
+            for number in (0, 1, 3):
+                found = each.find(number, 1)
+                known = -1 if found is None else found.sequence
+                assert known <= last.get(number, -1), (first, number)
+                if first > UNSAFE_MAX:
+                    assert known == last[number], "it is known one by one"
+        producers.note(Producer(0, 0, first + 7, first, 1), first)
+        producers.note(Producer(1, 0, first + 8, first + 1, 1), first + 2)
+        producers.unwritten(first + 2)
+        assert producers.find(0, 1).sequence == first + 7

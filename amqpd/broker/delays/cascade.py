@@ -5,11 +5,13 @@ between is settled in both. When every copy is safe the bucket's directory is re
 crash before it leaves the bucket as it was, and the next start throws the copies away, for they name it as their
 parent; a crash after it leaves them alone. So nothing is doubled here and nothing lost.
 
-Where a copy cannot be written (a full disk) all of them are thrown away, and it is tried again RETRY_MS later.
+Where a copy cannot be written (a full disk), or the bucket cannot be read, all of them are thrown away, and it is
+tried again RETRY_MS later.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, final
 
@@ -22,6 +24,8 @@ from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.protocol.frames import LARGE_BODY_BYTES
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import LogFailed, QueueLog
+
+log = logging.getLogger(__name__)
 
 ROUTES_MAX: Final = 1024
 
@@ -55,7 +59,8 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copies a piece. False: it has to wait, and `arrived` or `over` will be called. Raises: OSError."""
+        """Copies a piece. False: it has to wait, and `arrived` or `over` will be called. Raises: OSError; then `fail`.
+        """
         bucket = self.bucket
         turn = self._turn
         if self.read or self._failed:
@@ -69,7 +74,12 @@ class Cascade:
             for record in fetch.records:
                 if record.offset >= bucket.job_end:
                     break
-                logs[self._copy(record, now_ms)] = None
+                try:
+                    due = due_of(record.properties)
+                except ValueError:
+                    log.error("offset %d of %s is no delayed message", record.offset, bucket.chain[-1])
+                    continue
+                logs[self._copy(record, due, now_ms)] = None
         except LogFailed:
             self._failed = True
         bucket.job_offset = fetch.next_offset
@@ -83,6 +93,12 @@ class Cascade:
                 self._end()
             return False
         return not fetch.waiting
+
+    def fail(self) -> None:
+        """A step has raised: nobody knows what it has copied, so all of it is thrown away."""
+        self._failed = True
+        if self._missing == 0:
+            self._end()
 
     def cancel(self, offset: i64, due_ms: i64, number: int, size: i64) -> None:
         """The message at this offset is cancelled; its copy, if there is one, goes too. Cost: a look at all copies that
@@ -105,8 +121,8 @@ class Cascade:
                         return
                 position = fetch.next_offset
 
-    def _copy(self, record: Record, now_ms: i64) -> QueueLog:
-        place = place_below(due_of(record.properties), now_ms, self.bucket.level)
+    def _copy(self, record: Record, due_ms: i64, now_ms: i64) -> QueueLog:
+        place = place_below(due_ms, now_ms, self.bucket.level)
         child = self.children.get(place)
         if child is None:
             child = self._make(place, self.bucket)

@@ -6,6 +6,9 @@ no longer than that. When nothing is to be done each wheel has one timer.
 
 Timers keep the monotonic clock and messages the wall's: WATCH_MS after it was set at the latest all wheels look again.
 
+A wheel whose step raises what nobody expects, a bug of the broker, rests for FAILED_MS, then twice as long each time,
+FAILED_MS_MAX at most; the others turn on. The broker's log has the traceback once, and a line for every further try.
+
 On the disk: <vhost>/delays/<random id>/<bucket>/, an ordinary log each, a directory above them for each exchange, whose
 name stands in every queue.json. At the start copies whose parent is still there are thrown away (cascade.py), and
 messages of an exchange that is not there any more, which was deleted or not durable, are dropped.
@@ -41,6 +44,8 @@ SLICE_MS: Final = 3
 WATCH_MS: Final = 500
 # By how much the clocks may drift apart between two looks.
 DRIFT_MS: Final = 2
+FAILED_MS: Final = 1000
+FAILED_MS_MAX: Final = 30_000
 
 
 @final
@@ -135,6 +140,10 @@ class Delays(Works):
 
     def busy(self, wheel: Turning) -> None:
         if not wheel.queued and not self._stopped:
+            left_ms: i64 = wheel.rest_ms - self.timers.now_ms()
+            if left_ms > 0:
+                wheel.arm(self.timers.wall_ms() + left_ms)
+                return
             wheel.queued = True
             self._line.append(wheel)
             if not self._scheduled:
@@ -148,7 +157,13 @@ class Delays(Works):
         begun_ms = timers.now_ms()
         while self._line:
             wheel = self._line.popleft()
-            if wheel.step():
+            try:
+                goes_on = wheel.step()
+                wheel.failures = 0
+            except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
+                goes_on = False
+                self._failed(wheel, error)
+            if goes_on:
                 self._line.append(wheel)
             else:
                 wheel.queued = False
@@ -159,6 +174,18 @@ class Delays(Works):
         if self._line and not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
+
+    def _failed(self, wheel: Turning, error: Exception) -> None:
+        doublings = wheel.failures if wheel.failures < 5 else 5
+        rest_ms: i64 = min(FAILED_MS << doublings, FAILED_MS_MAX)
+        if wheel.failures == 0:
+            log.error("delayed messages: a bug of the broker; next try in %g s", rest_ms / 1000, exc_info=error,
+                      extra=wheel.about())
+        else:
+            log.error("delayed messages: the bug is still there (%r); next try in %g s", error, rest_ms / 1000,
+                      extra=wheel.about())
+        wheel.failures += 1
+        wheel.rest_ms = self.timers.now_ms() + rest_ms
 
     def look_at_clock(self) -> None:
         """Whether the wall clock was set since the last look: then what is due is, and the rest waits anew."""
@@ -219,12 +246,19 @@ class Delays(Works):
                 vhost.name,
                 extra={"vhost": vhost.name, "exchange": name},
             )
-            storage.retire_directory(chain, [], _nothing)
+            # Now, for one of its name may be declared as soon as clients are served.
+            storage.departures.rename_now(chain)
+            storage.departures.remove(root)
             return
         wheel = self.wheel(vhost.name, vhost.id, name)
         exchange.wheel = wheel
         storage.note_delays()
-        wheel.folder = folder
+        if wheel.buckets:
+            # One of the name before it was deleted, and the disk refused the rename; or somebody has copied files.
+            log.warning("%s has delayed messages of exchange '%s' too", root, name, extra=wheel.about())
+            wheel.others.append(folder)
+        else:
+            wheel.folder = folder
         self._restore(wheel, folder, found)
         self.busy(wheel)
 

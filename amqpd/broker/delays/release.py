@@ -115,16 +115,28 @@ class Release(Origin):
         bucket = self.bucket
         offset = first
         while offset <= last:
-            out = bucket.out.pop(offset, -1)
-            if out >= 0:
-                self._tally.out -= 1
-                self._tally.out_bytes -= out
+            if self._is_back(offset):
                 self._tally.released += 1
             offset += 1
         if not bucket.gone:
             super().safe(first, last, size)
             if not bucket.out:
                 self._done(bucket)
+
+    def left(self, offset: i64) -> None:
+        bucket = self.bucket
+        self._is_back(offset)
+        if not bucket.gone and not bucket.out:
+            self._done(bucket)
+
+    def _is_back(self, offset: i64) -> bool:
+        """It is not on its way any more. Whether it was."""
+        size = self.bucket.out.pop(offset, -1)
+        if size < 0:
+            return False
+        self._tally.out -= 1
+        self._tally.out_bytes -= size
+        return True
 
     def about(self) -> dict[str, object]:
         return {"vhost": self.vhost, "exchange": self.exchange}

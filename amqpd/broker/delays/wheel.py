@@ -31,7 +31,7 @@ from amqpd.broker.delays.due import due_ms, obeyed
 from amqpd.broker.delays.release import Release
 from amqpd.broker.delays.slots import NEVER, Slots
 from amqpd.broker.delays.stored import due_of
-from amqpd.broker.delays.works import Turning, Works
+from amqpd.broker.delays.works import Countdown, Turning, Works
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import make_message
 from amqpd.broker.publishing.republisher import Republisher
@@ -50,7 +50,9 @@ RETRY_MS: Final = 2000
 
 @final
 class Wheel(Turning):
-    """Of one exchange. folder: the directory of its buckets among the vhost's."""
+    """Of one exchange. folder: the directory of its buckets among the vhost's; others: those that it has besides, of
+    an earlier life (`Delays._begin_folder`).
+    """
 
     def __init__(self, works: Works, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
         super().__init__(works)
@@ -58,6 +60,7 @@ class Wheel(Turning):
         self.vhost_id = vhost_id
         self.exchange = exchange
         self.folder = folder
+        self.others: list[str] = []
         self.buckets: dict[Bucket, None] = {}
         # Whoever looks through the buckets in slices looks again when this has changed.
         self.moves: i64 = 0
@@ -67,6 +70,7 @@ class Wheel(Turning):
         self._slots = Slots()
         self._releases: dict[Bucket, tuple[Release, Release]] = {}
         self._retry_ms: dict[Bucket, i64] = {}
+        self._stopped = False
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
@@ -254,7 +258,12 @@ class Wheel(Turning):
             cascade = Cascade(bucket, self.works.turn, self._copy_to, self._descended)
             self._cascades[bucket] = cascade
         bucket.waiting = True
-        if cascade.step(now, partial(self._goes_on, bucket)):
+        try:
+            goes_on = cascade.step(now, partial(self._goes_on, bucket))
+        except Exception:
+            cascade.fail()
+            raise
+        if goes_on:
             bucket.waiting = False
             return True
         return not bucket.waiting
@@ -349,7 +358,10 @@ class Wheel(Turning):
 
     def _released(self, bucket: Bucket) -> None:
         """All that was on the way from this bucket has come there."""
-        self._over(bucket)
+        if self._stopped:
+            self._end_clean(bucket)
+        else:
+            self._over(bucket)
 
     # -- leave -------------------------------------------------------------------------------------------------------
 
@@ -382,10 +394,17 @@ class Wheel(Turning):
         self._slots.forget(bucket)
 
     def stop(self) -> None:
-        """The broker stops cleanly: of a bucket that knows what became of all it has released, nothing comes twice."""
+        """The broker stops cleanly: of a bucket that knows what became of all it has released, nothing comes twice. What
+        is on its way will be safe before the logs are closed, or has not left (`Release.left`). No directory goes now.
+        """
+        self._stopped = True
         for bucket in self.buckets:
-            if bucket.opened and not bucket.again and not bucket.out:
-                bucket.store.forget_delivered()
+            if not bucket.out:
+                self._end_clean(bucket)
+
+    def _end_clean(self, bucket: Bucket) -> None:
+        if bucket.opened and not bucket.again:
+            bucket.store.forget_delivered()
 
     def drop(self, done: Callable[[], None]) -> None:
         if self.dropped:
@@ -394,12 +413,17 @@ class Wheel(Turning):
         self.works.gone(self.vhost, self.exchange)
         tally = self.works.tally
         tally.dropped += self.count()
-        if self.buckets:
-            chain = self.works.storage.delay_chain(self.vhost_id, self.folder)
-            self.works.storage.retire_directory(chain, self.end(), done)
-        else:
-            self.end()
-            done()
+        storage = self.works.storage
+        buckets = list(self.buckets)
+        self.end()
+        gone = Countdown(1 + len(self.others), done)
+        for folder in (self.folder, *self.others):
+            chain = storage.delay_chain(self.vhost_id, folder)
+            stores = [bucket.store for bucket in buckets if bucket.chain[:-1] == chain]
+            if stores:
+                storage.retire_directory(chain, stores, gone.one)
+            else:
+                gone.one()
 
     def end(self) -> list[QueueLog]:
         """It is not used any more. Returns its logs, which are to go."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
@@ -58,7 +58,7 @@ class Works:
 
 class Turning(Delaying):
     """A wheel, as who makes it turn knows it, and who brings it messages. queued: it stands in `Works`' line. armed_ms:
-    when it is called next, by wall clock.
+    when it is called next, by wall clock. failures: of its `step`, on end; it rests until rest_ms, monotonic.
     """
 
     def __init__(self, works: Works) -> None:
@@ -67,6 +67,8 @@ class Turning(Delaying):
         self.queued = False
         self.dropped = False
         self.armed_ms: i64 = NEVER
+        self.failures: i64 = 0
+        self.rest_ms: i64 = 0
         self._wake = Wake(self)
 
     def taking(self, due: i64) -> Bucket:
@@ -100,6 +102,20 @@ class Turning(Delaying):
         """It is not called."""
         self.armed_ms = NEVER
         self.works.timers.cancel(self._wake)
+
+
+@final
+class Countdown:
+    """`done` is called when so many directories are gone."""
+
+    def __init__(self, count: i64, done: Callable[[], None]) -> None:
+        self._count = count
+        self._done = done
+
+    def one(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._done()
 
 
 @final

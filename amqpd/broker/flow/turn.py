@@ -178,6 +178,10 @@ class Turn:
         self._reads = 0
         self._work_off()
 
+    def finish(self) -> None:
+        """The broker stops: as `run`, and nothing postpones it."""
+        self._work_off()
+
     def _work_off(self) -> None:
         self._scheduled = False
         if self._pumps:

@@ -91,6 +91,9 @@ class Origin:
         """Of this one `dress` has said STAYS: it is neither settled nor published again."""
         raise NotImplementedError
 
+    def left(self, offset: i64) -> None:
+        """The broker stops, and this one, which is in memory, was not published yet: it is where it was."""
+
     def refused(self, offset: i64) -> bool:
         """A target does not take it, and would not. Whether its source has it back; else that is its end."""
         return False

@@ -324,9 +324,15 @@ class Republisher(Confirmer):
     def stop(self) -> None:
         """The broker stops: what is not published yet stays at its source, unsettled in its log."""
         self._close_cursors()
+        left = [*self.line, *self._failed]
+        for waiting in self._unopened.values():
+            left += waiting
         self.line.clear()
         self._failed.clear()
         self._unopened.clear()
+        for pending in left:
+            if pending.message is not None and pending.first >= 0:
+                pending.origin.left(pending.first)
         self._settling.stop()
 
     # -- safe --------------------------------------------------------------------------------------------------------

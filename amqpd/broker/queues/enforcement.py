@@ -184,8 +184,9 @@ class Enforcement:
     def came(self, message: Message, expiry: Expiry | None) -> None:
         """The message has become ready in a queue with x-retain, which serves its consumers at the end of the turn: as
         in others they come before its lengths and its time to live."""
-        if expiry is not None and self._queue.ready_count == 1:
-            expiry.came(message, self._in_transaction)
+        if expiry is not None:
+            late = not (self._in_transaction and len(self.rules.admissions) > 0)
+            expiry.came(message, self._backing.next_offset - 1, late, False)
         if self._is_full():
             self._serve()
 

@@ -9,6 +9,9 @@ What is over goes in slices: SLICE_MS of work, then the loop has its turn, and t
 (`pump_later`), so a flood that expires delays the others by no more than that. Where the queue's own time to live
 decides and there is nobody to send a dead letter to, it goes by the batch: `ReadyOrder.drop_old`.
 
+A time to live of 0 is "deliver or drop". A queue with groups, with consumers' filters or with x-retain asks its
+consumers at the end of a turn: what came in it and is over at once is `fresh` until they have all been asked.
+
 A plain queue gets its `Expiry` with the first message that carries an expiration, one with `x-message-ttl` at its
 declaration or when the rule comes. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
 """
@@ -50,8 +53,8 @@ class Expiry(Timer):
         # Whether the last slice left some that were over, and what the queue had been given by then.
         self.behind = False
         self._published_count: i64 = 0
-        # It has just come, and is on its way to whoever can take it.
-        self._fresh: Message | None = None
+        # From this offset on nobody has been asked yet whether he takes it: it is not over, whatever its time to live.
+        self._fresh_from: i64 = NEVER
 
     def obey(self, ttl_ms: i64) -> None:
         """The queue's own time to live is another one from now on, or is none any more (-1)."""
@@ -86,27 +89,32 @@ class Expiry(Timer):
 
     def is_over(self, entry: Entry) -> bool:
         message = entry.message
-        if message is None or message is self._fresh:
+        if message is None or entry.offset >= self._fresh_from:
             return False
         due_ms = self.deadline(message)
         return due_ms != NEVER and due_ms <= self.now_ms()
 
-    def came(self, message: Message, in_transaction: bool) -> None:
-        """The message has become ready, and may be the head.
+    def came(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
+        """The message has become ready at this offset. late: consumers are asked for it by the next pump; else whoever
+        could take it would have got it. may_lead: it may be the head though it is not alone.
 
-        rabbit: a time to live of 0 is "deliver or drop": where nothing is before it, whoever can take it gets it. A
-        queue whose consumers stand by for what is ready (its groups, x-retain) has not asked them yet.
+        rabbit: a time to live of 0 is "deliver or drop": who can take it gets it.
         """
         queue = self.queue
-        if queue.ready_count == 1 and not in_transaction and self.deadline(message) <= self.now_ms():
-            self._fresh = message
-            try:
-                queue.pump()
-            except OSError as error:
-                queue.pump_failed(error)
-            finally:
-                self._fresh = None
-        self.arm()
+        if late and queue.consumers and self.deadline(message) <= self.now_ms():
+            if offset < self._fresh_from:
+                self._fresh_from = offset
+            queue.pump_later()
+        elif may_lead or queue.ready_count == 1:
+            self.arm()
+
+    def pumped(self, asked: bool) -> None:
+        """The queue has been pumped. asked: all its consumers, for all that they can have; else the next turn goes on.
+        """
+        if asked:
+            self._fresh_from = NEVER
+        if not self.behind:
+            self.arm()
 
     def arm(self) -> None:
         """The head may be another one: its time is watched from now on, and if it is over it goes at once."""
@@ -144,7 +152,7 @@ class Expiry(Timer):
                     due_ms = self._head_due()
                     done = True
                     break
-                if self.ttl_ms >= 0:
+                if self.ttl_ms >= 0 and self._fresh_from == NEVER:
                     old = queue.drop_old(now_ms - self.ttl_ms, SLICE_COUNT)
                     dropped += old
                 if old == 0:
@@ -177,7 +185,7 @@ class Expiry(Timer):
         if self.queue.ready_count == 0:
             return NEVER
         head = self.queue.head()
-        if head is None or head.message is None:
+        if head is None or head.message is None or head.offset >= self._fresh_from:
             return NEVER
         return self.deadline(head.message)
 

@@ -47,6 +47,8 @@ class Filters:
         # What `_next` has chosen; None: the head.
         self._filter: FilterCursor | None = None
         self._offset: i64 = 0
+        # Whether the last pump has asked everybody, and did not end with its share.
+        self.asked = True
 
     # -- consumers
 
@@ -169,6 +171,7 @@ class Filters:
             if count >= PUMP_COUNT_MAX:
                 queue.pump_later()
                 break
+        self.asked = count < PUMP_COUNT_MAX
         order.end_pump()
         if queue.ready_count > 0:
             order.head(queue)  # what has a time to live is seen, whoever wants it

@@ -83,7 +83,7 @@ class GroupedQueue(Queue):
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
+    def _pump(self) -> bool:
         if self.getters is not None:
             self.getters.call()
         order = self.grouped
@@ -109,6 +109,7 @@ class GroupedQueue(Queue):
         if self.ready_count > 0 and order.hot_count == 0:
             order.head(self)  # what has a time to live is seen, whoever wants it
         self._go_on_later()
+        return count < PUMP_COUNT_MAX
 
     def _go_on_later(self) -> None:
         """Where a slice was over, the next turn goes on."""

@@ -9,8 +9,7 @@
 Messages come in at `offer`, get an offset, and leave through `pump` (or `get`) to a consumer; `settle` ends them,
 `requeue` brings them back to their place. Rules are exchanged as a whole while the queue runs: `obey`.
 
-Invariant: ready_bytes = body bytes of what is ready; after a restart what the log says.
-One owner: only the loop's thread touches a queue.
+Invariant: ready_bytes = body bytes of what is ready; after a restart what the log says. One owner: the loop's thread.
 """
 
 from __future__ import annotations
@@ -258,8 +257,9 @@ class Queue(Source):
             return False
         if not self.order.add(self, message, offset):
             backing.spill(self.host.temporary_log(offset), message)
-        if self.expiry is not None and (self.ready_count == 1 or self.rules.level_max >= 0):
-            self.expiry.came(message, backing.in_transaction)
+        if self.expiry is not None:
+            late = self.round_robin.filtered and not (backing.in_transaction and self.rules.admissions)
+            self.expiry.came(message, offset, late, self.rules.level_max >= 0)
         return True
 
     def begin_transaction(self) -> None:
@@ -297,9 +297,9 @@ class Queue(Source):
             return
         if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
             return  # what is over still stands before what could be delivered; the next turn goes on
-        self._pump()
-        if self.expiry is not None and not self.expiry.behind:
-            self.expiry.arm()
+        asked = self._pump()
+        if self.expiry is not None:
+            self.expiry.pumped(asked)
 
     def pump_later(self) -> None:
         self.host.turn.pump_later(self)
@@ -307,36 +307,37 @@ class Queue(Source):
     def pump_failed(self, error: Exception) -> None:
         self.host.pump_failed(self, error)
 
-    def _pump(self) -> None:
+    def _pump(self) -> bool:
         if self.getters is not None:
             self.getters.call()
         if self.filters is not None:
             order = self.filters.pump()
             if order is None:
-                return
+                return self.filters.asked
             if order is not self.order:
                 self.order = order
                 self.filters = None
         count: i64 = 0
         while self.ready_count > 0:
             if self.backing.store is not None and self.round_robin.has_ready() and not self.order.at_hand(self):
-                return
+                return True
             consumer = self.round_robin.pick()
             if consumer is None:
-                return
+                return True
             entry = self.order.take(self)
             if entry is None:
-                return
+                return True
             count += 1
             if self.expiry is not None and self.expiry.is_over(entry):
                 self.discard(entry, "expired")
                 if not self.expiry.drop():
-                    return  # a slice went; the next turn goes on
+                    return False  # a slice went; the next turn goes on
             else:
                 self.hand_over(consumer, entry)
             if count >= PUMP_COUNT_MAX:
                 self.pump_later()
-                return
+                return False
+        return True
 
     def when_ready(self, done: Callable[[], object]) -> None:
         """Calls `done` when there may be an answer for a `get` that found the disk being asked."""
