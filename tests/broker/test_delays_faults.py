@@ -1,4 +1,4 @@
-"""Delays when something goes wrong: a disk that cannot be read, a bug, two directories of one exchange, a clean stop."""
+"""Delays when something goes wrong: a disk that is not read, a bug, two directories of one exchange, a clean stop."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def once_round(room: Any) -> None:
 
 @pytest.mark.parametrize("wait", [0, 9000])
 def test_a_clean_stop_at_any_moment(make_room: Callable[..., Any], wait: int) -> None:
-    """Each message comes once, and none says that it may have come before. wait: until the bucket takes nothing more."""
+    """Each message comes once, and none says that it may have come before. wait: the bucket takes nothing more."""
     moment = 0
     while True:
         room = make_room(ROOM, SimulatedFileSystem())

@@ -154,7 +154,9 @@ class TestWhatStays:
         room.turns()
         assert (taker.got, queue.ready_count) == ([b"0"], 0)
 
-    @pytest.mark.parametrize("x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}, {"x_retain": "1h", "x_max_priority": 3}])
+    @pytest.mark.parametrize(
+        "x", [{"x_retain": "1h"}, {"x_group_by": "routing_key"}, {"x_retain": "1h", "x_max_priority": 3}]
+    )
     @pytest.mark.parametrize("limit", [{}, {"x_max_length": 1}, {"x_max_length": 1, "x_overflow": "reject-publish"}])
     @pytest.mark.parametrize("durable", [True, False])
     def test_also_behind_others_of_the_same_turn(

@@ -113,7 +113,8 @@ def test_exclusive_queues_as_in_the_list(channel: BlockingChannel, api: Any, use
         assert (states(page["found"]), page["skipped"]) == ([("mine", "ready")], 0)
         refused = caller("GET", f"/api/queues/{v}/mine/messages")
         assert refused.status == 400 and "exclusive" in json.loads(refused.body)["reason"], refused
-    assert user("management", read="^other$").get(f"/api/amqpd/trace/{v}?id=m") == {"found": [], "next": None, "skipped": 1}
+    page = user("management", read="^other$").get(f"/api/amqpd/trace/{v}?id=m")
+    assert (page["found"], page["skipped"]) == ([], 1)
 
 
 @pytest.mark.parametrize("query", ["", "id=", "id=x&by=body", "id=x&part=all", "id=x&offset=-1"])

@@ -394,7 +394,7 @@ class Wheel(Turning):
         self._slots.forget(bucket)
 
     def stop(self) -> None:
-        """The broker stops cleanly: of a bucket that knows what became of all it has released, nothing comes twice. What
+        """The broker stops cleanly: of a bucket that knows what became of all it released nothing comes twice. What
         is on its way will be safe before the logs are closed, or has not left (`Release.left`). No directory goes now.
         """
         self._stopped = True
