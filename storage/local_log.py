@@ -143,9 +143,7 @@ class LocalLog(TurnLog):
         taken back): they are taken from the segments. seen_end: what is live below may have been delivered. Cost: a
         step per segment.
         """
-        self._cursors.leave_batches()
-        if seen_end > 0:
-            self._begin_settling().seen(seen_end)
+        self.changed_beneath(seen_end)
         settlements = self._settlements
         if settlements is not None:
             settlements.flush_runs()
@@ -160,6 +158,12 @@ class LocalLog(TurnLog):
         self.size_bytes = size
         if self.recounted is not None:
             self.recounted()
+
+    def changed_beneath(self, seen_end: i64) -> None:
+        """As `recount`, by who sees to the counts: cursors look up their places, what was delivered is noted."""
+        self._cursors.leave_batches()
+        if seen_end > 0:
+            self._begin_settling().seen(seen_end)
 
     # -- appending
 

@@ -16,6 +16,7 @@ What has left the log meanwhile is not taken back; `taken` says what is.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -57,7 +58,10 @@ class Rewind:
         self._path = f"{store.log.directory}/{rewind_file.NAME}"
         self._step = _WRITING
         self._segment: Segment | None = None  # of what was added last
-        self._done: set[int] = set()  # base offsets of the segments that know it
+        # Base offsets of the segments that are still to know it; those that do; whose new file has no name yet.
+        self._todo: deque[int] = deque()
+        self._done: list[Segment] = []
+        self._swapping: deque[Segment] = deque()
 
     def add(self, offset: int, body_size_bytes: int) -> None:
         """A message that is settled and still in the log. Ascending offsets cost least: 0.5 us."""
@@ -91,6 +95,7 @@ class Rewind:
 
     def begin(self) -> None:
         """Nothing is added any more. Raises nothing."""
+        self._todo.extend(self.bases())
         store = self._store
         log = store.log
         store.flush_batches()
@@ -129,61 +134,71 @@ class Rewind:
         elif self._step == _WRITTEN:
             clock = store.context.clock
             began_s = clock.monotonic()
-            while self._step == _WRITTEN:
-                before = len(self._done)
-                self._take_back()
-                if len(self._done) == before or clock.monotonic() - began_s > SLICE_S:
-                    break
-        elif not any(segment.swapping for segment in self._segments()):
-            self._remove(None)
+            while self._take_back() and clock.monotonic() - began_s <= SLICE_S:
+                pass
+        else:
+            while self._swapping and not (self._swapping[0].swapping and _is_there(self._swapping[0])):
+                self._swapping.popleft()
+            if not self._swapping:
+                self._remove(None)
 
-    def _segments(self) -> list[Segment]:
-        """Those that are still there."""
-        there = {segment.base: segment for segment in self._store.log.segments}
-        found = [there[base] for base in self.taken if base in there]
-        return [segment for segment in found if not segment.gone and not segment.removing]
+    def _next(self) -> Segment | None:
+        """The next that is still there."""
+        todo = self._todo
+        while todo:
+            segment = self._store.log.segment_of(todo[0])
+            if segment is not None and segment.base == todo[0] and _is_there(segment):
+                return segment
+            todo.popleft()
+        return None
 
-    def _take_back(self) -> None:
-        """One segment after the other: what has come back of some is nobody's yet."""
+    def _take_back(self) -> bool:
+        """One segment after the other: what has come back of some is nobody's yet. Whether there may be more to do."""
         store = self._store
         log = store.log
         store.write_late()  # nothing may be told behind the new files that was true before
-        segments = self._segments()
-        todo = [segment for segment in segments if segment.base not in self._done]
-        if not todo:
-            self._taken_back(segments)
-            return
-        segment = todo[0]
+        segment = self._next()
+        if segment is None:
+            self._taken_back()
+            return False
         if segment.swapping:
             self._gather(store)
-            return
+            return False
         if log.settled_files.pending:
-            self._undo(segments, log.error or OSError("what was settled could not be written"))
-            return
+            self._undo(log.error or OSError("what was settled could not be written"))
+            return False
         offsets = self.taken[segment.base]
-        self.count += segment.settled.take_out(offsets)
+        before = _size_bytes(segment)
+        count = segment.settled.take_out(offsets)
         segment.settled_body_bytes = max(0, segment.settled_body_bytes - self.body_bytes[segment.base])
-        self._done.add(segment.base)
-        store.recount(offsets.highest + 1)
+        self.count += count
+        self._done.append(segment)
+        store.changed_beneath(offsets.highest + 1)
+        store.record_count += count
+        store.size_bytes += _size_bytes(segment) - before
         # The new file says as well that all of it was delivered once: what said so of each may have gone with its ack.
         mark = max(log.delivered_mark, offsets.highest)
         if not log.settled_files.rewrite_now(segment, mark, store.returned):
-            self._undo(segments, log.error or OSError("the settlements could not be written"))
-            return
+            self._undo(log.error or OSError("the settlements could not be written"))
+            return False
         log.delivered_mark = mark
+        self._todo.popleft()
         self._gather(store)
+        return True
 
-    def _taken_back(self, segments: list[Segment]) -> None:
-        self.taken = {segment.base: self.taken[segment.base] for segment in segments}
-        self.size_bytes = sum(self.body_bytes[segment.base] for segment in segments)
+    def _taken_back(self) -> None:
+        there = [segment.base for segment in self._done if _is_there(segment)]
+        self.taken = {base: self.taken[base] for base in there}
+        self.size_bytes = sum(self.body_bytes[base] for base in there)
+        self._swapping.extend(self._done)
         self._step = _SETTLED
         self._gather(self._store)
 
-    def _undo(self, segments: list[Segment], error: Exception) -> None:
+    def _undo(self, error: Exception) -> None:
         """No room: as if nothing had been asked."""
         store = self._store
-        for segment in segments:
-            if segment.base in self._done:
+        for segment in self._done:
+            if _is_there(segment):
                 for first, last in self.taken[segment.base].ranges():
                     store.log.settle(first, last, 0)
                 segment.settled_body_bytes += self.body_bytes[segment.base]
@@ -211,3 +226,12 @@ class Rewind:
     def _end(self, error: Exception | None) -> None:
         self.error = error
         self._step = _OVER
+
+
+def _is_there(segment: Segment) -> bool:
+    return not segment.gone and not segment.removing
+
+
+def _size_bytes(segment: Segment) -> int:
+    """Of the bodies that are live, as a log counts them."""
+    return max(0, segment.body_bytes - segment.settled_body_bytes) if segment.live > 0 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -348,3 +349,43 @@ class TestBits:
             gaps = {each for low, high in bits.gaps(0, span) for each in range(low, high + 1)}
             assert gaps == set(range(span + 1)) - twin
             assert bool(bits) == bool(twin)
+
+    def test_many_at_once_beside_a_set(self) -> None:
+        import random
+
+        chance = random.Random(4)
+        span = 3 * CHUNK_SIZE
+        sets: list[tuple[OffsetBits, set[int]]] = []
+        for _ in range(12):
+            bits, twin = OffsetBits(), set()
+            for _ in range(5):
+                base = chance.randrange(span)
+                size = chance.choice([1, 9, 300, CHUNK_SIZE, 2 * CHUNK_SIZE])
+                many = chance.choice([(1 << size) - 1, chance.getrandbits(size), 1 << (size - 1)])
+                offsets = {base + n for n in range(size) if many >> n & 1} if size < 400 else set()
+                if size >= 400:
+                    text = bin(many)[:1:-1]
+                    offsets = {base + n for n, bit in enumerate(text) if bit == "1"}
+                if chance.random() < 0.6:
+                    bits.add_bits(base, many)
+                    twin |= offsets
+                else:
+                    bits.remove_bits(base, many)
+                    twin -= offsets
+            sets.append((bits, twin))
+            self.same(bits, twin)
+        for (bits, twin), (other, other_twin) in pairwise(sets):
+            first = chance.randrange(span)
+            last = min(2 * span, first + chance.choice([-1, 0, 77, CHUNK_SIZE, 2 * CHUNK_SIZE]))
+            bits.keep_common(other, first, last)
+            twin -= {each for each in twin if first <= each <= last and each not in other_twin}
+            self.same(bits, twin)
+            border = chance.randrange(span)
+            bits.add_from(other, border)
+            twin |= {each for each in other_twin if each >= border}
+            self.same(bits, twin)
+
+    @staticmethod
+    def same(bits: OffsetBits, twin: set[int]) -> None:
+        assert {each for each in range(6 * CHUNK_SIZE) if bits.has(each)} == twin
+        assert bool(bits) == bool(twin)

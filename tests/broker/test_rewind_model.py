@@ -1,8 +1,10 @@
 """Rewinds beside a naive twin: what is published, taken, acked, given back, purged, rewound, retained, and kills.
 
 The twin knows of each offset whether it is ready, unacked or settled. At rest the queue says the same, gives out what
-is ready in the order of offsets, and a rewind brings back exactly what was settled, matches and is still in the log. A
-kill makes what was unacked ready; what it had not written of the last turn cannot be, as each step here ends its turn.
+is ready in the order of offsets, and a rewind brings back exactly what was settled, matches and is still in the log;
+all the rest goes on while it does, and none of what is to come back is ready before all of it is. A kill makes what was
+unacked ready, and all that a rewind had found; what it had not written of the last turn cannot be, as each step here
+ends its turn.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.errors import PreconditionFailed
 from amqpd.routing.selector import parse
 from amqpd.storage.settle.retained import retained_of
 
@@ -27,14 +31,23 @@ class RewindMachine(RuleBasedStateMachine):
     make_room: Any = None
     tmp_path_factory: Any = None
 
-    @initialize(window=st.sampled_from([2, 5, 1000]), retain=st.sampled_from(["1h", 1 << 20]))
-    def begin(self, window: int, retain: object) -> None:
+    @initialize(
+        window=st.sampled_from([2, 5, 1000]), retain=st.sampled_from(["1h", 1 << 20]), share=st.integers(0, 3)
+    )
+    def begin(self, window: int, retain: object, share: int) -> None:
         self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("rewind"))
         self.room.queue("q", x_retain=retain)
         self.window = window
         self.state: dict[int, str] = {}
         self.held: dict[int, Any] = {}
+        self.job: Any = None
+        self.coming: set[int] = set()
         self.open()
+        if share:  # what was acked out of order stands in front of the window
+            self.publish(40)
+            self.take(40)
+            self.answer(share, back=False)
+            self.kill()
 
     def open(self) -> None:
         self.queue = self.room.vhost.queues["q"]
@@ -45,6 +58,7 @@ class RewindMachine(RuleBasedStateMachine):
     def turns(self) -> None:
         self.room.turn.want()
         self.room.turns()
+        self.look()
 
     @rule(count=st.integers(1, 40))
     def publish(self, count: int) -> None:
@@ -86,28 +100,50 @@ class RewindMachine(RuleBasedStateMachine):
                 self.state[offset] = "settled"
         self.turns()
 
-    @rule(where=st.sampled_from(sorted(WHERE)), first=st.integers(0, 60), length=st.sampled_from([-1, 0, 7, 50]))
-    def rewind(self, where: str, first: int, length: int) -> None:
+    @rule(
+        where=st.sampled_from(["", "", "", *WHERE]),
+        first=st.sampled_from([0, 0, 0, 7, 30, 60]),
+        length=st.sampled_from([-1, -1, 0, 7, 50]),
+        ms=st.sampled_from([0, 20, 20, 300]),
+    )
+    def rewind(self, where: str, first: int, length: int, ms: int) -> None:
+        """Found, taken back, without its file, over: by how long it goes on here."""
         selector = parse(where) if where else None
         until = -1 if length < 0 else first + length
-        job = self.jobs.begin(
-            Request("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
-        )
-        for _ in range(200):
-            self.room.advance(25)
-            if job.ended_ms:
-                break
-        assert job.state == "done", (job.state, job.reason)
+        request = Request("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
+        if self.job is not None:
+            with pytest.raises(PreconditionFailed):
+                self.jobs.begin(request)
+            return
+        job = self.jobs.begin(request)
+        self.turns()
         end = until if until >= 0 else len(self.state)
         there = self.there()
-        came = {
+        self.coming = {
             offset
             for offset, state in self.state.items()
             if state == "settled" and first <= offset < end and offset in there and WHERE[where](offset)
         }
+        self.job = job
+        self.wait(ms)
+
+    @rule(ms=st.sampled_from([1, 20, 300]))
+    def wait(self, ms: int) -> None:
+        self.room.advance(ms)
+        self.look()
+
+    def look(self) -> None:
+        """Whether the rewind is over: what it has found is ready, but for what has left the log meanwhile."""
+        job = self.job
+        if job is None or not job.ended_ms:
+            return
+        assert job.state == "done", (job.state, job.reason)
+        there = self.there()
+        came = {offset for offset in self.coming if offset in there}
         assert job.done_count == len(came)
         for offset in came:
             self.state[offset] = "ready"
+        self.job = None
 
     def there(self) -> set[int]:
         segments = [each for each in self.queue.store.log.segments if not each.gone]
@@ -119,20 +155,37 @@ class RewindMachine(RuleBasedStateMachine):
         self.turns()
 
     @rule()
+    def delete(self) -> None:
+        """By a job, what is ready and matches; a rewind goes on with time alone, and none passes."""
+        job = self.jobs.begin(Request("delete", self.room.vhost, self.queue, selector=parse("k = 2")))
+        self.turns()
+        assert job.state == "done", (job.state, job.reason)
+        for offset, state in self.state.items():
+            if state == "ready" and offset % 3 == 2:
+                self.state[offset] = "settled"
+
+    @rule()
     def kill(self) -> None:
         self.room.advance(60)  # acks older than 50 ms survive
+        self.look()
         self.room.restart()
         self.held.clear()
         for offset, state in self.state.items():
             if state == "unacked":
                 self.state[offset] = "ready"
         self.open()
+        if self.job is not None:
+            for offset in self.coming & self.there():
+                self.state[offset] = "ready"
+            self.job = None
 
     @invariant()
     def it_says_the_same(self) -> None:
         states = list(self.state.values())
         assert self.queue.ready_count == states.count("ready")
         assert self.queue.unacked_count == states.count("unacked")
+        if self.job is not None:
+            return  # what of it is in the log again is nobody's yet
         store = self.queue.store
         assert store.record_count == states.count("ready") + states.count("unacked")
         there = self.there()

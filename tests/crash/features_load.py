@@ -296,7 +296,7 @@ class FeatureLoad:
     async def _rewind(self, choose: random.Random) -> None:
         """Batches of `kept`, as often as one likes; but not those of which a kill has left it open whether they are."""
         history, batches = self._history, self._history.batches
-        while history.rewinds and not self._crowd.ended:
+        while not self._crowd.ended:
             await asyncio.sleep(choose.uniform(0.05, 0.5))
             complete = list(batches.begun)[-60:-1]
             if not complete:

@@ -172,7 +172,6 @@ class History:
         self.groups = GroupsStory(1)  # and this one
         self.producer = Producer()
         self.batches = Batches()
-        self.rewinds = True  # whether an operator rewinds
         self._number = 0
 
     def note(self, what: str, queue: str = "", message: int = -1, more: Any = None) -> None:

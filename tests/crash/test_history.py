@@ -52,16 +52,12 @@ async def until_the_load_runs(crowd: Crowd, history: History, what: set[str]) ->
         await asyncio.sleep(0.02)
 
 
-async def lives(
-    broker: BrokerProcess, count: int, seed: int, end: Callable[[int], Awaitable[str]], rewinds: bool = True
-) -> None:
+async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int], Awaitable[str]]) -> None:
     """Load until `end` (which says how the life ended), so many times; some more lives end by SIGTERM. Drained and
     accounted for every EPOCH_LIVES.
     """
     choose = random.Random(seed)
     history, judge = History(), Judge()
-    history.rewinds = rewinds
-    at_stake = AT_STAKE if rewinds else AT_STAKE - {"rewound"}
 
     async def over(crowd: Crowd | None, ending: Awaitable[str]) -> None:
         if crowd is not None:
@@ -100,7 +96,7 @@ async def lives(
         if choose.random() < AT_ONCE and not last:
             await asyncio.sleep(choose.uniform(0.0, 0.2))
         else:
-            await until_the_load_runs(crowd, history, at_stake if last else set())
+            await until_the_load_runs(crowd, history, AT_STAKE if last else set())
             await asyncio.sleep(choose.uniform(0.2, 2.0))
         await over(crowd, stop() if cleanly else end(life))
         ended += not cleanly
@@ -135,7 +131,7 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
         await asyncio.to_thread(broker.kill)
 
 
-async def cuts(directory: Path, count: int, seed: int, rewinds: bool = True) -> None:
+async def cuts(directory: Path, count: int, seed: int) -> None:
     """As `test_faults_power.py`: an ext4 of its own ends between two instructions, and the boot id is another one."""
     reason = await asyncio.to_thread(LoopDisk.why_not)
     skip_or_fail("power cut", reason)
@@ -155,7 +151,7 @@ async def cuts(directory: Path, count: int, seed: int, rewinds: bool = True) -> 
 
     try:
         disk.mount()
-        await lives(broker, count, seed, cut, rewinds)
+        await lives(broker, count, seed, cut)
     finally:
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(disk.unmount)
@@ -175,10 +171,7 @@ async def test_ten_kills(tmp_path: Path) -> None:
 @pytest.mark.ci_long
 @pytest.mark.timeout(1200)
 async def test_three_cuts(tmp_path: Path) -> None:
-    """Without rewinds: one in some twenty lives gives a message to two consumers, when the window of its queue passes
-    what is being taken back (README.md, what is open); `test_history_over_cuts` has them.
-    """
-    await cuts(tmp_path, 3, seed=30, rewinds=False)
+    await cuts(tmp_path, 3, seed=30)
 
 
 @pytest.mark.on_demand

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amqpd._build import is_compiled
 from amqpd.storage.settle.rewind import Rewind
 from amqpd.storage.settle.rewind_file import decode_rewind, encode_rewind, told_of
 from amqpd.storage.settle.settled import SettledSet
@@ -188,6 +189,39 @@ class TestRewind:
         house.again()
         fetch = house.store.new_cursor().read_settled(0, 1 << 30, nothing)
         assert [record.offset for record in fetch.records] == list(range(0, 20, 2))
+
+
+class _Counted(list[Any]):
+    """Segments, and how many of them who went over all of them has looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Any:
+        self.looked_at += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.skipif(is_compiled(), reason="compiled code goes over a list without asking it")
+def test_what_it_costs_grows_with_its_segments(house: Any) -> None:
+    """And not with their square."""
+    fill(house, 900)
+    made = wanted(house, set(range(900)))
+    log = house.store.log
+    count = len(log.segments)
+    assert count > 80
+    looked_at = 0
+    made.begin()
+    for _ in range(300):
+        rest(house)
+        if made.over:
+            break
+        log.segments = counted = _Counted(log.segments)
+        made.go_on()
+        looked_at += counted.looked_at
+        log.segments = list(counted)
+    assert made.over and made.count == 900
+    assert looked_at <= 4 * count
+    assert (house.store.record_count, house.store.size_bytes) == (900, 900 * len(BODY))
 
 
 class TestReading:

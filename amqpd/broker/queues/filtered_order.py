@@ -59,6 +59,8 @@ class FilteredOrder(FifoOrder):
             for entry in plain.returned:
                 self.back[entry] = 0
         self.ahead = OffsetBits()
+        # Settled messages are being taken back (rewinding.py); `ahead` has them until they are ready.
+        self.rewinding = False
         self.cursors: list[FilterCursor] = []
         self._back_place = LogPlace()
         # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
@@ -71,7 +73,7 @@ class FilteredOrder(FifoOrder):
 
     def is_plain(self) -> bool:
         """Whether a plain order would do, if nothing is unacked."""
-        return not self.cursors and not self.ahead and not self.back
+        return not self.cursors and not self.ahead and not self.back and not self.rewinding
 
     def pass_all(self) -> None:
         """Nothing is ready: whatever was taken lies before what is to come."""

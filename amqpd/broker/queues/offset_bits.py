@@ -14,6 +14,7 @@ from mypy_extensions import i64
 CHUNK_BITS: Final = 16
 CHUNK_SIZE: Final = 1 << CHUNK_BITS
 _FULL: Final = bytearray()  # every offset of the chunk
+_ALL: Final = int.from_bytes(b"\xff" * (CHUNK_SIZE >> 3), "little")
 
 
 @final
@@ -124,6 +125,65 @@ class OffsetBits:
                     del self._chunks[number]
                     del self._counts[number]
             offset += 1
+
+    # -- many at once: some us a chunk, however its offsets lie ------------------------------------------------------
+
+    def _bits_of(self, number: i64) -> int:
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            return 0
+        return int.from_bytes(chunk, "little") if chunk else _ALL
+
+    def _set_bits(self, number: i64, bits: int) -> None:
+        if bits == 0:
+            if number in self._chunks:
+                del self._chunks[number]
+                del self._counts[number]
+            return
+        if number < self._begin:
+            self._begin = number
+        self._counts[number] = bits.bit_count()
+        self._chunks[number] = _FULL if bits == _ALL else bytearray(bits.to_bytes(CHUNK_SIZE >> 3, "little"))
+
+    def add_bits(self, base: i64, bits: int) -> None:
+        """`base` + n for each bit n that is set in `bits`."""
+        number: i64 = base >> CHUNK_BITS
+        bits <<= base & (CHUNK_SIZE - 1)
+        while bits:
+            self._set_bits(number, self._bits_of(number) | (bits & _ALL))
+            bits >>= CHUNK_SIZE
+            number += 1
+
+    def remove_bits(self, base: i64, bits: int) -> None:
+        """`base` + n for each bit n that is set in `bits` is in the set no more."""
+        number: i64 = base >> CHUNK_BITS
+        bits <<= base & (CHUNK_SIZE - 1)
+        while bits:
+            self._set_bits(number, self._bits_of(number) & ~bits)
+            bits >>= CHUNK_SIZE
+            number += 1
+
+    def add_from(self, other: OffsetBits, first: i64) -> None:
+        """What is in `other`, from `first` on."""
+        border: i64 = first >> CHUNK_BITS
+        for number in other._chunks:
+            bits = other._bits_of(number)
+            if number == border:
+                low = first & (CHUNK_SIZE - 1)
+                bits = bits >> low << low
+            if number >= border:
+                self._set_bits(number, self._bits_of(number) | bits)
+
+    def keep_common(self, other: OffsetBits, first: i64, last: i64) -> None:
+        """Of `first`..`last`, ends included, what is not in `other` too is in the set no more."""
+        for number in list(self._chunks):
+            start: i64 = number << CHUNK_BITS
+            if start > last or start + CHUNK_SIZE <= first:
+                continue
+            low: i64 = first - start if first > start else 0
+            high: i64 = last - start if last < start + CHUNK_SIZE else CHUNK_SIZE - 1
+            span = (_ALL >> (CHUNK_SIZE - 1 - (high - low))) << low
+            self._set_bits(number, self._bits_of(number) & (other._bits_of(number) | (_ALL ^ span)))
 
     def has(self, offset: i64) -> bool:
         """Whether the offset is in the set. Cost: some 30 ns."""

@@ -7,6 +7,11 @@
 They come back marked as redelivered. What is unacked meanwhile stays where it is. In order of arrival the window is
 put back to the first of them: the order that consumers with filters use (filtered_order.py) knows of each message
 behind it whether it is ready, at a bit a message. With priorities each is noted in the index again, a slice at a time.
+
+From the moment the log has the first of them back until all are ready they are live, and not ready. Where settled ones
+lie in front of the window (after a start, when acks came out of order), it would read them by itself, and so would a
+search: they are held out of it before anything is taken back (`_hold_out`), as what a filter has taken before its turn.
+A purge, a length limit or a time to live meanwhile does not see them either.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from amqpd.broker.message import FromLog
 from amqpd.broker.queues.entries import Entries
 from amqpd.broker.queues.fifo import FifoOrder
 from amqpd.broker.queues.filter_cursor import Judge
+from amqpd.broker.queues.filtered_order import FilteredOrder
 from amqpd.broker.queues.filters import Filters
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.log_place import SETTLED
@@ -35,6 +41,8 @@ from amqpd.storage.settle.rewind import Rewind
 # Of a queue with priorities: how many come back in a slice, and how many of them go to its index.
 LEVEL_COUNT: Final = 1024
 COOL_COUNT: Final = 8192
+# What a segment's bits cost, as bytes of headers that are looked at.
+BITS_STEP: Final = 8192
 EXPIRED: Final = "expired"
 
 
@@ -173,8 +181,11 @@ class Rewinding(SettledSearch):
         self._fail = fail
         self._count: i64 = 0
         self._size_bytes: i64 = 0
-        # Segments whose ranges are still to be asked for; in order of arrival, what is not ready between them.
+        # Segments whose messages are still to be asked for; in order of arrival, the order while it holds them out, and
+        # what is not ready between them.
         self._bases: list[int] = []
+        self._gathered = False
+        self._held_by: FilteredOrder | None = None
         self._between = OffsetBits()
         self._first: i64 = -1
         self._last: i64 = -1
@@ -191,6 +202,8 @@ class Rewinding(SettledSearch):
             self._give_all()
         elif self.committed:
             self._go_on()
+        elif self._gathered:
+            self._hold_out()
         else:
             self._gather()
 
@@ -224,9 +237,31 @@ class Rewinding(SettledSearch):
             self._fail(f"queue '{queue.name}' would be over its length with {self._count} messages more")
             return
         self.ended = False
+        self._gathered = True
+        self._bases = rewind.bases()
+
+    def _hold_out(self) -> None:
+        """Whoever reads the log passes over what is about to be live in it, a segment after the other."""
+        queue = self.queue
+        if not isinstance(queue.order, LevelOrder):  # which reads what its index has, and nothing else
+            order = filtered_order(queue)
+            order.rewinding = True
+            self._held_by = order
+            if queue.dead_letters_logged_count > 0:
+                self.waits = True  # of a range of them all goes that is live in the log when it is their turn
+                return
+            scans = self._scans
+            scans.begin_alone(SLICE_MS)
+            while self._bases:
+                if scans.over:
+                    return
+                taken = self._rewind.taken[self._bases.pop(0)]
+                if taken.highest >= order.cold_offset:
+                    order.ahead.add_bits(taken.base, taken.as_bits())
+                scans.step(BITS_STEP)
         self.committed = True
         self.waits = True
-        rewind.begin()
+        self._rewind.begin()
 
     def _go_on(self) -> None:
         rewind = self._rewind
@@ -254,15 +289,15 @@ class Rewinding(SettledSearch):
         while self._bases:
             if scans.over:
                 return
-            ranges = rewind.ranges_of(self._bases.pop(0))
+            taken = rewind.taken[self._bases.pop(0)]
+            bits = taken.as_bits()
             if self._first < 0:
-                self._first = ranges[0][0]
+                self._first = taken.base + (bits & -bits).bit_length() - 1
                 self._last = self._first - 1
-            between.add_range(self._last + 1, ranges[-1][1])
-            for low, high in ranges:
-                between.remove_range(low, high)
-            self._last = ranges[-1][1]
-            scans.step(64 * len(ranges))
+            between.add_range(self._last + 1, taken.highest)
+            between.remove_bits(taken.base, bits)
+            self._last = taken.highest
+            scans.step(BITS_STEP)
         if self._first >= 0:
             make_ready(self.queue, self._first, self._last, between, rewind.count, rewind.size_bytes)
         self.done_count += rewind.count
@@ -311,29 +346,40 @@ class Rewinding(SettledSearch):
             queue.pump_later()
             queue.host.turn.want()
 
+    def close(self) -> None:
+        super().close()
+        order = self._held_by
+        if order is not None:
+            order.rewinding = False
+            if not self.queue.deleted:
+                self.queue.pump_later()  # which goes on with a plain order, where that will do
+
+
+def filtered_order(queue: Queue) -> FilteredOrder:
+    """The order of a queue in order of arrival, out of whose middle messages can be left."""
+    filters = queue.filters
+    if filters is None:
+        order = queue.order
+        assert isinstance(order, FifoOrder)
+        filters = Filters(queue, queue.host, order)
+        queue.filters = filters
+        queue.order = filters.order
+    return filters.order
+
 
 def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: i64, size_bytes: i64) -> None:
     """Of a queue in order of arrival: so many messages from `first` to `last` are live in its log again, and ready from
     now on: all but those in `between`, which is the order's from now on. Cost: what stands in the window, and what was
     taken out of the log before its turn.
     """
-    order = queue.order
-    assert isinstance(order, FifoOrder)
-    filters = queue.filters
-    if filters is None:
-        filters = Filters(queue, queue.host, order)
-        queue.filters = filters
-        queue.order = filters.order
-    filtered = filters.order
+    filtered = filtered_order(queue)
     if queue.ready_count == 0:
         filtered.pass_all()
     behind = filtered.cold_offset
     # What was taken before its turn and did not come back stays out; so does, in front of the window, whatever is live
     # and did not come back: it is unacked, returned, or a dead letter on its way.
     ahead = filtered.ahead
-    if ahead:
-        for low, high in between.gaps(first, last):
-            ahead.remove_range(low, high)
+    ahead.keep_common(between, first, last)
     if first < behind:
         if last < behind - 1:
             between.add_range(last + 1, behind - 1)
@@ -347,15 +393,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: 
                 hot_bytes += entry.body_size
             else:
                 between.remove_range(entry.offset, entry.offset)
-        if ahead:
-            end: i64 = queue.backing.next_offset - 1
-            taken_from = behind
-            for low, high in ahead.gaps(behind, end):
-                if taken_from < low:
-                    between.add_range(taken_from, low - 1)
-                taken_from = high + 1
-            if taken_from <= end:
-                between.add_range(taken_from, end)
+        between.add_from(ahead, behind)
         filtered.ahead = between
         filtered.hot = hot
         filtered.hot_bytes = hot_bytes
