@@ -8,7 +8,8 @@
 #   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
-#   make compare      against RabbitMQ's recorded answers; make compare-record: records them anew from a live RabbitMQ
+#   make compare      against RabbitMQ's recorded answers, makes docs/compatibility.md; make compare-record: records them anew
+#   make test-peer    beside a live RabbitMQ, two or three minutes, which CI runs as well
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 # What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
 INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model test_server.py test_wheel.py)
-MARKS := not on_demand and not ci_long
+MARKS := not on_demand and not ci_long and not peer
 # What took longest; .ci/run shows the slowest of all lanes.
 SLOWEST := --durations=40 --durations-min=1
 
@@ -41,7 +42,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run spark test test-compiled test-interpreted test-long torture lint build bench bench-guard bench-export compare compare-record clean"
+	@echo "targets: run spark test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record clean"
 
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
@@ -121,6 +122,12 @@ compare: $(VENV)/.installed $(VENV)/.dev
 
 compare-record: $(VENV)/.installed $(VENV)/.dev
 	$(VENV)/bin/python -m interop.compare --record $(COMPARE_ARGS)
+
+# Beside a live RabbitMQ: Debian's package, a node of its own with folder and ports of its own, never the system's service.
+# With TEST_REQUIRE_RABBITMQ=1 root installs the package where it is missing; else the tests are skipped there, and say so.
+.PHONY: test-peer
+test-peer: $(VENV)/.installed $(VENV)/.dev
+	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m peer interop
 
 # Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
 # for disks and starts most of the time: side by side. Then exports that are killed again and again.

@@ -25,7 +25,7 @@ VERSION: Final = 131
 DEPTH_MAX: Final = 100
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<float>-?\d+\.\d+(?:[eE][+-]?\d+)?)|(?P<int>-?\d+)|(?P<atom>[a-z][A-Za-z0-9_@]*)
-    |'(?P<quoted>(?:[^'\\]|\\.)*)'|<<"(?P<binary>(?:[^"\\]|\\.)*)"(?:/utf8)?>>|(?P<empty><<\s*>>)
+    |'(?P<quoted>(?:[^'\\]|\\.)*)'|<<"(?P<binary>(?:[^"\\]|\\.)*)"(?:/utf8)?>>|<<\s*(?P<bytes>(?:\d+(?:\s*,\s*\d+)*)?)\s*>>
     |"(?P<string>(?:[^"\\]|\\.)*)"|(?P<mark>[{}\[\],.]))""",
     re.VERBOSE,
 )
@@ -76,8 +76,8 @@ def _term(tokens: list[tuple[str, str]], depth: int) -> Term:
             return _unescaped(text)
         case "binary":
             return _unescaped(text).encode()
-        case "empty":
-            return b""
+        case "bytes":
+            return _bytes(text)
     if text not in "{[":
         raise NotATerm(f"no Erlang term: {text}")
     items: list[Term] = []
@@ -92,6 +92,13 @@ def _term(tokens: list[tuple[str, str]], depth: int) -> Term:
             return tuple(items) if end == "}" else items
         if after != ("mark", ","):
             raise NotATerm("an Erlang term without its end")
+
+
+def _bytes(text: str) -> bytes:
+    numbers = [int(one) for one in text.split(",") if one.strip()]
+    if any(number > 255 for number in numbers):
+        raise NotATerm("a binary of what is more than a byte")
+    return bytes(numbers)
 
 
 def _unescaped(text: str) -> str:

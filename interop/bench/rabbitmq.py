@@ -24,9 +24,13 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 START_TIMEOUT_S = 90.0
 
 
+def is_installed() -> bool:
+    return SERVER.exists() and shutil.which("erl") is not None
+
+
 def find_or_install(say: Callable[[str], None]) -> str:
     """Why there is no RabbitMQ; empty: it is installed."""
-    if SERVER.exists() and shutil.which("erl"):
+    if is_installed():
         return ""
     if shutil.which("apt-get") is None:
         return f"{PACKAGE} is not installed and there is no apt-get"

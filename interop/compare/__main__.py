@@ -48,6 +48,7 @@ ROUNDS = 4
 
 
 def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
+    """Not started yet; with the plugins that the conversations are about."""
     config = f"management.tcp.port = {http_port}\nmanagement.tcp.ip = 127.0.0.1\ncollect_statistics_interval = 200\n"
     config += f"stream.listeners.tcp.1 = 127.0.0.1:{machine.free_port()}\n"
     return RabbitMQ(directory, PLUGINS, config)
@@ -130,6 +131,27 @@ def compare(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> 
 
     found = in_turn(chosen, one, jobs)
     return {conversation.name: lines for conversation, lines in zip(chosen, found, strict=True)}
+
+
+def again(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> dict[str, list[str]]:
+    """A live RabbitMQ beside what is on record of it: by name what differs, a line each; no difference is allowed. What
+    it says otherwise at first is heard once more, slowly, as when it was recorded.
+    """
+    kept = records.load()
+
+    def one(place: int) -> list[str]:
+        conversation = chosen[place]
+        wanted = records.answers(kept, conversation)
+        lines: list[str] = []
+        for attempt in range(ROUNDS):
+            with Stage(address, place * ROUNDS + attempt, slow=2 * attempt - 1 if attempt else 1) as stage:
+                heard = stage.record(conversation) if attempt else stage.replay(conversation, wanted)
+            lines = told(conversation.name, wanted, heard)
+            if not lines:
+                break
+        return lines
+
+    return {each.name: lines for each, lines in zip(chosen, in_turn(chosen, one, jobs), strict=True)}
 
 
 def main() -> int:

@@ -40,6 +40,7 @@ def test_what_is_packed_comes_out(term: Term) -> None:
         ('"ab"', "ab", b"\x83k\x00\x02ab"),
         ('<<"ab">>', b"ab", b"\x83m\x00\x00\x00\x02ab"),
         ("<<>>", b"", b"\x83m\x00\x00\x00\x00"),
+        ("<< 1, 255 >>", b"\x01\xff", b"\x83m\x00\x00\x00\x02\x01\xff"),
         ("[]", [], b"\x83j"),
         ('""', "", b"\x83j"),
         ("{}", (), b"\x83h\x00"),
@@ -64,7 +65,9 @@ def test_atoms() -> None:
     assert printed('a"b') == '"a\\"b"' and parse('"a\\"b"') == 'a"b'
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1", "{1 2}", "1 2", "<<", "A", '"a', "}", "{1,}", "[" * 200])
+@pytest.mark.parametrize(
+    "text", ["", "<<256>>", "<<1,>>", "{", "[1", "{1 2}", "1 2", "<<", "A", '"a', "}", "{1,}", "[" * 200]
+)
 def test_what_is_no_term(text: str) -> None:
     with pytest.raises(NotATerm):
         parse(text)

@@ -1,0 +1,101 @@
+"""Beside a live RabbitMQ: what is on record of it is what it says, and what one of the two encrypts the other reads.
+
+RabbitMQ is Debian's package, a node of its own (interop/bench): `make test-peer` runs these, and CI does. Without the
+package they are skipped, and with TEST_REQUIRE_RABBITMQ set it is installed, by root.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from interop.bench import machine
+from interop.bench.rabbitmq import PACKAGE, RabbitMQ, find_or_install, is_installed
+from interop.compare import __main__ as compare
+from interop.compare.api import held
+from interop.compare.api.calls import ALL as CALLS
+from interop.compare.api.state import State
+from interop.compare.conversations import ALL
+from interop.compare.party import Address
+from interop.compare.steps import Conversation, Ctl, Http
+
+pytestmark = [pytest.mark.peer, pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts RabbitMQ itself")]
+
+TOOLS = {"tools/queues", "tools/policies"}
+"""Of the conversations of command lines, each of which costs RabbitMQ a second."""
+
+
+class Peer(NamedTuple):
+    node: RabbitMQ
+    address: Address
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    if os.environ.get("TEST_REQUIRE_RABBITMQ"):
+        missing = find_or_install(print)
+        assert not missing, missing
+    elif not is_installed():
+        pytest.skip(f"needs RabbitMQ: apt install {PACKAGE}, or set TEST_REQUIRE_RABBITMQ=1")
+    http_port = machine.free_port()
+    node = compare.rabbitmq(tmp_path_factory.mktemp("rabbitmq"), http_port)
+    try:
+        node.start()
+        compare._await_http(http_port)
+        yield Peer(node, Address(node.host, node.port, http_port, compare.their_tools(node)))
+    finally:
+        node.stop()
+
+
+@pytest.mark.timeout(120)
+def test_the_calls_of_the_api_answer_as_they_did(peer: Peer) -> None:
+    """First, as they want a fresh broker. Names of fields come and go with what a second of statistics has seen."""
+    kept = held.load()
+    with State(peer.address) as state:
+        found = held.hold_all(state, CALLS)
+    pairs = zip(CALLS, found, strict=True)
+    statuses = [(call.name(), kept[call.name()].pop(0).status, answer.status) for call, answer in pairs]
+    assert [each for each in statuses if each[1] != each[2]] == []
+
+
+def chosen() -> Sequence[Conversation]:
+    """All that are quickly held: no command lines but a few, and nothing that RabbitMQ's statistics show later."""
+    return [
+        each
+        for each in ALL.values()
+        if not each.alone
+        and (each.name in TOOLS or not any(isinstance(step, Ctl) for step in each.steps))
+        and not any(isinstance(step, Http) and step.late_ms for step in each.steps)
+    ]
+
+
+@pytest.mark.timeout(200)
+def test_the_conversations_are_answered_as_they_were(peer: Peer) -> None:
+    found = compare.again(chosen(), peer.address)
+    assert len(found) > 300
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("value", ['<<"guest">>', '{guest,["a",42,-70000,<<1>>]}'])
+def test_what_one_encrypts_the_other_reads(peer: Peer, value: str) -> None:
+    """With what both take where nothing is said, and with an algorithm of the guide's."""
+
+    def ours(*words: str) -> str:
+        line = [sys.executable, "-P", "-m", "amqpd.cli", "-q", *words]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+    def theirs(*words: str) -> str:
+        code, out = peer.address.tools.run(["rabbitmqctl", "-q", *words], "")
+        assert code == 0, out
+        return out.strip()
+
+    how = ("--cipher", "aes_256_cbc", "--hash", "sha512", "--iterations", "1000")
+    assert theirs("decode", ours("encode", value, "p w"), "p w") == value
+    assert ours("decode", theirs("encode", value, "p w"), "p w") == value
+    assert theirs("decode", ours("encode", value, "p w", *how), "p w", *how) == value
+    assert ours("decode", theirs("encode", value, "p w", *how), "p w") == value
