@@ -126,7 +126,7 @@ class OffsetBits:
                     del self._counts[number]
             offset += 1
 
-    # -- many at once: some us a chunk, however its offsets lie ------------------------------------------------------
+    # -- many at once: some us a chunk, however its offsets lie (shifts by an `int`: by an i64 all would be one) -------
 
     def _bits_of(self, number: i64) -> int:
         chunk = self._chunks.get(number)
@@ -148,7 +148,8 @@ class OffsetBits:
     def add_bits(self, base: i64, bits: int) -> None:
         """`base` + n for each bit n that is set in `bits`."""
         number: i64 = base >> CHUNK_BITS
-        bits <<= base & (CHUNK_SIZE - 1)
+        place: int = base & (CHUNK_SIZE - 1)
+        bits <<= place
         while bits:
             self._set_bits(number, self._bits_of(number) | (bits & _ALL))
             bits >>= CHUNK_SIZE
@@ -157,7 +158,8 @@ class OffsetBits:
     def remove_bits(self, base: i64, bits: int) -> None:
         """`base` + n for each bit n that is set in `bits` is in the set no more."""
         number: i64 = base >> CHUNK_BITS
-        bits <<= base & (CHUNK_SIZE - 1)
+        place: int = base & (CHUNK_SIZE - 1)
+        bits <<= place
         while bits:
             self._set_bits(number, self._bits_of(number) & ~bits)
             bits >>= CHUNK_SIZE
@@ -169,8 +171,8 @@ class OffsetBits:
         for number in other._chunks:
             bits = other._bits_of(number)
             if number == border:
-                low = first & (CHUNK_SIZE - 1)
-                bits = bits >> low << low
+                place: int = first & (CHUNK_SIZE - 1)
+                bits = bits >> place << place
             if number >= border:
                 self._set_bits(number, self._bits_of(number) | bits)
 
@@ -182,7 +184,9 @@ class OffsetBits:
                 continue
             low: i64 = first - start if first > start else 0
             high: i64 = last - start if last < start + CHUNK_SIZE else CHUNK_SIZE - 1
-            span = (_ALL >> (CHUNK_SIZE - 1 - (high - low))) << low
+            beside: int = CHUNK_SIZE - 1 - (high - low)
+            place: int = low
+            span = (_ALL >> beside) << place
             self._set_bits(number, self._bits_of(number) & (other._bits_of(number) | (_ALL ^ span)))
 
     def has(self, offset: i64) -> bool:
