@@ -44,6 +44,9 @@ class FrontEnd:
         """Takes a `suspend` back, on the same ports. Raises: OSError when one is taken; it stays suspended then."""
         raise NotImplementedError
 
+    def check(self, settings: Settings) -> None:
+        """Raises: OSError where `renew` would. So that all front ends take over, or none."""
+
     def renew(self, settings: Settings) -> None:
         """SIGHUP: takes over what it can for those to come (a certificate). Raises: OSError, and keeps what it had."""
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from amqpd import __version__, descriptors, logs, signals
+from amqpd import __version__, descriptors, logs, signals, tls
 from amqpd._build import is_compiled, warning
 from amqpd.auth.backends import bootstrap
 from amqpd.broker.broker import Broker
@@ -107,7 +107,9 @@ class Server:
             await front_end.start()
 
     def renew(self, settings: Settings) -> None:
-        """Hands out what front ends can take over while they run. Raises: OSError; who raised it keeps what it had."""
+        """Hands out what front ends can take over while they run. Raises: OSError, and all keep what they had."""
+        for front_end in self.front_ends:
+            front_end.check(settings)
         for front_end in self.front_ends:
             front_end.renew(settings)
 
@@ -235,6 +237,7 @@ async def serve(
     """Runs until stopped. Returns the exit code."""
     descriptors.raise_limit()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(tls.tell)
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop, guests)
     server.load()

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELOADED: Final = ("log.level", "amqp.tls.certificate", "amqp.tls.key")
+RELOADED: Final = (
+    "log.level", "amqp.tls.certificate", "amqp.tls.key", "http.tls.certificate", "http.tls.key",
+)  # fmt: skip
 
 
 def has_terminal() -> bool:
@@ -80,7 +82,7 @@ def watch(
 def reload(
     running: Settings, renew: Callable[[Settings], None], read_settings: Callable[[], Settings]
 ) -> None:
-    """Takes over log.level, and the TLS certificate and key for connections to come; says what has to wait.
+    """Takes over log.level, and the TLS certificates and keys for connections to come; says what has to wait.
 
     running: the settings of the start. renew: hands them to the front ends; raises OSError. read_settings: raises
     SettingsError.

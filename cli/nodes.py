@@ -17,6 +17,7 @@ _PURPOSES: Final = {
     "amqp": "AMQP 0-9-1",
     "amqps": "AMQP 0-9-1 over TLS",
     "http": "HTTP API",
+    "https": "HTTPS API",
 }
 RESTORED_MAX: Final = 100
 _POLL_S: Final = 0.02

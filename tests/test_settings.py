@@ -243,6 +243,28 @@ class TestAgreement:
         assert "needs amqp.tls.verify_peer" in only_problem([*server, "--amqp.tls.fail-if-no-peer-certificate", "true"])
         assert only_problem([*peer, "--amqp.tls.ca", "no.pem"]) == "amqp.tls.ca: there is no file no.pem"
 
+    def test_https(self, tmp_path: Path) -> None:
+        """As AMQP's, beside plain HTTP or instead of it."""
+        for name in ("cert.pem", "key.pem", "ca.pem"):
+            (tmp_path / name).write_text("")
+        server = ["--http.tls.port", "15671", "--http.tls.certificate", "cert.pem", "--http.tls.key", "key.pem"]
+        assert load(server, {}).settings.http.tls.port == 15671
+        assert load([*server, "--http.port", "off"], {}).settings.http.port is None
+        assert only_problem(server[:2]) == "http.tls.port needs http.tls.certificate and http.tls.key"
+        assert only_problem([*server, "--http.port", "15671"]) == "http.tls.port must not be http.port (15671)"
+        assert only_problem([*server, "--http.tls.verify-peer", "true"]) == "http.tls.verify_peer needs http.tls.ca"
+
+    def test_mechanisms(self, tmp_path: Path) -> None:
+        (tmp_path / "ca.pem").write_text("")
+        external = ["--auth.mechanisms", "external,plain,EXTERNAL"]
+        needs = "EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer"
+        assert only_problem(external) == needs
+        for section in ("amqp", "http"):
+            looked_at = [f"--{section}.tls.verify-peer", "on", f"--{section}.tls.ca", "ca.pem"]
+            assert load([*external, *looked_at], {}).settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
+        assert "must be one or more of PLAIN, AMQPLAIN, EXTERNAL" in only_problem(["--auth.mechanisms", "CRAM-MD5"])
+        assert "must be one or more of" in only_problem(["--auth.mechanisms", ","])
+
     def test_two_free_ports_do_not_collide(self, tmp_path: Path) -> None:
         (tmp_path / "pem").touch()
         argv = ["--amqp.port", "0", "--amqp.tls.port", "0", "--amqp.tls.certificate", "pem", "--amqp.tls.key", "pem"]

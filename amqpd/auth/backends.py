@@ -208,6 +208,15 @@ class InternalBackend:
         self._verified.remember(username, password, now.password_hash)
         return User(now.name, now.tags)
 
+    def vouched(self, username: str, peer_is_loopback: bool) -> User:
+        """The user whom a TLS client's certificate names; no password is asked for. Raises: Refused, as above."""
+        row = self._users.get(username)
+        if row is None:
+            raise Refused(f"user {username!r}: invalid credentials")
+        if username in self.loopback_users and not peer_is_loopback:
+            raise Refused(f"user {username!r} can only connect via a loopback address")
+        return User(row.name, row.tags)
+
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:
         """Replaces RabbitMQ's fast hash, once per imported user; the login has succeeded, whatever happens here.
 

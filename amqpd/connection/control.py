@@ -27,6 +27,10 @@ class Wire:
         """What a TLS client has shown, and `amqp.tls.ca` has signed, as the module ssl has it; else empty."""
         return {}
 
+    def cipher(self) -> tuple[str, str]:
+        """Version of TLS and cipher suite, as OpenSSL names them; empty without TLS."""
+        return "", ""
+
     def write(self, data: bytes) -> None:
         """Hands it to the kernel, or keeps what that does not take."""
         raise NotImplementedError

@@ -72,6 +72,7 @@ def _wire(connection: Connection) -> dict[str, object]:
         "protocol": "AMQP 0-9-1",
         "auth_mechanism": connection.control.mechanism,
         "ssl": wire.tls,
+        **certificate.ciphers(*wire.cipher()),
         **certificate.told(wire.peer_certificate()),
     }
 

@@ -7,10 +7,9 @@ a stop and a start, also where the settings asked for any free one.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import TYPE_CHECKING, Final
 
-from amqpd import descriptors
+from amqpd import descriptors, tls
 from amqpd.connection.connections import Connections
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
@@ -18,11 +17,13 @@ from amqpd.front_end import FrontEnd
 from amqpd.listening import Listener, bound_sockets
 
 if TYPE_CHECKING:
+    import ssl
+
     from amqpd.broker.broker import Broker
     from amqpd.settings import Settings
 
 STOP_WAIT_S: Final = 3.0
-TLS_HANDSHAKE_S: Final = 5.0
+SECTION: Final = "amqp.tls"
 
 
 class AmqpFrontEnd(FrontEnd):
@@ -44,21 +45,21 @@ class AmqpFrontEnd(FrontEnd):
         await self._listen("amqp", amqp.port, None)
         if amqp.tls.port is not None:
             if self._tls is None:  # else it has what a SIGHUP brought since
-                self._tls = tls_context(self._broker.settings)
+                self._tls = tls.server_context(amqp.tls, SECTION)
             await self._listen("amqps", amqp.tls.port, self._tls)
 
-    async def _listen(self, protocol: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def _listen(self, protocol: str, port: int, context: ssl.SSLContext | None) -> None:
         """On one port, which every socket of the protocol has. Raises: OSError."""
         host = self._broker.settings.amqp.host
         for sock in bound_sockets(host, self._ports.get(protocol, port)):
             self._ports[protocol] = sock.getsockname()[1]
             self.listeners.append(Listener(protocol, host or sock.getsockname()[0], self._ports[protocol]))
             server = await self._broker.loop.create_server(
-                lambda: Transport(self._broker, self.connections, self.heartbeats, tls is not None),
+                lambda: Transport(self._broker, self.connections, self.heartbeats, context is not None),
                 sock=sock,
                 backlog=descriptors.backlog(),
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else tls.HANDSHAKE_S,
             )
             self._servers.append(server)
 
@@ -100,31 +101,16 @@ class AmqpFrontEnd(FrontEnd):
             await asyncio.sleep(0.01)
         self.heartbeats.abort_all()
 
+    def check(self, settings: Settings) -> None:
+        if self._tls is not None:
+            tls.server_context(settings.amqp.tls, SECTION)
+
     def renew(self, settings: Settings) -> None:
         """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
         if self._tls is not None:
-            tls_context(settings)  # they fit, or nothing is changed
-            tls = settings.amqp.tls
-            assert tls.certificate is not None  # tls_context has looked
-            self._tls.load_cert_chain(tls.certificate, tls.key)
+            tls.renew(self._tls, settings.amqp.tls, SECTION)
 
     def close(self) -> None:
         self.heartbeats.stop()
         self.connections.give_back.stop()
 
-
-def tls_context(settings: Settings) -> ssl.SSLContext:
-    """TLS 1.2 and 1.3 from `amqp.tls.*`. Raises: OSError, ssl.SSLError."""
-    tls = settings.amqp.tls
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if tls.certificate is None:
-        raise OSError("amqp.tls.port is set but amqp.tls.certificate is not")
-    context.load_cert_chain(tls.certificate, tls.key)
-    if tls.ca is not None:
-        context.load_verify_locations(tls.ca)
-    if tls.fail_if_no_peer_certificate:
-        context.verify_mode = ssl.CERT_REQUIRED
-    elif tls.verify_peer:
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context

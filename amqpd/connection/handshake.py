@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import Refused, User
-from amqpd.connection import events
+from amqpd.connection import certificate, events
 from amqpd.connection.backlog import InputWaits
 from amqpd.connection.connection import Connection
 from amqpd.connection.control import Control, Wire
@@ -138,7 +138,9 @@ class Handshake(Control):
         self.step = WANT_START_OK
         rest = header[8:]
         self._header = b""
-        self.connection.output.send(0, ConnectionStart(0, 9, server_properties(self.broker), "PLAIN AMQPLAIN", "en_US"))
+        self.connection.output.send(
+            0, ConnectionStart(0, 9, server_properties(self.broker), " ".join(self._mechanisms()), "en_US")
+        )
         return rest
 
     def _refuse_header(self) -> None:
@@ -192,12 +194,23 @@ class Handshake(Control):
         capabilities = command.client_properties.get("capabilities")
         connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
         self.mechanism = command.mechanism
+        if command.mechanism not in self._mechanisms():
+            raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
         name, password = self._credentials(command)
         self.step = CHECKING
         self._task = self.broker.loop.create_task(self._login(connection, name, password))
         raise InputWaits
 
-    def _credentials(self, command: ConnectionStartOk) -> tuple[str, bytes]:
+    def _mechanisms(self) -> list[str]:
+        """What this connection may log in with: EXTERNAL where its certificate, if it shows one, has been looked at."""
+        settings = self.broker.settings
+        looked_at = self.wire.tls and settings.amqp.tls.verify_peer
+        return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or looked_at]
+
+    def _credentials(self, command: ConnectionStartOk) -> tuple[str, bytes | None]:
+        """Name and password; None where the certificate stands for both. rabbit: its response may be anything."""
+        if command.mechanism == "EXTERNAL":
+            return "", None
         if command.mechanism == "PLAIN":
             parts = command.response.split(b"\0")
             if len(parts) != 3:
@@ -216,11 +229,14 @@ class Handshake(Control):
             return login, password.encode() if isinstance(password, str) else password
         raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
 
-    async def _login(self, connection: Connection, name: str, password: bytes) -> None:
+    async def _login(self, connection: Connection, name: str, password: bytes | None) -> None:
+        auth, near = self.broker.auth, self.wire.peer_is_loopback
         try:
-            user = await self.broker.auth.authenticate(
-                name, password, self.wire.peer_is_loopback, self.wire.peer[0]
-            )
+            if password is None:
+                name = certificate.user_name(self.wire.peer_certificate(), self.broker.settings.auth)
+                user = auth.vouched(name, near)
+            else:
+                user = await auth.authenticate(name, password, near, self.wire.peer[0])
         except Refused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._about())
             self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)

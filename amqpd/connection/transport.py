@@ -97,6 +97,11 @@ class Transport(Wire, asyncio.Protocol):
         shown = None if self._transport is None else self._transport.get_extra_info("peercert")
         return shown or {}
 
+    def cipher(self) -> tuple[str, str]:
+        link = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        found = None if link is None else link.cipher()
+        return ("", "") if link is None or found is None else (link.version() or "", found[0])
+
     def write(self, data: bytes) -> None:
         transport = self._transport
         if transport is not None and not self._finished and not transport.is_closing():

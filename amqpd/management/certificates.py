@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from amqpd.listening import ANY
 from amqpd.management.call import Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
+
+if TYPE_CHECKING:
+    from amqpd.listening import Listener
+    from amqpd.settings import HttpTlsSettings, TlsSettings
+
+PROTOCOLS: Final = {"amqps": "amqp/ssl"}
+"""rabbit: its names of listeners' protocols, where ours is another."""
+_T = TypeVar("_T")
 
 
 def decoded(path: Path) -> dict[str, Any]:
@@ -36,15 +47,62 @@ def item(path: Path) -> dict[str, Any]:
     }
 
 
+def tls_listeners(call: Call) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
+    """What listens with TLS now, and what it was set up with."""
+    settings = call.broker.settings
+    sections: dict[str, TlsSettings | HttpTlsSettings] = {"amqps": settings.amqp.tls, "https": settings.http.tls}
+    return [(one, sections[one.protocol]) for one in call.server.listeners if one.protocol in sections]
+
+
 def listeners_certificates(call: Call) -> list[dict[str, Any]]:
-    """As the files are now, which is what a reload would take. Raises: NotThere for one that cannot be read."""
-    tls = call.broker.settings.amqp.tls
-    if tls.port is None or tls.certificate is None:
-        return []
+    """Each file once, as it is now, which is what a reload would take. Raises: NotThere for one that is unreadable."""
+    found = {tls.certificate: None for _, tls in tls_listeners(call)}
+    return [_readable(path, item) for path in found if path is not None]
+
+
+def expiring(call: Call, until_s: float) -> list[dict[str, Any]]:
+    """The listeners with a certificate, or an authority's, that ends before `until_s`, in seconds since 1970.
+
+    Raises: NotThere. rabbit: the times of all in the file, in its way of writing them.
+    """
+    found = []
+    for one, tls in tls_listeners(call):
+        assert tls.certificate is not None  # it listens
+        files = {"cacertfile": tls.ca, "certfile": tls.certificate}
+        ends = {name: _readable(path, _ends) if path is not None else [] for name, path in files.items()}
+        if any(end < until_s for times in ends.values() for end in times):
+            about: dict[str, Any] = {
+                "node": call.node,
+                "protocol": PROTOCOLS.get(one.protocol, one.protocol),
+                "interface": one.host or ANY,
+                "port": one.port,
+            }
+            for name, path in files.items():
+                about[name] = str(path or "")
+                about[f"{name}_expires_on"] = [_shown(end) for end in ends[name]]
+            found.append(about)
+    return found
+
+
+def _ends(path: Path) -> list[int]:
+    """Raises: OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_verify_locations(path)
+    # Of the file's, it tells the authorities', which may be the whole file; the first may be a listener's own.
+    ends = [each["notAfter"] for each in (decoded(path), *context.get_ca_certs())]
+    return sorted({ssl.cert_time_to_seconds(str(end)) for end in ends})
+
+
+def _shown(end_s: int) -> str:
+    end = datetime.fromtimestamp(end_s, UTC)
+    return f"{end:%Y-%m-%d} {end.hour}:{end:%M:%S}"
+
+
+def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
-        return [item(tls.certificate)]
+        return read(path)
     except OSError as error:
-        raise NotThere(f"{tls.certificate}: {error}") from None
+        raise NotThere(f"{path}: {error}") from None
 
 
 async def certificates(call: Call) -> Reply:

@@ -1,6 +1,6 @@
-"""The admin API as a front end: its two sockets at once, what serves them a moment later.
+"""The admin API as a front end: its sockets at once, what serves them a moment later.
 
-Both are bound before the ready line, so that whoever reads it may connect; aiohttp, some 200 ms of imports that AMQP
+All are bound before the ready line, so that whoever reads it may connect; aiohttp, some 200 ms of imports that AMQP
 clients need not wait for, comes behind it, while the sockets already queue connections.
 """
 
@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from amqpd import tls
 from amqpd.front_end import FrontEnd
 from amqpd.listening import Listener, bound_socket
 from amqpd.management.unix_socket import NAME, unix_socket
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable
 
     from amqpd.broker.broker import Broker
     from amqpd.management.http import AdminServer
     from amqpd.management.server_control import ServerControl
+    from amqpd.settings import Settings
 
 log = logging.getLogger(__name__)
 
+SECTION: Final = "http.tls"
+
 
 class AdminFrontEnd(FrontEnd):
-    """Its listeners are `http`, and `unix`: amqpctl's socket in the data directory.
+    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, and `unix`: amqpctl's socket in
+    the data directory.
 
     imported: called when all that serves HTTP is imported.
     """
@@ -40,25 +46,39 @@ class AdminFrontEnd(FrontEnd):
         self._imported = imported
         self._admin: AdminServer | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self) -> None:
-        """Both sockets queue connections when it returns. Raises: OSError."""
+        """All sockets queue connections when it returns. Raises: OSError."""
         settings = self._broker.settings
-        http_socket = bound_socket(settings.http.host, settings.http.port)
-        self.listeners.append(Listener("http", settings.http.host, http_socket.getsockname()[1]))
+        http = settings.http
+        doors: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        if http.port is not None:
+            doors.append((self._bound("http", http.host, http.port), None))
+        if http.tls.port is not None:
+            self._tls = tls.server_context(http.tls, SECTION)
+            doors.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
         path = settings.data_dir / NAME
         amqpctl_socket = unix_socket(path)
         self.listeners.append(Listener("unix", str(path), 0))
-        self._starting = self._broker.loop.create_task(self._serve(http_socket, amqpctl_socket))
+        self._starting = self._broker.loop.create_task(self._serve(doors, amqpctl_socket))
         self._starting.add_done_callback(_report)
 
-    async def _serve(self, http_socket: socket.socket, amqpctl_socket: socket.socket) -> None:
+    def _bound(self, protocol: str, host: str, port: int) -> socket.socket:
+        """Raises: OSError."""
+        sock = bound_socket(host, port)
+        self.listeners.append(Listener(protocol, host, sock.getsockname()[1]))
+        return sock
+
+    async def _serve(
+        self, doors: list[tuple[socket.socket, ssl.SSLContext | None]], amqpctl_socket: socket.socket
+    ) -> None:
         await asyncio.sleep(0)
         from amqpd.management.http import AdminServer
 
         self._imported()
         self._admin = AdminServer(self._broker, self._server)
-        await self._admin.start(http_socket, amqpctl_socket)
+        await self._admin.start(doors, amqpctl_socket)
 
     async def stop(self) -> None:
         """Waits for a start that is under way, then ends requests within 1 s; the unix socket goes."""
@@ -67,6 +87,15 @@ class AdminFrontEnd(FrontEnd):
             await asyncio.wait([self._starting])
         if self._admin is not None:
             await self._admin.stop()
+
+    def check(self, settings: Settings) -> None:
+        if self._tls is not None:
+            tls.server_context(settings.http.tls, SECTION)
+
+    def renew(self, settings: Settings) -> None:
+        """Certificate and key of `settings` for the connections to come. Raises: OSError, and keeps the former."""
+        if self._tls is not None:
+            tls.renew(self._tls, settings.http.tls, SECTION)
 
 
 def _report(task: asyncio.Task[None]) -> None:

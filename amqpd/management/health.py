@@ -15,7 +15,7 @@ from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
-from amqpd.management.certificates import listeners_certificates
+from amqpd.management.certificates import expiring
 from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
 from amqpd.protocol.properties import NO_PROPERTIES
@@ -110,16 +110,18 @@ async def check_quorum(call: Call) -> Reply:
 async def check_certificates(call: Call) -> Reply:
     """503 where a certificate of a TLS listener ends within so many days, weeks, months or years.
 
-    rabbit: a month has 30 days, a year 365.
+    rabbit: a month has 30 days, a year 365; a number below 0 looks back.
     """
     text, unit = call.params["within"], call.params["unit"]
-    if unit not in _UNIT_DAYS or not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise BadRequest(f"a number and one of {', '.join(_UNIT_DAYS)}")
-    until_s = time.time() + int(text) * _UNIT_DAYS[unit] * 86400
-    expiring = [each for each in listeners_certificates(call) if each["not_after_s"] < until_s]
-    if not expiring:
+    if unit not in _UNIT_DAYS:
+        raise BadRequest(f"Time unit not recognised. Supported units: {', '.join(_UNIT_DAYS)}.")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 6):
+        raise BadRequest("Invalid expiration value.")
+    found = expiring(call, time.time() + int(text) * _UNIT_DAYS[unit] * 86400)
+    if not found:
         return _ok()
-    return reply({"status": "failed", "reason": "Certificates expiring", "expired": expiring}, 503)
+    return reply({"status": "failed", "reason": "Certificates expiring", "expired": found}, 503)
 
 
 async def check_ready(call: Call) -> Reply:

@@ -1,4 +1,4 @@
-"""The admin API's two doors: HTTP on a TCP port with basic auth, and a unix socket in the data directory without.
+"""The admin API's doors: HTTP and HTTPS on TCP ports with basic auth, and a unix socket in the data directory without.
 
 Whoever opens the unix socket is the operator: the socket has mode 0600, and the peer's uid, as the kernel tells it,
 must be the broker's own or root's. Each door has its own handler, so no header can make one look like the other.
@@ -34,6 +34,7 @@ from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queues.opening import opening_over
+from amqpd.connection import certificate
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.api import ROUTES
@@ -59,8 +60,11 @@ from amqpd.management.slices import release
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.codec import CodecError
 from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.tls import HANDSHAKE_S
 
 if TYPE_CHECKING:
+    import ssl
+
     from amqpd.broker.broker import Broker
     from amqpd.management.server_control import ServerControl
 
@@ -93,25 +97,35 @@ class AdminServer:
         self._rates = Rates(broker, server.connections)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
+        self._servers: list[asyncio.AbstractServer] = []
 
-    async def start(self, http_socket: socket.socket, unix_socket: socket.socket) -> None:
-        """Both listen already; what came meanwhile is answered now."""
-        await self._serve(self._from_unix, unix_socket)
-        await self._serve(self._from_tcp, http_socket)
+    async def start(
+        self, doors: list[tuple[socket.socket, ssl.SSLContext | None]], unix_socket: socket.socket
+    ) -> None:
+        """All listen already; what came meanwhile is answered now. doors: of TCP, the context where it is HTTPS."""
+        await self._serve(self._from_unix, unix_socket, None)
+        for sock, context in doors:
+            await self._serve(self._from_tcp, sock, context)
         self._rates.start()
 
-    async def _serve(self, handler: Any, sock: socket.socket) -> None:
+    async def _serve(self, handler: Any, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         door = Door(handler)
         self._doors.append(door)
         runner = web.ServerRunner(door, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
-        await web.SockSite(runner, sock, backlog=BACKLOG).start()
         self._runners.append(runner)
+        # Not by a site of aiohttp's, which knows no deadline for a TLS handshake.
+        server = await asyncio.get_running_loop().create_server(
+            door, sock=sock, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context else None
+        )
+        self._servers.append(server)
 
     async def stop(self) -> None:
         """Ends what is under way within SHUTDOWN_S; the unix socket goes."""
         self._rates.stop()
         (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
+        for server in self._servers:
+            server.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
     # -- the two doors -----------------------------------------------------------------------------------------------
@@ -226,22 +240,33 @@ class AdminServer:
     async def _caller(self, request: web.BaseRequest, route: Route) -> Caller:
         if route.role == Role.PUBLIC:
             return Caller(User(""), False)
-        name, password = await _login_form(request) if route.login_form else _credentials(request)
-        peer = peer_address(request.transport)
+        auth, peer = self._broker.auth, peer_address(request.transport)
+        name, shown = "", {} if route.login_form or "Authorization" in request.headers else self._shown(request)
         try:
-            user = await self._broker.auth.authenticate(name, password, is_loopback(peer), peer)
+            if shown:
+                name = certificate.user_name(shown, self._broker.settings.auth)
+                user = auth.vouched(name, is_loopback(peer))
+            else:
+                name, password = await _login_form(request) if route.login_form else _credentials(request)
+                user = await auth.authenticate(name, password, is_loopback(peer), peer)
         except Refused as refused:
             log.warning("admin API: login from %s refused: %s", peer, refused.reason)
-            self._login(name, peer, refused.reason)
-            await asyncio.sleep(self._broker.auth.failures.delay_s(peer, name))
+            self._login(name, peer, refused.reason, shown)
+            await asyncio.sleep(auth.failures.delay_s(peer, name))
             raise NotAuthorised("Login failed", REALM) from None
-        self._login(name, peer, "")
+        self._login(name, peer, "", shown)
         return Caller(user, False)
 
-    def _login(self, name: str, peer: str, error: str) -> None:
+    def _shown(self, request: web.BaseRequest) -> dict[str, Any]:
+        """The certificate of a client of HTTPS, where it may stand for a login; empty without."""
+        if "EXTERNAL" not in self._broker.settings.auth.mechanisms or request.transport is None:
+            return {}
+        return request.transport.get_extra_info("peercert") or {}
+
+    def _login(self, name: str, peer: str, error: str, shown: dict[str, Any]) -> None:
         self._broker.auth.attempts.count("http", peer, name, not error)
         if self._broker.catalogue.events.recorder is not None:
-            self._broker.audit.login(name, peer, error)
+            self._broker.audit.login(name, peer, error, certificate.told(shown))
 
 
 def _go_on(there: asyncio.Future[None], _safe: bool) -> None:

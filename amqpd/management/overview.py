@@ -13,6 +13,7 @@ from amqpd.broker.catalogue.exchange_arguments import DELAYED_MESSAGE
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queues.opening import opened
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
 from amqpd.management.router import Route
@@ -50,7 +51,7 @@ def listeners(call: Call) -> list[dict[str, Any]]:
     return [
         {
             "node": call.node,
-            "protocol": one.protocol.replace("amqps", "amqp/ssl"),  # rabbit: its name for AMQP over TLS
+            "protocol": PROTOCOLS.get(one.protocol, one.protocol),
             "ip_address": one.host,
             "port": one.port,
         }
@@ -59,12 +60,17 @@ def listeners(call: Call) -> list[dict[str, Any]]:
     ]
 
 
+def _secure(protocol: str) -> dict[str, str]:
+    """rabbit: a text, and only where it is."""
+    return {"ssl": "true"} if protocol == "https" else {}
+
+
 def contexts(call: Call) -> list[dict[str, Any]]:
     """Where HTTP is served."""
     return [
-        {"description": "Management API", "path": "/", "ip": one.host, "port": one.port}
+        {"description": "Management API", "path": "/", "ip": one.host, "port": one.port, **_secure(one.protocol)}
         for one in call.server.listeners
-        if one.protocol == "http"
+        if one.protocol in ("http", "https")
     ]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from amqpd.broker.catalogue.restore import Report
     from amqpd.metrics import Process
 
-_PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API"}
+_PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 _CATEGORIES: Final = (
     "allocated_unused", "atom", "binary", "code", "connection_channels", "connection_other", "connection_readers",
     "connection_writers", "metrics", "mgmt_db", "mnesia", "msg_index", "other_ets", "other_proc", "other_system",

@@ -10,8 +10,10 @@ show it. Nothing here imports the server or asyncio: all of it is part of every 
 from amqpd.settings.loading import EXIT_USAGE, Loaded, SettingsError, load
 from amqpd.settings.tree import (
     AmqpSettings,
+    AuthSettings,
     DefaultSettings,
     HttpSettings,
+    HttpTlsSettings,
     LimitSettings,
     LogSettings,
     MetadataSettings,
@@ -26,8 +28,10 @@ from amqpd.settings.tree import (
 __all__ = [
     "EXIT_USAGE",
     "AmqpSettings",
+    "AuthSettings",
     "DefaultSettings",
     "HttpSettings",
+    "HttpTlsSettings",
     "LimitSettings",
     "Loaded",
     "LogSettings",

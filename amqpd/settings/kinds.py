@@ -122,6 +122,16 @@ def _names(raw: object) -> tuple[str, ...]:
     return tuple(name for part in parts if (name := part.strip()))
 
 
+_MECHANISMS: Final = ("PLAIN", "AMQPLAIN", "EXTERNAL")
+
+
+def _mechanisms(raw: object) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.upper() for name in _names(raw)))
+    if not names or not set(names) <= set(_MECHANISMS):
+        raise ValueError(f"must be one or more of {', '.join(_MECHANISMS)}, not {raw!r}")
+    return names
+
+
 def choice(*words: str) -> Kind:
     """One of these words, whatever its case."""
 
@@ -153,6 +163,7 @@ SHORT_TEXT: Final = Kind("text", _short_text)
 SHARE: Final = Kind("share", _to_share)
 BOOLEAN: Final = Kind("true|false", _boolean)
 NAMES: Final = Kind("name,name...", _names)
+MECHANISMS: Final = Kind("name,name...", _mechanisms)
 PATH: Final = Kind("path", lambda raw: Path(_some_text(raw)))
 NO_PATH: Final = Kind("path", lambda raw: Path(raw) if (raw := _text(raw)) else None)
 COMPAT: Final = Kind("rabbitmq-X.Y", _compat)

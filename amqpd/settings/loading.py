@@ -20,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
-from amqpd.settings.tree import Row, Settings, rows
+from amqpd.settings.tree import HttpTlsSettings, Row, Settings, TlsSettings, rows
 
 EXIT_USAGE: Final = 64
 """Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
@@ -213,17 +213,25 @@ def _read_environment(
 
 def _disagreements(settings: Settings) -> list[str]:
     """What is wrong with settings that are each within their bounds; files that must be there are looked for."""
-    tls = settings.amqp.tls
+    amqp, http = settings.amqp, settings.http
+    problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
+    if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
+        problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
+    return problems
+
+
+def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_port: int | None) -> list[str]:
+    name = f"{section}.tls"
     problems = []
     if tls.port is not None and (tls.certificate is None or tls.key is None):
-        problems.append("amqp.tls.port needs amqp.tls.certificate and amqp.tls.key")
-    if tls.port is not None and tls.port == settings.amqp.port != 0:
-        problems.append(f"amqp.tls.port must not be amqp.port ({tls.port})")
+        problems.append(f"{name}.port needs {name}.certificate and {name}.key")
+    if tls.port is not None and tls.port == plain_port != 0:
+        problems.append(f"{name}.port must not be {section}.port ({tls.port})")
     if tls.verify_peer and tls.ca is None:
-        problems.append("amqp.tls.verify_peer needs amqp.tls.ca")
+        problems.append(f"{name}.verify_peer needs {name}.ca")
     if tls.fail_if_no_peer_certificate and not tls.verify_peer:
-        problems.append("amqp.tls.fail_if_no_peer_certificate needs amqp.tls.verify_peer")
-    for name, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
+        problems.append(f"{name}.fail_if_no_peer_certificate needs {name}.verify_peer")
+    for key, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
         if path is not None and not path.is_file():
-            problems.append(f"amqp.tls.{name}: there is no file {path}")
+            problems.append(f"{name}.{key}: there is no file {path}")
     return problems

@@ -14,6 +14,7 @@ from amqpd import __version__
 from amqpd.settings.kinds import (
     BOOLEAN,
     COMPAT,
+    MECHANISMS,
     NAMES,
     NO_PATH,
     OFF_PORT,
@@ -73,6 +74,19 @@ class TlsSettings:
 
 
 @dataclass(frozen=True)
+class HttpTlsSettings:
+    """The admin API over TLS, HTTPS, on a port of its own."""
+
+    port: int | None = _setting(None, OFF_PORT, "Port for HTTPS, usually 15671; 0 takes any free one.")
+    host: str = _setting("", TEXT, "Address HTTPS listens on: empty is http.host, 0.0.0.0 every interface of IPv4.")
+    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).")
+    key: Path | None = _setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
+    ca: Path | None = _setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign clients' certificates.")
+    verify_peer: bool = _setting(False, BOOLEAN, "Ask clients for a certificate and refuse one that `ca` did not sign.")
+    fail_if_no_peer_certificate: bool = _setting(False, BOOLEAN, "Refuse a client that shows no certificate at all.")
+
+
+@dataclass(frozen=True)
 class AmqpSettings:
     """The AMQP listener, and what connections may ask for."""
 
@@ -102,7 +116,33 @@ class HttpSettings:
     """The admin API."""
 
     host: str = _setting("127.0.0.1", SOME_TEXT, "Address the admin API listens on.")
-    port: int = _setting(15672, PORT, "Port of the admin API; 0 takes any free one and the ready line names it.")
+    port: int | None = _setting(
+        15672, OFF_PORT, "Port of the admin API; 0 takes any free one and the ready line names it. off: HTTPS alone."
+    )
+    tls: HttpTlsSettings = HttpTlsSettings()
+
+
+@dataclass(frozen=True)
+class AuthSettings:
+    """How users log in."""
+
+    mechanisms: tuple[str, ...] = _setting(
+        ("PLAIN", "AMQPLAIN"),
+        MECHANISMS,
+        "SASL mechanisms of AMQP. EXTERNAL is a TLS client's certificate as its login, at listeners with verify_peer; "
+        "HTTPS takes one too then.",
+    )
+    ssl_cert_login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = _setting(
+        "distinguished_name",
+        choice("distinguished_name", "common_name", "subject_alternative_name"),
+        "What in a client's certificate is the name of its user.",
+    )
+    ssl_cert_login_san_type: Literal["dns", "ip", "email", "uri"] = _setting(
+        "dns", choice("dns", "ip", "email", "uri"), "Kind of subject alternative name, where that is the user's name."
+    )
+    ssl_cert_login_san_index: int = _setting(
+        0, integer(0, 1000), "Which of that kind, where there are several: 0 is the first."
+    )
 
 
 @dataclass(frozen=True)
@@ -233,6 +273,7 @@ class Settings:
     )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
     metadata: MetadataSettings = MetadataSettings()
     storage: StorageSettings = StorageSettings()

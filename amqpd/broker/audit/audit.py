@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KEPT_OF_LOGIN: Final = ("auth_mechanism", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 WAITING_MAX: Final = 100_000
 DIRECT_MAX: Final = 64
 SLICE_S: Final = 0.003
@@ -142,14 +143,16 @@ class Audit:
         host, port = str(about.get("peer_host", "")), about.get("peer_port", 0)
         where = Where("amqp", f"{host}:{port}", str(about.get("connection_name", "")))
         name, error = str(about.get("name", "")), str(about.get("error", ""))
-        kept = {"name": name, "reason": error, "auth_mechanism": about.get("auth_mechanism")}
+        kept = {"name": name, "reason": error, **{key: about[key] for key in KEPT_OF_LOGIN if key in about}}
         self._login(Record(key, at_ms, name, where, kept, REFUSED if error else OK), host)
 
-    def login(self, name: str, peer: str, error: str = "") -> None:
-        """At the admin API. error: why not; "" for a success."""
+    def login(
+        self, name: str, peer: str, error: str = "", certificate: Mapping[str, object] | None = None
+    ) -> None:
+        """At the admin API. error: why not; "" for a success. certificate: that of a TLS client, as events tell it."""
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000
-        about = {"name": name, "reason": error}
+        about = {"name": name, "reason": error, **(certificate or {})}
         self._login(Record(key, at_ms, name, Where("http", peer), about, REFUSED if error else OK), peer)
 
     def _login(self, record: Record, host: str) -> None:

@@ -52,7 +52,9 @@ _BINDING: Final = Rule("destination_name", ("source_name", "destination_kind", "
 _VHOST: Final = Rule("name", ("description", "tags", "default_queue_type"))
 _LIMITS: Final = ("max-connections", "max-queues", "max-channels")
 _POLICY: Final = Rule("name", ("pattern", "apply-to", "priority", "definition"))
-_LOGIN: Final = Rule("name", ("auth_mechanism", "users"))
+_LOGIN: Final = Rule(
+    "name", ("auth_mechanism", "users", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
+)
 
 LOGIN: Final = "user.authentication.success"
 LOGIN_REFUSED: Final = "user.authentication.failure"

@@ -93,7 +93,6 @@ MISSING: Final = (
         "items of a page are the same; their order is not",
     ),
     _missing("/api/", "recv_cnt send_cnt send_pend", "packets are the kernel's; bytes are counted"),
-    _missing("/api/", "ssl_cipher ssl_hash ssl_key_exchange ssl_protocol", "of a TLS connection, not told yet"),
     _missing("/api/", "idle_since", "is told when a sweep of five seconds has seen it stand still"),
     _missing("/api/", "pending_raft_commands", "of Raft, which is not there"),
     _missing(

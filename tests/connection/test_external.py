@@ -1,0 +1,423 @@
+"""A TLS client's certificate as its login: SASL EXTERNAL over AMQP, and HTTPS without a password.
+
+The names are as RabbitMQ 3.10.8 with rabbitmq_auth_mechanism_ssl has shown them for these very subjects.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pika.exceptions
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import NameOID, ObjectIdentifier
+from pika.credentials import ExternalCredentials
+
+from amqpd.auth.backends import Refused
+from amqpd.connection import certificate
+from amqpd.management.certificates import decoded
+from amqpd.settings import AuthSettings
+from amqpd.testing import BrokerProcess
+
+CN, ORG, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
+Subject = list[list[x509.NameAttribute[str]]]
+NOW = dt.datetime.now(dt.UTC)
+
+
+def named(*parts: tuple[ObjectIdentifier, str]) -> Subject:
+    return [[x509.NameAttribute(kind, value)] for kind, value in parts]
+
+
+KINDS = (
+    (NameOID.COUNTRY_NAME, "DE"), (NameOID.DOMAIN_COMPONENT, "example"), (NameOID.USER_ID, "u1"),
+    (NameOID.EMAIL_ADDRESS, "a@example.org"), (NameOID.SERIAL_NUMBER, "77"), (ObjectIdentifier("1.2.3.4.5"), "own"),
+    (NameOID.BUSINESS_CATEGORY, "biz"), (NameOID.POSTAL_CODE, "123"), (NameOID.DN_QUALIFIER, "dnq"),
+    (NameOID.PSEUDONYM, "ps"), (NameOID.GIVEN_NAME, "gn"), (NameOID.SURNAME, "sn"), (NameOID.TITLE, "t"),
+    (NameOID.STREET_ADDRESS, "s"), (NameOID.STATE_OR_PROVINCE_NAME, "st"), (NameOID.LOCALITY_NAME, "l"),
+    (NameOID.GENERATION_QUALIFIER, "g"), (NameOID.INITIALS, "i"), (CN, "k"),
+)  # fmt: skip
+KINDS_SHOWN = (
+    "CN=k,INITIALS=i,GENERATIONQUALIFIER=g,L=l,ST=st,2.5.4.9=s,TITLE=t,SN=sn,GIVENNAME=gn,PSEUDONYM=ps,2.5.4.46=dnq,"
+    "2.5.4.17=123,2.5.4.15=biz,1.2.3.4.5=own,SERIALNUMBER=77,EMAILADDRESS=a@example.org,UID=u1,DC=example,C=DE"
+)
+NAMES: dict[str, tuple[Subject, str, str]] = {
+    "plain": (named((ORG, "shop"), (CN, "anna")), "CN=anna,O=shop", "anna"),
+    "escapes": (
+        named((ORG, '#a;b<c>"d\\e+f=g'), (CN, " anna, of the shop ")),
+        "CN=\\ anna\\, of the shop\\ ,O=\\#a\\;b\\<c\\>\\\"d\\\\e\\+f=g",
+        " anna, of the shop ",
+    ),
+    "utf-8": (
+        named((ORG, "Müller"), (CN, "Jürgen Ωж")),
+        "CN=J\\C3\\BCrgen \\CE\\A9\\D0\\B6,O=M\\C3\\BCller",
+        "Jürgen Ωж",
+    ),
+    "two": (named((CN, "first"), (CN, "second")), "CN=second,CN=first", "first,second"),
+    "NUL": (named((CN, "guest\0.evil")), "CN=guest\\00.evil", "guest\0.evil"),
+    "in one part": (
+        [*named((ORG, "shop")), [x509.NameAttribute(CN, "x"), x509.NameAttribute(OU, "y")]],
+        "CN=x+OU=y,O=shop",
+        "x",
+    ),
+    "BMP": ([[x509.NameAttribute(CN, "bärbel", _ASN1Type.BMPString)]], "CN=b\\C3\\A4rbel", "bärbel"),
+    "unprinted": (named((CN, "a~b\x7f\n\tc")), "CN=a\\7Eb\\7F\\0A\\09c", "a~b\x7f\n\tc"),
+    "odd ones": (named((CN, "#"), (CN, " "), (CN, "a b")), "CN=a b,CN=\\ ,CN=\\#", "#, ,a b"),
+    "kinds": (named(*KINDS), KINDS_SHOWN, "k"),
+}
+
+
+class Authority:
+    """Signs whatever it is asked to, which is what a hostile certificate needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(CN, "Test CA"), x509.NameAttribute(ORG, "Shop, Inc.")])
+        builder = self.builder(self.name, self.key).add_extension(x509.BasicConstraints(True, None), True)
+        (folder / "ca.pem").write_bytes(self.signed(builder))
+
+    def builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(self.name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        return builder.not_valid_before(NOW - dt.timedelta(days=1)).not_valid_after(
+            NOW + dt.timedelta(days=30)
+        )
+
+    def signed(self, builder: x509.CertificateBuilder) -> bytes:
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, subject: Subject, *extensions: x509.ExtensionType) -> Path:
+        """A PEM file with the certificate and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self.builder(x509.Name([x509.RelativeDistinguishedName(part) for part in subject]), key)
+        for each in extensions:
+            builder = builder.add_extension(each, False)
+        form = serialization.PrivateFormat.PKCS8
+        pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        path = self.folder / f"{key.private_numbers().private_value:x}.pem"
+        path.write_bytes(self.signed(builder) + pem)
+        return path
+
+    def client(self, papers: Path | None) -> ssl.SSLContext:
+        """That of a client which shows these papers."""
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        if papers is not None:
+            context.load_cert_chain(papers)
+        return context
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def settings(authority: Authority) -> dict[str, object]:
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    papers = authority.issue(named((CN, "localhost")), x509.SubjectAlternativeName(names))
+    of_one = {"port": 0, "certificate": papers, "key": papers, "ca": authority.folder / "ca.pem", "verify_peer": True}
+    both = {f"{section}.tls.{name}": value for section in ("amqp", "http") for name, value in of_one.items()}
+    return {**both, "auth.mechanisms": "PLAIN,AMQPLAIN,EXTERNAL"}
+
+
+@pytest.fixture(scope="module")
+def broker(settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=settings) as process:
+        add_user(process, "CN=anna,O=shop", "management")
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+def add_user(broker: BrokerProcess, name: str, tags: str = "", allowed: bool = True) -> None:
+    """One without a password: only a certificate lets it in."""
+    broker.api("PUT", f"/api/users/{quote(name, safe='')}", {"password_hash": "", "tags": tags})
+    if allowed:
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        broker.api("PUT", f"/api/permissions/%2F/{quote(name, safe='')}", everything)
+
+
+def port(broker: BrokerProcess, protocol: str) -> int:
+    assert broker.ready is not None
+    return broker.ready.listeners[protocol][1]
+
+
+def connected(broker: BrokerProcess, context: ssl.SSLContext) -> pika.BlockingConnection:
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(
+            "127.0.0.1",
+            port(broker, "amqps"),
+            credentials=ExternalCredentials(),
+            ssl_options=pika.SSLOptions(context, "localhost"),
+            socket_timeout=30,
+            blocked_connection_timeout=30,
+        )
+    )
+
+
+def refusal(broker: BrokerProcess, context: ssl.SSLContext) -> str:
+    with pytest.raises(pika.exceptions.AMQPConnectionError) as failed:
+        connected(broker, context)
+    return repr(failed.value)
+
+
+def mechanisms(sock: socket.socket) -> str:
+    """What connection.start offers on a connection."""
+    sock.sendall(b"AMQP\0\0\x09\x01")
+    heard = b""
+    while len(heard) < 7 or len(heard) < 8 + int.from_bytes(heard[3:7], "big"):
+        heard += sock.recv(4096)
+    table = int.from_bytes(heard[13:17], "big")
+    start = 17 + table
+    size = int.from_bytes(heard[start : start + 4], "big")
+    return heard[start + 4 : start + 4 + size].decode()
+
+
+def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
+    at = port(broker, "amqp" if context is None else "amqps")
+    with socket.create_connection(("127.0.0.1", at), timeout=30) as plain:
+        if context is None:
+            return mechanisms(plain)
+        with context.wrap_socket(plain, server_hostname="localhost") as sock:
+            return mechanisms(sock)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names_as_rabbitmq_writes_them(authority: Authority, case: str) -> None:
+    subject, distinguished, common = NAMES[case]
+    shown = decoded(authority.issue(subject))
+    assert certificate.told(shown)["peer_cert_subject"] == distinguished
+    assert certificate.told(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
+    assert certificate.user_name(shown, AuthSettings()) == distinguished
+    assert certificate.user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
+
+
+def test_alternative_names(authority: Authority) -> None:
+    names: list[x509.GeneralName] = [
+        x509.DNSName("one.example"),
+        x509.DNSName("two.example"),
+        x509.RFC822Name("m@example.org"),
+        x509.UniformResourceIdentifier("spiffe://a/b"),
+        x509.IPAddress(ipaddress.ip_address("fd00::9")),
+    ]
+    shown = decoded(authority.issue(named((CN, "s")), x509.SubjectAlternativeName(names)))
+
+    def of(kind: Any, index: int = 0) -> str:
+        auth = AuthSettings(
+            ssl_cert_login_from="subject_alternative_name",
+            ssl_cert_login_san_type=kind,
+            ssl_cert_login_san_index=index,
+        )
+        return certificate.user_name(shown, auth)
+
+    assert [of("dns"), of("dns", 1), of("email"), of("uri")] == [
+        "one.example", "two.example", "m@example.org", "spiffe://a/b",
+    ]  # fmt: skip
+    assert of("ip") == "fd00::9"  # better than RabbitMQ, whose users would be called by sixteen bytes
+    with pytest.raises(Refused, match="no name found"):
+        of("dns", 2)
+
+
+@pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
+def test_no_name(authority: Authority, how: Any) -> None:
+    shown = decoded(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
+    with pytest.raises(Refused, match="no name found"):
+        certificate.user_name(shown, AuthSettings(ssl_cert_login_from=how))
+    with pytest.raises(Refused, match="connection peer presented no TLS"):
+        certificate.user_name({}, AuthSettings(ssl_cert_login_from=how))
+
+
+@pytest.mark.parametrize(
+    ("version", "suite", "words"),
+    [
+        ("TLSv1.3", "TLS_AES_256_GCM_SHA384", "tlsv1.3 any aes_256_gcm aead"),
+        ("TLSv1.3", "TLS_CHACHA20_POLY1305_SHA256", "tlsv1.3 any chacha20_poly1305 aead"),
+        ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384", "tlsv1.2 ecdhe_ecdsa aes_256_gcm aead"),
+        ("TLSv1.2", "ECDHE-RSA-CHACHA20-POLY1305", "tlsv1.2 ecdhe_rsa chacha20_poly1305 aead"),
+        ("TLSv1.2", "ECDHE-ECDSA-AES128-CCM8", "tlsv1.2 ecdhe_ecdsa aes_128_ccm_8 aead"),
+        ("TLSv1.2", "DHE-RSA-AES128-SHA256", "tlsv1.2 dhe_rsa aes_128_cbc sha256"),
+        ("TLSv1.2", "AES256-SHA", "tlsv1.2 rsa aes_256_cbc sha"),
+    ],
+)
+def test_cipher_suites(version: str, suite: str, words: str) -> None:
+    assert list(certificate.ciphers(version, suite).values()) == words.split()
+    assert certificate.ciphers("", "") == {}
+
+
+# -- AMQP -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_is_a_login(broker: BrokerProcess, authority: Authority) -> None:
+    """And lists, events and the audit log say whose."""
+    anna = authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))
+    connection = connected(broker, anna)
+    channel = connection.channel()
+    channel.queue_declare("annas", exclusive=True)
+    channel.basic_publish("", "annas", b"hers", pika.BasicProperties(user_id="CN=anna,O=shop"))
+    assert channel.basic_get("annas", auto_ack=True)[2] == b"hers"
+    (listed,) = broker.api("GET", "/api/connections")
+    told = {key: value for key, value in listed.items() if key.startswith(("peer_cert", "ssl", "user", "auth"))}
+    validity = told.pop("peer_cert_validity")
+    assert validity.startswith((NOW - dt.timedelta(days=1)).strftime("%Y-%m-%dT"))
+    assert told == {
+        "user": "CN=anna,O=shop",
+        "user_who_performed_action": "CN=anna,O=shop",
+        "auth_mechanism": "EXTERNAL",
+        "ssl": True,
+        "ssl_protocol": "tlsv1.3",
+        "ssl_key_exchange": "any",
+        "ssl_cipher": "aes_256_gcm",
+        "ssl_hash": "aead",
+        "peer_cert_subject": "CN=anna,O=shop",
+        "peer_cert_issuer": "O=Shop\\, Inc.,CN=Test CA",
+    }
+    records = broker.api("GET", "/api/audit?where=" + quote("event = 'user.authentication.success'"))["records"]
+    details = next(each["details"] for each in records if each.get("user") == "CN=anna,O=shop")
+    assert details["auth_mechanism"] == "EXTERNAL"
+    assert details["peer_cert_subject"] == "CN=anna,O=shop"
+    assert details["peer_cert_validity"] == validity
+    connection.close()
+
+
+def test_whom_nobody_knows_is_refused(broker: BrokerProcess, authority: Authority) -> None:
+    """rabbit: 403 without a reason, for who can read it; the log has the reason."""
+    told = "Login was refused using authentication mechanism EXTERNAL. For details see the broker logfile."
+    assert told in refusal(broker, authority.client(authority.issue(named((CN, "nobody")))))
+    assert "user 'CN=nobody': invalid credentials" in broker.stderr
+    assert told in refusal(broker, authority.client(None))
+    assert "connection peer presented no TLS (x.509) certificate" in broker.stderr
+    assert told in refusal(broker, authority.client(authority.issue([])))
+    assert "no name found" in broker.stderr
+
+
+def test_permissions_and_deletion_are_as_with_a_password(broker: BrokerProcess, authority: Authority) -> None:
+    carl = authority.client(authority.issue(named((CN, "carl"))))
+    add_user(broker, "CN=carl", allowed=False)
+    assert "access to vhost '/' refused for user 'CN=carl'" in refusal(broker, carl).replace("\\", "")
+    add_user(broker, "CN=carl")
+    connection = connected(broker, carl)
+    broker.api("DELETE", "/api/users/CN%3Dcarl")
+    with pytest.raises(pika.exceptions.AMQPError):
+        connection.process_data_events(30)
+    assert "invalid credentials" not in refusal(broker, carl)
+
+
+def test_a_password_does_as_well(broker: BrokerProcess, authority: Authority) -> None:
+    """Who shows a certificate may say who he is; where there is no password none fits, not even an empty one."""
+    context = authority.client(authority.issue(named((CN, "nobody"))))
+    parameters = pika.ConnectionParameters(
+        "127.0.0.1", port(broker, "amqps"), ssl_options=pika.SSLOptions(context, "localhost")
+    )
+    pika.BlockingConnection(parameters).close()
+    for password in ("", "CN=anna,O=shop"):
+        parameters.credentials = pika.PlainCredentials("CN=anna,O=shop", password)
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            pika.BlockingConnection(parameters)
+
+
+def test_where_it_is_offered(broker: BrokerProcess, authority: Authority) -> None:
+    """Where certificates are looked at, also to who shows none (as RabbitMQ); nowhere else."""
+    for papers in (None, authority.issue(named((CN, "anybody")))):
+        assert offered(broker, authority.client(papers)) == "PLAIN AMQPLAIN EXTERNAL"
+    assert offered(broker, None) == "PLAIN AMQPLAIN"
+
+
+def test_not_unless_it_is_asked_for(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
+    """A broker that looks at certificates today lets nobody in by one after an upgrade: not over HTTPS either."""
+    before = {name: value for name, value in settings.items() if name != "auth.mechanisms"}
+    guest = authority.client(authority.issue(named((CN, "guest"))))
+    with BrokerProcess(tmp_path, settings={**before, "auth.ssl_cert_login_from": "common_name"}) as broker:
+        assert offered(broker, guest) == "PLAIN AMQPLAIN"
+        with pytest.raises(pika.exceptions.AuthenticationError):  # pika sees that it is not offered
+            connected(broker, guest)
+        assert https(broker, "/api/whoami", guest)[0] == 401
+
+
+def test_who_sends_what_is_not_offered(broker: BrokerProcess) -> None:
+    """On the plain port EXTERNAL is an unknown mechanism: silence, then the socket is closed."""
+    with socket.create_connection(("127.0.0.1", port(broker, "amqp")), timeout=30) as sock:
+        assert "EXTERNAL" not in mechanisms(sock)
+        payload = b"\x00\x0a\x00\x0b" + b"\0\0\0\0" + b"\x08EXTERNAL" + b"\0\0\0\0" + b"\x05en_US"
+        sock.sendall(b"\x01\0\0" + len(payload).to_bytes(4, "big") + payload + b"\xce")
+        assert sock.recv(100) == b""
+    assert "unknown mechanism 'EXTERNAL'" in broker.stderr
+
+
+def test_common_names(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
+    """A name is compared whole: what follows a NUL, and a second name, make it another."""
+    with BrokerProcess(tmp_path, settings={**settings, "auth.ssl_cert_login_from": "common_name"}) as broker:
+        connected(broker, authority.client(authority.issue(named((ORG, "shop"), (CN, "guest"))))).close()
+        for subject in (named((CN, "guest\0.evil")), named((CN, "guest"), (CN, "x")), named((CN, "Guest"))):
+            assert "Login was refused" in refusal(broker, authority.client(authority.issue(subject)))
+        add_user(broker, "Jürgen Ωж")
+        connected(broker, authority.client(authority.issue(NAMES["utf-8"][0]))).close()
+        assert "Traceback" not in broker.stderr, broker.stderr
+
+
+def test_what_cannot_be_read_is_no_login(broker: BrokerProcess, authority: Authority) -> None:
+    """An alternative name that is no text, signed by the authority all the same; and one of twenty thousand bytes."""
+    bad = b"\x30\x06\x82\x04\xff\xfe\x00\xc3"
+    san = x509.UnrecognizedExtension(ObjectIdentifier("2.5.29.17"), bad)
+    for papers in (
+        authority.issue(named((CN, "h")), san),
+        authority.issue(named(*[(OU, "x" * 60)] * 300, (CN, "long"))),
+    ):
+        context = authority.client(papers)
+        with pytest.raises((pika.exceptions.AMQPError, OSError)):
+            connected(broker, context)
+        with pytest.raises((AssertionError, OSError)):
+            assert https(broker, "/api/whoami", context)[0] == 200
+    assert "a TLS handshake failed: UnicodeDecodeError" in broker.stderr
+    assert "no user has a name as long as the certificate's" in broker.stderr
+    connected(broker, authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))).close()
+    assert "Traceback" not in broker.stderr, broker.stderr
+
+
+# -- HTTPS ------------------------------------------------------------------------------------------------------------
+
+
+def https(
+    broker: BrokerProcess, path: str, context: ssl.SSLContext, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    request = urllib.request.Request(f"https://localhost:{port(broker, 'https')}{path}", headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + b64encode(f"{name}:{password}".encode()).decode()}
+
+
+def test_the_admin_api(broker: BrokerProcess, authority: Authority) -> None:
+    anna = authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))
+    status, whoami = https(broker, "/api/whoami", anna)
+    assert (status, whoami["name"], whoami["tags"]) == (200, "CN=anna,O=shop", ["management"])
+    assert https(broker, "/api/users", anna)[0] == 401  # no administrator
+    # What is said counts more than what is shown.
+    assert https(broker, "/api/whoami", anna, basic("guest", "guest"))[1]["name"] == "guest"
+    assert https(broker, "/api/whoami", anna, basic("guest", "wrong"))[0] == 401
+    nobody = authority.client(authority.issue(named((CN, "nobody"))))
+    assert https(broker, "/api/whoami", nobody)[0] == 401
+    assert https(broker, "/api/whoami", authority.client(None))[0] == 401
+    records = broker.api("GET", "/api/audit?where=" + quote("front_end = 'http' AND user = 'CN=anna,O=shop'"))
+    assert records["records"][0]["details"]["peer_cert_subject"] == "CN=anna,O=shop"

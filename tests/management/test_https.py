@@ -1,0 +1,185 @@
+"""The admin API over TLS: beside plain HTTP or instead of it, its certificates, and peers that speak none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from amqpd.testing import BrokerFailed, BrokerProcess, embedded
+
+BASIC = {"Authorization": "Basic " + b64encode(b"guest:guest").decode()}
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def papers(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("https")
+    server = authority.issue_cert("localhost", "127.0.0.1", not_after=datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC))
+    server.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in server.cert_chain_pems:
+        blob.write_to_path(folder / "certificate.pem", append=True)
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return {
+        "http.tls.port": 0,
+        "http.tls.certificate": folder / "certificate.pem",
+        "http.tls.key": folder / "key.pem",
+        "http.tls.ca": folder / "ca.pem",
+    }
+
+
+@pytest.fixture(scope="module")
+def broker(papers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=papers) as process:
+        yield process
+        assert "Traceback" not in process.stderr, process.stderr
+
+
+def https_port(broker: BrokerProcess) -> int:
+    assert broker.ready is not None
+    return broker.ready.listeners["https"][1]
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def asked(port: int, path: str, context: ssl.SSLContext, headers: dict[str, str] = BASIC) -> tuple[int, Any]:
+    """Status and decoded body. Raises: urllib.error.URLError where there is no answer."""
+    request = urllib.request.Request(f"https://localhost:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_it_answers_as_plain_http_does(broker: BrokerProcess, authority: trustme.CA) -> None:
+    status, whoami = asked(https_port(broker), "/api/whoami", trusting(authority))
+    assert (status, whoami["name"]) == (200, "guest")
+    assert broker.api("GET", "/api/whoami") == whoami
+    assert asked(https_port(broker), "/api/whoami", trusting(authority), {})[0] == 401
+    overview = broker.api("GET", "/api/overview")
+    assert {each["protocol"]: each["port"] for each in overview["listeners"]}["https"] == https_port(broker)
+    ports = {each["port"]: each.get("ssl") for each in overview["contexts"]}
+    assert ports == {broker.http_port: None, https_port(broker): "true"}
+    assert broker.api("GET", "/api/health/checks/protocol-listener/https")["status"] == "ok"
+
+
+def test_its_certificate_is_looked_at(broker: BrokerProcess) -> None:
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        asked(https_port(broker), "/api/whoami", ssl.create_default_context())
+
+
+def test_plain_http_on_its_port_is_closed(broker: BrokerProcess, authority: trustme.CA) -> None:
+    with socket.create_connection(("127.0.0.1", https_port(broker)), timeout=30) as sock:
+        sock.sendall(b"GET /api/whoami HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        heard = b""
+        try:
+            while data := sock.recv(100):
+                heard += data
+        except ConnectionResetError:
+            heard += b""  # closed all the same
+    assert heard == b"" or heard[0] == 0x15  # an alert of TLS
+    assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+
+
+def test_a_silent_peer_is_closed(broker: BrokerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", https_port(broker)), timeout=50) as sock:
+        assert sock.recv(1) == b""  # within five seconds; aiohttp's own rule would be a minute
+
+
+def test_alone(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
+    settings = {**papers, "http.port": "off", "http.tls.host": "0.0.0.0"}
+    with BrokerProcess(tmp_path, settings=settings) as broker:
+        assert broker.ready is not None
+        assert sorted(broker.ready.listeners) == ["amqp", "https"]
+        assert broker.ready.listeners["https"][0] == "0.0.0.0"
+        assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+
+
+def test_certificates_that_end(papers: dict[str, object], broker: BrokerProcess, authority: trustme.CA) -> None:
+    """rabbit: the form of 3.10.8, its times included."""
+    check = "/api/health/checks/certificate-expiration"
+    context = trusting(authority)
+    assert asked(https_port(broker), f"{check}/1/days", context) == (200, {"status": "ok"})
+    assert asked(https_port(broker), f"{check}/-1/weeks", context) == (200, {"status": "ok"})
+    status, told = asked(https_port(broker), f"{check}/10/years", context)
+    assert (status, told["status"], told["reason"]) == (503, "failed", "Certificates expiring")
+    (expired,) = told["expired"]
+    assert expired.pop("node").startswith("amqpd@")
+    assert [each[:4] for each in expired.pop("cacertfile_expires_on")] > ["2029"]
+    assert "2030-05-06 7:08:09" in expired.pop("certfile_expires_on")
+    assert expired == {
+        "protocol": "https",
+        "interface": "127.0.0.1",
+        "port": https_port(broker),
+        "cacertfile": str(papers["http.tls.ca"]),
+        "certfile": str(papers["http.tls.certificate"]),
+    }
+    unit = "Time unit not recognised. Supported units: days, weeks, months, years."
+    for path, reason in (("1/day", unit), ("x/days", "Invalid expiration value.")):
+        refused = asked(https_port(broker), f"{check}/{path}", context)
+        assert refused == (400, {"error": "bad_request", "reason": reason})
+    (listed,) = broker.api("GET", "/api/amqpd/certificates")
+    assert listed["path"] == str(papers["http.tls.certificate"])
+
+
+def test_a_certificate_that_cannot_be_used_ends_the_start(papers: dict[str, object], tmp_path: Path) -> None:
+    wrong = trustme.CA().issue_cert("localhost")
+    wrong.private_key_pem.write_to_path(tmp_path / "other.pem")
+    with pytest.raises(BrokerFailed) as failed:
+        BrokerProcess(tmp_path / "data", settings={**papers, "http.tls.key": tmp_path / "other.pem"}).start()
+    assert "http.tls" in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, object], tmp_path: Path) -> None:
+    """What SIGHUP does: AMQP's and HTTPS's together; where one of them does not fit, both stay."""
+    other = trustme.CA()
+    renewed = other.issue_cert("localhost")
+    renewed.private_key_pem.write_to_path(tmp_path / "key.pem")
+    renewed.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    amqps = {name.replace("http.", "amqp."): value for name, value in papers.items()}
+    async with embedded(tmp_path / "data", settings={**papers, **amqps}) as server:
+        settings = server.settings
+
+        async def speaks_with(authority: trustme.CA, protocol: str) -> bool:
+            context = trusting(authority)
+            port = server.port(protocol)
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+            except ssl.SSLCertVerificationError:
+                return False
+            writer.close()
+            await writer.wait_closed()
+            return True
+
+        new = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}
+        fits = replace(settings.amqp, tls=replace(settings.amqp.tls, **new))
+        no_key = replace(settings.http.tls, certificate=tmp_path / "certificate.pem")
+        with pytest.raises(OSError, match=r"http\.tls"):
+            server.renew(replace(settings, amqp=fits, http=replace(settings.http, tls=no_key)))
+        assert not await speaks_with(other, "amqps")
+        good = replace(settings.http, tls=replace(settings.http.tls, **new))
+        server.renew(replace(settings, amqp=fits, http=good))
+        assert await speaks_with(other, "amqps")
+        assert await speaks_with(other, "https")
