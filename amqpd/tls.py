@@ -28,7 +28,7 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
     if tls.certificate is None:
         raise OSError(f"{name}.port is set but {name}.certificate is not")
     try:
-        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_cert_chain(tls.certificate, tls.key, _no_passphrase)
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
     except OSError as error:
@@ -41,11 +41,16 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
     return context
 
 
+def _no_passphrase() -> str:
+    """OpenSSL would ask for it on the terminal, and hold the loop until somebody answers. Raises: OSError."""
+    raise OSError("the private key has a passphrase, and nobody is asked for it")
+
+
 def renew(context: ssl.SSLContext, tls: TlsSettings | HttpTlsSettings, name: str) -> None:
     """Certificate and key for the handshakes to come. Raises: OSError, and the context keeps the former."""
     server_context(tls, name)  # they fit, or nothing is changed
     assert tls.certificate is not None  # server_context has looked
-    context.load_cert_chain(tls.certificate, tls.key)
+    context.load_cert_chain(tls.certificate, tls.key, _no_passphrase)
 
 
 def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -38,7 +38,11 @@ GENERAL: Final = (
     Option("vhost", "p", "<vhost>", "virtual host, for commands that work in one (default /)"),
     Option("formatter", "", "<name>", f"how a list is written: {', '.join(FORMATTERS)}"),
     Option("data-dir", "", "<dir>", f"data directory of the broker (AMQPD_DATA_DIR; default {DATA_DIR})"),
-    Option("uri", "", "<uri>", "talk HTTP to http://USER:PASSWORD@HOST:15672 instead (AMQPCTL_URI)"),
+    Option("uri", "", "<uri>", "talk HTTP(S) to http://USER:PASSWORD@HOST:15672, https://...:15671 (AMQPCTL_URI)"),
+    Option("tls-ca-cert-file", "", "<file>", "https: whose certificates are believed (AMQPCTL_TLS_CA_CERT_FILE)"),
+    Option("tls-cert-file", "", "<file>", "https: the certificate to show, a login maybe (AMQPCTL_TLS_CERT_FILE)"),
+    Option("tls-key-file", "", "<file>", "https: its private key, if elsewhere (AMQPCTL_TLS_KEY_FILE)"),
+    Option("insecure", "", "", "https: believe any certificate. A last resort: anybody can be the broker then"),
 )
 SPECIFIC: Final = (
     Option("no-table-headers", "", "", "no header row in a table"),

@@ -1,8 +1,8 @@
 """The admin API, seen from outside: one HTTP connection, over the unix socket in the data directory or over TCP.
 
 Over the socket there is no password: the socket's mode is 0600 and the broker looks at the peer's uid. Over TCP the
-URI carries the credentials. http.client is imported on the first request, since `help` and `version` need none
-(it costs 30 ms, a third of what a command may take).
+URI carries the credentials, or over TLS a certificate does. http.client is imported on the first request, since `help`
+and `version` need none (it costs 30 ms, a third of what a command may take).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from amqpd.cli.errors import (
     Refused,
     UsageError,
 )
+from amqpd.cli.tls import Tls
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -70,6 +71,8 @@ class Client:
         self.data_dir = data_dir
         self.node = node
         self.timeout_s = timeout_s
+        self.tls = Tls()
+        """Of `https` URIs; may be replaced before the first request."""
         self._connection: HTTPConnection | None = None
         self._headers: dict[str, str] = {NEEDS_APP: "true"} if needs_app else {}
         self._prefix = ""
@@ -155,7 +158,7 @@ class Client:
         except ValueError as error:
             raise UsageError(f"--uri {self.address}: {error}") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"--uri {self.address}: expected http://USER:PASSWORD@HOST:15672")
+            raise UsageError(f"--uri {self.address}: expected http://USER:PASSWORD@HOST:15672, or https://...:15671")
         if parts.username is not None:
             from base64 import b64encode
 
@@ -163,8 +166,10 @@ class Client:
             self._headers["Authorization"] = "Basic " + b64encode(credentials.encode()).decode()
         self._prefix = parts.path.rstrip("/")
         timeout_s: Any = socket.getdefaulttimeout() if self.timeout_s is None else self.timeout_s
-        made = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return made(parts.hostname, port or 15672, timeout=timeout_s)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, port or 15672, timeout=timeout_s)
+        context = self.tls.context()
+        return http.client.HTTPSConnection(parts.hostname, port or 15671, timeout=timeout_s, context=context)
 
     def _timed_out(self, path: str) -> Refused:
         return Refused(
@@ -179,6 +184,8 @@ class Client:
             advice = "run amqpctl as the user the broker runs as, or use --uri http://USER:PASSWORD@HOST:15672"
         elif "Authorization" not in self._headers:
             advice = "put credentials into the URI: --uri http://USER:PASSWORD@HOST:15672"
+            if self.tls.certificate:
+                advice = "see auth.mechanisms and auth.ssl_cert_login_from of the broker, and that it has such a user"
         return f"{self.address} refuses: {answer.reason}. What to do: {advice}."
 
     def _unreachable(self, error: Exception) -> Refused:
@@ -196,6 +203,11 @@ class Client:
                 "Its admin API may listen elsewhere: see http.host and http.port in `amqpd --print-settings`",
                 "On the broker's own machine, use its data directory: --data-dir DIR",
             ]
+            if self.uri.lower().startswith("https://"):
+                advice[:1] = [
+                    "Its certificate may be signed by an authority of your own. Name it: --tls-ca-cert-file FILE",
+                    "It may want a certificate of yours: --tls-cert-file FILE, --tls-key-file FILE",
+                ]
         elif isinstance(error, PermissionError):
             advice = [
                 "The broker runs as another user. Run amqpctl as that user",

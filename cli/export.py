@@ -124,6 +124,13 @@ def _options(context: Context) -> ExportOptions:
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
     source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
+    tls = context.client.tls
+    if tls.insecure:
+        raise UsageError("--insecure : an export does not go without checking; use --tls-ca-cert-file")
+    from pathlib import Path
+
+    files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
+    source |= {name: str(Path(path).absolute()) for name, path in files.items() if path}
     return ExportOptions(
         source=source,
         vhost=context.vhost,

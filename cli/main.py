@@ -19,6 +19,7 @@ from amqpd.cli.client import Client
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
 from amqpd.cli.terminal import bold, red
+from amqpd.cli.tls import WARNING, tls_of
 from amqpd.cli.tools import TOOLS, Tool, tool_of
 
 _CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
@@ -92,6 +93,9 @@ def _run(
     client = Client(uri, data_dir, node, timeout_s, command.needs_app)
     try:
         check_options(line, command.options)
+        client.tls = tls_of(line, environment, uri)
+        if client.tls.insecure:
+            err.write(WARNING)
         command.check(line.operands)
         command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
     except (UsageError, AppStopped, AppRuns) as failure:

@@ -137,6 +137,7 @@ def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
     if given:
         uri, data_dir = where(context.line._replace(given=given), {})
         client = Client(uri, data_dir, context.node, NAMES_S, False)
+        client.tls = context.client.tls
     client.timeout_s = NAMES_S
     try:
         answer = client.send("GET", f"{path}?columns=name&page=1&page_size={NAMES_MAX}")

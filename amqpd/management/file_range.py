@@ -3,8 +3,9 @@ it.
 
 aiohttp's own FileResponse falls back to reading and writing in pieces, since uvloop has no `sendfile`. Here the
 headers go the usual way; when they have left the transport's buffer, a thread sends the file into a duplicate of the
-socket's descriptor. Until it is done nothing else is written to that connection. A peer that takes nothing for WAIT_S
-loses its connection, and so does one whose file ended early: the length was promised.
+socket's descriptor. Until it is done nothing else is written to that connection. Over TLS the kernel does not know the
+keys, and the file goes in pieces: read by a thread, encrypted and written by the loop. A peer that takes nothing for
+WAIT_S loses its connection, and so does one whose file ended early: the length was promised.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 WAIT_S: Final = 30.0
 PIECE_BYTES: Final = 4 << 20
+TLS_PIECE_BYTES: Final = 1 << 18
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="amqpd-sendfile")
 
 
@@ -68,6 +70,10 @@ class FileRange(web.StreamResponse):
         transport = request.transport
         if writer is None or transport is None or start == stop or request.method == "HEAD":
             return writer
+        if transport.get_extra_info("ssl_object") is not None:
+            await self._send_pieces(transport, fd, start, stop - start)
+            await super().write_eof()
+            return writer
         # A transport tells of its high and its low mark, not of empty.
         while transport.get_write_buffer_size() > 0 and not transport.is_closing():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -88,6 +94,23 @@ class FileRange(web.StreamResponse):
             cancelled.set()
         await super().write_eof()
         return writer
+
+    async def _send_pieces(self, transport: asyncio.Transport, fd: int, position: int, count: int) -> None:
+        """Raises: ConnectionResetError, with the connection gone."""
+        loop = asyncio.get_running_loop()
+        try:
+            while count > 0:
+                size = min(count, TLS_PIECE_BYTES)
+                piece = await loop.run_in_executor(_threads, os.pread, fd, size, position)
+                if not piece:
+                    raise OSError("the file ends before the range does")
+                async with asyncio.timeout(WAIT_S):
+                    await self.write(piece)
+                position += len(piece)
+                count -= len(piece)
+        except OSError as error:  # TimeoutError is one
+            transport.abort()
+            raise ConnectionResetError(str(error) or "the peer takes nothing") from error
 
 
 def _open(path: str) -> int:

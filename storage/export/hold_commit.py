@@ -11,11 +11,10 @@ import http.client
 import json
 import os
 import socket
-from base64 import b64encode
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from amqpd.storage.export.files import LogSource, QueueName
+from amqpd.storage.export.files import LogSource, QueueName, SourceError
 from amqpd.storage.export.remote import BrokerSource
 
 SOCKET = "amqpctl.sock"
@@ -33,8 +32,7 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
     headers = {"Content-Type": "application/json"}
     try:
         if isinstance(source, BrokerSource):
-            token = b64encode(f"{source.user}:{source.password}".encode()).decode()
-            _post(_tcp(source.url), path, body, {**headers, "Authorization": f"Basic {token}"})
+            _post(source.connection(TIMEOUT_S), path, body, {**headers, **source.credentials()})
             return
         place = Path(queue.place)
         connection = _unix(place.parents[3] / SOCKET) if len(place.parents) > 3 else None
@@ -44,14 +42,8 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
             from amqpd.storage.settle.hold import write_offset
 
             write_offset(place, name, offset)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, SourceError) as error:
         raise CommitFailed(f"the broker was not told of the commit: {str(error) or type(error).__name__}") from error
-
-
-def _tcp(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
 
 
 def _unix(path: Path) -> http.client.HTTPConnection | None:

@@ -1,6 +1,7 @@
 """The options of `format("amqp")` when reading, named as in Spark's Kafka source where it has the same.
 
     path | url, user, password     where: a data directory (or a copy), or a broker's admin API
+    tlsCaCertFile, tlsCertFile, tlsKeyFile   of an https url: PEM files, on every executor
     vhost                          default /
     queue | queues | queuePattern  one name, names with commas between, or a regular expression for whole names
     startingOffsets                earliest (default of a batch), latest (of a stream), a number, or JSON {"queue": n}
@@ -42,8 +43,9 @@ NAMES = (
     "path", "url", "user", "password", "vhost", "queue", "queues", "queuePattern", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeSettled",
     "maxOffsetsPerTrigger", "minPartitions", "splitBytes", "batchRows", "columns", "includeProperties",
-    "includeHeaders", "checkCrc",
+    "includeHeaders", "checkCrc", "tlsCaCertFile", "tlsCertFile", "tlsKeyFile",
 )  # fmt: skip
+_TLS = ("tlsCaCertFile", "tlsCertFile", "tlsKeyFile")
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
 
@@ -154,11 +156,16 @@ def _source(given: Mapping[str, str]) -> LogSource:
     if url is None:
         if "user" in given or "password" in given:
             raise BadOption("user and password go with url")
+        if any(name in given for name in _TLS):
+            raise BadOption(f"{', '.join(_TLS)} go with url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
-    from amqpd.storage.export.remote import BrokerSource
+    from amqpd.storage.export.remote import BrokerSource, TlsFiles
 
-    return BrokerSource.from_url(url, given.get("user", ""), given.get("password", ""))
+    ca, certificate, key = (given.get(name, "") for name in _TLS)
+    if key and not certificate:
+        raise BadOption("tlsKeyFile goes with tlsCertFile")
+    return BrokerSource.from_url(url, given.get("user", ""), given.get("password", ""), TlsFiles(ca, certificate, key))
 
 
 def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:

@@ -16,7 +16,7 @@ import json
 import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from amqpd.storage.export.files import LogFiles, LogSource, QueueName, SourceError
@@ -26,34 +26,89 @@ TIMEOUT_S = 60.0
 _RETRIED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, http.client.IncompleteRead)
 
 
+class TlsFiles(NamedTuple):
+    """PEM files of whoever reads over https, where they are on each executor; each may be empty.
+
+    ca: instead of the machine's own authorities. certificate: to show, a login where no user is named. key: where it is
+    not in the certificate's file.
+    """
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """Raises: SourceError."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise SourceError(f"TLS: {', '.join(filter(None, self))}: {error.strerror or error}") from error
+        return context
+
+
+NO_FILES = TlsFiles()
+
+
 @dataclass(frozen=True)
 class BrokerSource(LogSource):
-    """A broker's admin API. url: http://host:port, https too. user, password: as for the management API."""
+    """A broker's admin API. url: http://host:port, https too. user, password: as for the management API.
+
+    user: empty where the certificate of `tls` is the login.
+    """
 
     url: str
     user: str
     password: str = field(repr=False)
+    tls: TlsFiles = NO_FILES
 
     @staticmethod
-    def from_url(url: str, user: str = "", password: str = "") -> BrokerSource:
-        """From http://user:password@host:port; what is given besides counts more. Raises: SourceError."""
+    def from_url(url: str, user: str = "", password: str = "", tls: TlsFiles = NO_FILES) -> BrokerSource:
+        """From http://user:password@host:port; what is given besides counts more. Raises: SourceError.
+
+        Without a user that is the certificate's, or guest.
+        """
         parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError:
             raise SourceError(f"url: {url!r} has no port that is a number") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise SourceError("url: expected http://user:password@host:15672")
+            raise SourceError("url: expected http://user:password@host:15672, or https://...:15671")
+        if parts.scheme == "http" and any(tls):
+            raise SourceError("url: files of TLS go with https://")
+        guest = "" if tls.certificate else "guest"
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return BrokerSource(
-            f"{parts.scheme}://{host}:{port or 15672}",
-            user or unquote(parts.username or "guest"),
-            password or unquote(parts.password or "guest"),
+            f"{parts.scheme}://{host}:{port or (15671 if parts.scheme == 'https' else 15672)}",
+            user or unquote(parts.username or guest),
+            password or unquote(parts.password or guest),
+            tls,
         )
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """One that has not connected yet. Raises: SourceError."""
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls.context())
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+    def credentials(self) -> dict[str, str]:
+        """The header of a request; none where the certificate says who asks."""
+        if not self.user:
+            return {}
+        token = b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return {"Authorization": f"Basic {token}"}
 
     @property
     def unseen(self) -> str:
-        return f", or user '{self.user}' may not read it"
+        return f", or {self.shown_user} may not read it"
+
+    @property
+    def shown_user(self) -> str:
+        return f"user '{self.user}'" if self.user else "the certificate's user"
 
     def queues(self, vhost: str) -> list[QueueName]:
         client = _Client(self)
@@ -118,9 +173,8 @@ class _Remote(LogFiles):
 class _Client:
     def __init__(self, source: BrokerSource) -> None:
         self.url = source.url
-        token = b64encode(f"{source.user}:{source.password}".encode()).decode()
-        self._headers = {"Authorization": f"Basic {token}"}
-        self._user = source.user
+        self._source = source
+        self._headers = source.credentials()
         self._connection: http.client.HTTPConnection | None = None
 
     def json(self, path: str) -> Any:
@@ -132,7 +186,7 @@ class _Client:
     def request(self, path: str, headers: dict[str, str]) -> tuple[int, bytes, str]:
         """(status, body, Content-Range). Raises: SourceError."""
         for attempt in (0, 1):
-            connection = self._connection or self._connect()
+            connection = self._connection or self._source.connection(TIMEOUT_S)
             self._connection = connection
             try:
                 connection.request("GET", path, headers={**self._headers, **headers})
@@ -145,16 +199,9 @@ class _Client:
                 what = str(error) or type(error).__name__
                 raise SourceError(f"the broker at {self.url} does not answer: {what}") from error
             if answer.status == 401:
-                raise SourceError(f"{self.url}: user '{self._user}' may not: {_reason(answer.status, data)}")
+                raise SourceError(f"{self.url}: {self._source.shown_user} may not: {_reason(answer.status, data)}")
             return answer.status, data, answer.getheader("Content-Range", "")
         raise AssertionError("unreachable")
-
-    def _connect(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
-        host, port = parts.hostname or "", parts.port
-        if parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
