@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.backends import NAME_BYTES_MAX, Refused
+from amqpd.auth.backends import Refused
 
 if TYPE_CHECKING:
     from amqpd.settings import AuthSettings
 
+NAME_BYTES_MAX: Final = 255
+"""Of users' names."""
 KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")
 

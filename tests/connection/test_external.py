@@ -288,6 +288,9 @@ def test_a_certificate_is_a_login(broker: BrokerProcess, authority: Authority) -
         "peer_cert_subject": "CN=anna,O=shop",
         "peer_cert_issuer": "O=Shop\\, Inc.,CN=Test CA",
     }
+    columns = ("user", "ssl", "ssl_protocol", "ssl_cipher", "peer_cert_subject")
+    table = broker.ctl("list_connections", "-q", *columns).stdout.splitlines()[1]
+    assert table.split("\t") == ["CN=anna,O=shop", "true", "tlsv1.3", "aes_256_gcm", "CN=anna,O=shop"]
     records = broker.api("GET", "/api/audit?where=" + quote("event = 'user.authentication.success'"))["records"]
     details = next(each["details"] for each in records if each.get("user") == "CN=anna,O=shop")
     assert details["auth_mechanism"] == "EXTERNAL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import urllib.error
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from amqpd.testing import BrokerFailed, BrokerProcess, embedded
 
@@ -146,10 +148,15 @@ def test_certificates_that_end(papers: dict[str, object], broker: BrokerProcess,
 def test_a_certificate_that_cannot_be_used_ends_the_start(papers: dict[str, object], tmp_path: Path) -> None:
     wrong = trustme.CA().issue_cert("localhost")
     wrong.private_key_pem.write_to_path(tmp_path / "other.pem")
-    with pytest.raises(BrokerFailed) as failed:
-        BrokerProcess(tmp_path / "data", settings={**papers, "http.tls.key": tmp_path / "other.pem"}).start()
-    assert "http.tls" in str(failed.value)
-    assert "Traceback" not in str(failed.value)
+    key = serialization.load_pem_private_key(Path(str(papers["http.tls.key"])).read_bytes(), None)
+    secret = serialization.BestAvailableEncryption(b"a passphrase")
+    form = serialization.PrivateFormat.PKCS8
+    (tmp_path / "locked.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, secret))
+    for name, words in (("other.pem", "http.tls"), ("locked.pem", "http.tls: .*has a passphrase, and nobody is asked")):
+        with pytest.raises(BrokerFailed) as failed:
+            BrokerProcess(tmp_path / "data", settings={**papers, "http.tls.key": tmp_path / name}).start()
+        assert re.search(words, str(failed.value))
+        assert "Traceback" not in str(failed.value)
 
 
 async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, object], tmp_path: Path) -> None:
