@@ -60,6 +60,8 @@ class Server:
         self.settings = settings
         self.loop = loop
         self.stopped = asyncio.Event()
+        # Once more, for a reload; raises SettingsError. One that is embedded has no other than these.
+        self.read_settings: Callable[[], Settings] = lambda: settings
         self._stopping = False
         self._upkeep: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
@@ -112,6 +114,10 @@ class Server:
             front_end.check(settings)
         for front_end in self.front_ends:
             front_end.renew(settings)
+
+    def reload(self) -> list[str]:
+        """Log level and certificates are taken over; what else has changed is named. Raises: SettingsError, OSError."""
+        return signals.take_over(self.settings, self.renew, self.read_settings)
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
@@ -242,8 +248,8 @@ async def serve(
     server = Server(settings, loop, guests)
     server.load()
     await server.listen()
-    reload = partial(signals.reload, settings, server.renew, read_settings)
-    signals.watch(loop, output, server.stop, reload)
+    server.read_settings = read_settings
+    signals.watch(loop, output, server.stop, partial(signals.reload, server.reload))
     if interpreted := warning():
         log.warning(interpreted)
     ready = server.ready_line(started)

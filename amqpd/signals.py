@@ -79,31 +79,37 @@ def watch(
     loop.add_signal_handler(signal.SIGUSR2, write_stacks)
 
 
-def reload(
+def take_over(
     running: Settings, renew: Callable[[Settings], None], read_settings: Callable[[], Settings]
-) -> None:
-    """Takes over log.level, and the TLS certificates and keys for connections to come; says what has to wait.
+) -> list[str]:
+    """log.level, and the TLS certificates and keys for connections to come; all or nothing.
 
     running: the settings of the start. renew: hands them to the front ends; raises OSError. read_settings: raises
-    SettingsError.
+    SettingsError. Returns the names of those that have changed and have to wait. Raises: SettingsError, OSError.
     """
+    fresh = read_settings()
+    renew(fresh)
+    logging.getLogger().setLevel(fresh.log.level.upper())
+    return [
+        row.name
+        for row in rows()
+        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(running, row.name)
+    ]
+
+
+def reload(take: Callable[[], list[str]]) -> None:
+    """What SIGHUP does. take: `take_over`, of this process; what it raises is told in the log."""
     try:
-        fresh = read_settings()
-        renew(fresh)
+        waiting = take()
     except SettingsError as error:
         log.error("SIGHUP: the settings stay as they are: %s", "; ".join(error.problems))
         return
     except OSError as error:  # ssl.SSLError is one
         log.error("SIGHUP: the settings stay as they are: the TLS certificate cannot be loaded: %s", error)
         return
-    logging.getLogger().setLevel(fresh.log.level.upper())
-    waiting = [
-        row.name
-        for row in rows()
-        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(running, row.name)
-    ]
+    level = logging.getLevelName(logging.getLogger().level).lower()
     rest = f"; changed and waiting for a restart: {', '.join(waiting)}" if waiting else ""
-    log.info("SIGHUP: the settings are read again, log.level is %s%s", fresh.log.level, rest)
+    log.info("SIGHUP: the settings are read again, log.level is %s%s", level, rest)
 
 
 def write_stacks() -> None:

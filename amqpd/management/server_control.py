@@ -40,5 +40,8 @@ class ServerControl(Protocol):
     async def resume_listeners(self) -> None:
         """`amqpctl resume_listeners`: they get in again. Raises: OSError when a port is taken."""
 
+    def reload(self) -> list[str]:
+        """As SIGHUP. Returns the settings that have changed and wait for a restart. Raises: SettingsError, OSError."""
+
     def stop(self) -> None:
         """Asks for a clean end of the process; returns at once."""

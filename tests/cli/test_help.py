@@ -52,7 +52,7 @@ ASKED_FOR = (
     "listeners log_location log_tail log_tail_stream memory_breakdown metadata_store_status node_health_check "
     "os_env peek post_upgrade quorum_status rebalance reclaim_quorum_memory rename_cluster_node report reset "
     "reset_node_auth_attempt_metrics reset_stats_db resolve_hostname resolver_info restart_stream "
-    "restart_vhost resume_listeners rotate_logs server_version set_log_level set_permissions_globally "
+    "reload restart_vhost resume_listeners rotate_logs server_version set_log_level set_permissions_globally "
     "set_stream_retention_policy shrink shutdown stream_status suspend_listeners sync_queue tls_versions "
     "transfer_leadership update_cluster_nodes wait "
     "check_if_cluster_has_classic_queue_mirroring_policy list_policies_with_classic_queue_mirroring "

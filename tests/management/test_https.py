@@ -190,3 +190,32 @@ async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, o
         server.renew(replace(settings, amqp=fits, http=good))
         assert await speaks_with(other, "amqps")
         assert await speaks_with(other, "https")
+
+
+def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
+    """What SIGHUP takes over, on a terminal too; files that do not fit change nothing and are named."""
+    names = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}
+    for name, path in names.items():
+        path.write_bytes(Path(str(papers[f"http.tls.{name}"])).read_bytes())
+    config = tmp_path / "amqpd.toml"
+    config.write_text("[amqp]\nheartbeat_s = 60\n")
+    settings = {"http.tls.port": 0, **{f"http.tls.{name}": path for name, path in names.items()}}
+    with BrokerProcess(tmp_path / "data", settings=settings, env={"AMQPD_CONFIG": str(config)}) as broker:
+        other = trustme.CA()
+        renewed = other.issue_cert("localhost")
+        renewed.cert_chain_pems[0].write_to_path(names["certificate"])
+        refused = broker.ctl("reload")
+        assert refused.returncode != 0
+        assert f"http.tls: {names['certificate']}" in refused.stderr
+        assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+        renewed.private_key_pem.write_to_path(names["key"])
+        config.write_text("[amqp]\nheartbeat_s = 30\n")
+        taken = broker.ctl("reload")
+        assert taken.returncode == 0
+        assert taken.stderr == "Changed, and waiting for a restart: amqp.heartbeat_s\n"
+        assert asked(https_port(broker), "/api/whoami", trusting(other))[0] == 200
+        config.write_text("[amqp]\nheartbeats = 30\n")
+        unknown = broker.ctl("reload")
+        assert unknown.returncode != 0
+        assert "unknown setting amqp.heartbeats" in unknown.stderr
+        assert "Traceback" not in broker.stderr, broker.stderr
