@@ -146,6 +146,22 @@ async def test_guest_comes_from_loopback_only(house: House) -> None:
     assert await house.backend.authenticate("guest", b"guest", False) == GUEST
 
 
+async def test_whom_a_certificate_names_needs_no_password(house: House) -> None:
+    """But has to be there, and where he is from counts as ever."""
+    await house.backend.add_user("anna", tags=["management"])  # no password opens it
+    assert not await login(house, "anna", b"")
+    assert house.backend.vouched("anna", False) == User("anna", ("management",))
+    assert house.backend.vouched("guest", True) == GUEST
+    with pytest.raises(Refused, match="loopback"):
+        house.backend.vouched("guest", False)
+    for stranger in ("Anna", "anna\0", ""):
+        with pytest.raises(Refused, match="invalid credentials"):
+            house.backend.vouched(stranger, True)
+    await house.backend.delete_user("anna")
+    with pytest.raises(Refused, match="invalid credentials"):
+        house.backend.vouched("anna", True)
+
+
 async def test_a_verified_password_is_not_checked_again_for_five_minutes(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
