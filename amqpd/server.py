@@ -25,15 +25,16 @@ import uvloop
 
 from amqpd import __version__, descriptors, logs, signals, tls
 from amqpd._build import is_compiled, warning
-from amqpd.auth.backends import bootstrap
+from amqpd.auth.user_rows import bootstrap
 from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.restore import reconcile
 from amqpd.connection.front_end import AmqpFrontEnd
+from amqpd.management.definitions_report import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.routing.selector import prepare
 from amqpd.settings import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.metadata.metadata import Metadata, MetadataError
+from amqpd.storage.metadata.metadata import Metadata, MetadataError, Row
 from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
@@ -65,6 +66,7 @@ class Server:
         self._stopping = False
         self._upkeep: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
+        self._definitions = settings.load_definitions or settings.definitions.local.path
         data_dir = settings.data_dir
         _private_directory(data_dir)
         post = loop.call_soon_threadsafe
@@ -88,11 +90,25 @@ class Server:
 
     def load(self) -> None:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; LogUnusable."""
-        first = self.settings.default
-        state = self.metadata.open(lambda: bootstrap(first.user, first.password, first.vhost))
+        state = self.metadata.open(self._first_rows)
         self.broker.load(reconcile(self.storage, state))
         if self.storage.strict:
             self.storage.recover_all()
+
+    def _first_rows(self) -> list[Row]:
+        """rabbit: definitions that are to be imported say who the first users are, and there is no other."""
+        first = self.settings.default
+        if self._definitions is not None:
+            return []
+        hashing = self.settings.auth.password_hashing
+        return bootstrap(first.user, first.password, first.vhost, hashing=hashing)
+
+    async def import_definitions(self) -> None:
+        """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
+        if self._definitions is not None:
+            from amqpd.management.definitions_start import import_at_start
+
+            await import_at_start(self.broker, self._definitions)
 
     @property
     def listeners(self) -> list[Listener]:
@@ -247,6 +263,7 @@ async def serve(
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop, guests)
     server.load()
+    await server.import_definitions()
     await server.listen()
     server.read_settings = read_settings
     signals.watch(loop, output, server.stop, partial(signals.reload, server.reload))
@@ -282,6 +299,6 @@ def run(
         return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
-    except (OSError, MetadataError, LogUnusable) as error:
+    except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:
         print(f"amqpd: {error}", file=sys.stderr)
     return EXIT_UNAVAILABLE

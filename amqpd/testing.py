@@ -432,6 +432,7 @@ async def embedded(
         server.storage.close(clean=False)  # which frees the directory
         raise
     try:
+        await server.import_definitions()
         await server.listen()
         yield server
     finally:

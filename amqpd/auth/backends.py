@@ -28,9 +28,10 @@ from amqpd.auth.passwords import (
     PasswordThreads,
     VerifiedCache,
     check_hash,
-    hash_password,
+    renewed_at_login,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
+from amqpd.auth.user_rows import AuthError, InvalidUser, check_name, checked_tags
 from amqpd.storage.metadata.metadata import (
     Change,
     Delete,
@@ -39,24 +40,11 @@ from amqpd.storage.metadata.metadata import (
     MetadataState,
     PermissionRow,
     Put,
-    Row,
     TopicPermissionRow,
     UserRow,
-    VhostRow,
-    random_id,
 )
 
 logger = logging.getLogger(__name__)
-
-KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
-"""Tags that mean something; any other word may be a tag too."""
-TAGS_MAX: Final = 64
-NAME_BYTES_MAX: Final = 255
-
-
-class AuthError(Exception):
-    """A change of users or permissions that is not made; the text is for whoever asked for it."""
-
 
 class UserExists(AuthError):
     """add_user: that name is taken."""
@@ -68,10 +56,6 @@ class NoSuchUser(AuthError):
 
 class NoSuchVhost(AuthError):
     """No vhost of that name."""
-
-
-class InvalidUser(AuthError):
-    """A user name, tag or password hash that cannot be."""
 
 
 class Refused(Exception):
@@ -111,28 +95,13 @@ class AuthChange(NamedTuple):
 
 
 class BackendContext(NamedTuple):
-    """What a backend is made from, after `Metadata.open`."""
+    """What a backend is made from, after `Metadata.open`. password_hashing: the algorithm of new hashes."""
 
     metadata: Metadata
     state: MetadataState
     vhost_exists: Callable[[str], bool]
     loopback_users: Collection[str] = ("guest",)
-
-
-def bootstrap(
-    default_user: str, default_pass: str, default_vhost: str, tags: Sequence[str] = ("administrator",)
-) -> list[Row]:
-    """The rows of a first start, for `Metadata.open(seed=...)`: a vhost, and a user who may do everything in it.
-
-    Cost: one argon2 hash, 21 ms, and argon2's import. Raises: InvalidUser.
-    """
-    _check_name(default_user)
-    hashed = hash_password(default_pass.encode()) if default_pass else ""
-    return [
-        VhostRow(default_vhost, random_id(), description="Default virtual host"),
-        UserRow(default_user, hashed, ARGON2ID, _checked_tags(tags)),
-        PermissionRow(default_user, default_vhost, ".*", ".*", ".*"),
-    ]
+    password_hashing: str = ARGON2ID
 
 
 class InternalBackend:
@@ -156,6 +125,7 @@ class InternalBackend:
         self.attempts = Attempts()
         """Counted by the front ends, which know the protocol."""
         self._passwords = PasswordThreads()
+        self._hashing = context.password_hashing
         self.changing = asyncio.Lock()
         """Held from the checks of a change to its commit."""
         for user in state.users:
@@ -203,7 +173,7 @@ class InternalBackend:
         if now.password_hash != stored:
             # Another password, or the same one hashed anew for another login of the user.
             return await self.authenticate(username, password, peer_is_loopback, address)
-        if algorithm != ARGON2ID:
+        if renewed_at_login(algorithm, self._hashing):
             now = await self._rehash(now, password)
         self._verified.remember(username, password, now.password_hash)
         return User(now.name, now.tags)
@@ -218,16 +188,17 @@ class InternalBackend:
         return User(row.name, row.tags)
 
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:
-        """Replaces RabbitMQ's fast hash, once per imported user; the login has succeeded, whatever happens here.
+        """Replaces a hash that is of the other kind than is asked for, once per user: RabbitMQ's fast ones by argon2id,
+        or argon2id by one that RabbitMQ can read. The login has succeeded, whatever happens here.
 
         Returns the row that `password` belongs to: the renewed one, or the one given.
         """
-        stronger = await self._passwords.hash(password)
+        other = await self._passwords.hash(password, self._hashing)
         async with self.changing:
             now = self._users.get(row.name)
             if now is None or now.password_hash != row.password_hash:
                 return row
-            renewed = now._replace(password_hash=stronger, hashing_algorithm=ARGON2ID)
+            renewed = now._replace(password_hash=other, hashing_algorithm=self._hashing)
             try:
                 await self._commit([Put(renewed)], lambda: self._keep(renewed))
             except MetadataError as error:
@@ -283,8 +254,8 @@ class InternalBackend:
         password_hash: instead of a password (import); hashing_algorithm belongs to it. Neither: no password opens the
         user. Raises: UserExists, InvalidUser, MetadataError (the database fails), as all the changes below.
         """
-        _check_name(name)
-        words = _checked_tags(tags)
+        check_name(name)
+        words = checked_tags(tags)
         if name in self._users and not replace:  # before 21 ms are spent
             raise UserExists(f"user '{name}' already exists")
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
@@ -321,7 +292,7 @@ class InternalBackend:
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """These tags instead of the former. Raises: NoSuchUser, InvalidUser."""
-        words = _checked_tags(tags)
+        words = checked_tags(tags)
         async with self.changing:
             row = self.user(name)._replace(tags=words)
             await self._commit([Put(row)], lambda: self._keep(row, AuthChange("tags", name)))
@@ -418,7 +389,18 @@ class InternalBackend:
             except InvalidHash as error:
                 raise InvalidUser(str(error)) from error
             return password_hash, algorithm
-        return (await self._passwords.hash(password) if password else ""), ARGON2ID
+        return (await self._passwords.hash(password, self._hashing) if password else ""), self._hashing
+
+    async def hashed(self, name: str, password: bytes) -> tuple[str, str]:
+        """Stored hash and algorithm for a user who is to come, or to stay, with this password: those there are, if it
+        opens them; else new ones. Cost: 21 ms, or twice as much. Raises: nothing.
+        """
+        row = self._users.get(name)
+        if row is not None and row.password_hash and not renewed_at_login(row.hashing_algorithm, self._hashing):
+            stored, algorithm = row.password_hash, row.hashing_algorithm
+            if await self._passwords.verify(password, stored, algorithm, "", "", _not_known):
+                return stored, algorithm
+        return await self._hashed(password, None, "")
 
     async def _commit(self, changes: Sequence[Change], apply: Callable[[], None]) -> None:
         """Commits, then calls `apply` on the loop, also when nobody waits any more. Raises: MetadataError."""
@@ -461,38 +443,9 @@ class InternalBackend:
                 logger.exception("auth: a listener failed on %r", change)
 
 
+def _not_known() -> bool:
+    return False
+
+
 def _changed(row: PermissionRow | TopicPermissionRow) -> AuthChange:
     return AuthChange("permissions" if isinstance(row, PermissionRow) else "topic_permissions", row.user, row.vhost)
-
-
-def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorithm: str) -> UserRow:
-    """A user with a hash made elsewhere; an empty one opens nothing. Raises: InvalidUser."""
-    _check_name(name)
-    if not password_hash:
-        return UserRow(name, "", ARGON2ID, _checked_tags(tags))
-    try:
-        check_hash(password_hash, hashing_algorithm)
-    except InvalidHash as error:
-        raise InvalidUser(str(error)) from error
-    return UserRow(name, password_hash, hashing_algorithm, _checked_tags(tags))
-
-
-def _check_name(name: str) -> None:
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise InvalidUser(f"user name {name!r} is not UTF-8") from None
-    if not 0 < size <= NAME_BYTES_MAX or "\0" in name:
-        raise InvalidUser(f"a user name has 1 to {NAME_BYTES_MAX} bytes and no NUL, not {name!r}")
-
-
-def _checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order given. Raises: InvalidUser."""
-    words = tuple(dict.fromkeys(tags))
-    if len(words) > TAGS_MAX:
-        raise InvalidUser(f"a user has at most {TAGS_MAX} tags")
-    for word in words:
-        # A comma separates tags in RabbitMQ's JSON, white space on the command line.
-        if not 0 < len(word) <= NAME_BYTES_MAX or not word.isprintable() or set(word) & {",", " "}:
-            raise InvalidUser(f"{word!r} is not a tag")
-    return words

@@ -1,8 +1,9 @@
 """Passwords: how they are kept, checked, and how a login storm is kept from the messages.
 
 New hashes are argon2id (t=2, m=19 MiB, p=1: 21 ms, OWASP's second choice), kept in argon2's own text form. RabbitMQ's
-hashes, base64 of a 4-byte salt and SHA-256 or SHA-512 over salt and password, are verified too, so that users can be
-imported; they are fast to guess, so the first login replaces them.
+hashes, base64 of a 4-byte salt and SHA-256, SHA-512 or MD5 over salt and password, are verified too, so that users can
+be imported; they are fast to guess, so the first login replaces them, unless `auth.password_hashing` asks for one of
+RabbitMQ's: then new hashes are of that kind and RabbitMQ's stay as they are, so that users can go back.
 
 Checking is slow on purpose. It runs in two threads (argon2 lets go of the interpreter lock), in the order that
 `attempts` says, and a password once verified is remembered for five minutes: a fleet that reconnects costs one check
@@ -38,12 +39,13 @@ T = TypeVar("T")
 ARGON2ID: Final = "argon2id"
 RABBIT_SHA256: Final = "rabbit_password_hashing_sha256"
 RABBIT_SHA512: Final = "rabbit_password_hashing_sha512"
+RABBIT_MD5: Final = "rabbit_password_hashing_md5"
 
 TIME_COST: Final = 2
 MEMORY_KIB: Final = 19 * 1024
 _RABBIT_SALT_BYTES: Final = 4
-_RABBIT_DIGESTS: Final = {RABBIT_SHA256: "sha256", RABBIT_SHA512: "sha512"}
-ALGORITHMS: Final = (ARGON2ID, RABBIT_SHA256, RABBIT_SHA512)
+_RABBIT_DIGESTS: Final = {RABBIT_SHA256: "sha256", RABBIT_SHA512: "sha512", RABBIT_MD5: "md5"}
+ALGORITHMS: Final = (ARGON2ID, RABBIT_SHA256, RABBIT_SHA512, RABBIT_MD5)
 
 # An imported argon2 hash brings its own cost; beyond these one login would stop the others or the memory.
 _TIME_COST_MAX: Final = 10
@@ -61,8 +63,11 @@ class InvalidHash(ValueError):
     """A password hash that cannot be verified here; the text says why."""
 
 
-def hash_password(password: bytes) -> str:
-    """The argon2id hash, with its parameters and a new salt. Cost: 21 ms, 19 MiB."""
+def hash_password(password: bytes, algorithm: str = ARGON2ID) -> str:
+    """The hash, with a new salt; of argon2id with its parameters. Cost: argon2id 21 ms and 19 MiB, the others 5 us."""
+    if algorithm != ARGON2ID:
+        salt = os.urandom(_RABBIT_SALT_BYTES)
+        return base64.b64encode(salt + _rabbit_digest(salt + password, algorithm)).decode("ascii")
     from argon2.low_level import Type, hash_secret
 
     encoded = hash_secret(password, os.urandom(16), TIME_COST, MEMORY_KIB, 1, 32, Type.ID)
@@ -98,7 +103,18 @@ def verify(password: bytes, stored: str, algorithm: str) -> bool:
     if not stored or not password:
         return False
     salt, digest = _rabbit_parts(stored, algorithm)
-    return hmac.compare_digest(hashlib.new(_RABBIT_DIGESTS[algorithm], salt + password).digest(), digest)
+    return hmac.compare_digest(_rabbit_digest(salt + password, algorithm), digest)
+
+
+def renewed_at_login(algorithm: str, wanted: str) -> bool:
+    """Whether a hash of `algorithm` gives way to one of `wanted` once the password is known. One of RabbitMQ's does
+    not give way to another one of those.
+    """
+    return algorithm != wanted and ARGON2ID in (algorithm, wanted)
+
+
+def _rabbit_digest(salted: bytes, algorithm: str) -> bytes:
+    return hashlib.new(_RABBIT_DIGESTS[algorithm], salted, usedforsecurity=False).digest()
 
 
 def _verify_argon2(password: bytes, stored: str) -> bool:
@@ -139,7 +155,7 @@ def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
     except (binascii.Error, ValueError):
         raise InvalidHash(f"a hash of {algorithm} is base64") from None
     salt, digest = raw[:_RABBIT_SALT_BYTES], raw[_RABBIT_SALT_BYTES:]
-    if len(digest) != hashlib.new(_RABBIT_DIGESTS[algorithm]).digest_size:
+    if len(digest) != len(_rabbit_digest(b"", algorithm)):
         raise InvalidHash(f"a hash of {algorithm} has a 4-byte salt and one digest")
     return salt, digest
 
@@ -209,10 +225,10 @@ class PasswordThreads:
             return True
         return await self._run(verify, password, stored, algorithm)
 
-    async def hash(self, password: bytes) -> str:
+    async def hash(self, password: bytes, algorithm: str = ARGON2ID) -> str:
         """`hash_password` off the loop. Waits its turn as one address of its own: only administrators come here."""
         await self._turns.take("", "")
-        return await self._run(hash_password, password)
+        return await self._run(hash_password, password, algorithm)
 
     def close(self) -> None:
         """Checks that wait are cancelled; those running end by themselves."""

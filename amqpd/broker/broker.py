@@ -121,7 +121,13 @@ class Broker:
         self.start_report = findings.report
         self.catalogue.deletions.take_over(findings)
         self.auth = InternalBackend(
-            BackendContext(self.metadata, state, self.vhosts.__contains__, self.settings.amqp.loopback_users)
+            BackendContext(
+                self.metadata,
+                state,
+                self.vhosts.__contains__,
+                self.settings.amqp.loopback_users,
+                self.settings.auth.password_hashing,
+            )
         )
         self.auth.listeners.append(self._user_changed)
         self.kept.load(state.seen_caches, state.seen)

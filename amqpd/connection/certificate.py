@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.backends import Refused
+from amqpd.auth.user_rows import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from amqpd.settings import AuthSettings
 
-NAME_BYTES_MAX: Final = 255
-"""Of users' names."""
 KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")
 

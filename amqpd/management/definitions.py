@@ -1,6 +1,7 @@
 """Definitions: everything but messages, as one JSON document in RabbitMQ's form.
 
-Only what is durable is in it. The way back is `definitions_import`.
+rabbit: what is transient or auto-delete is in it too, what is exclusive, or predeclared, is not. The way back is
+`definitions_import`. A hash of argon2id stands where RabbitMQ does not look for it (`definitions_document`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd import __version__
+from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, parameters
+from amqpd.broker.queues.queue import Queue
 from amqpd.management.bindings import binding_item
 from amqpd.management.call import Call, Reply, Role
+from amqpd.management.definitions_document import ARGON2ID_KEY
 from amqpd.management.listing import document, plain
 from amqpd.management.parameters import global_item, parameter_item
 from amqpd.management.policies import policy_item
@@ -20,9 +24,12 @@ from amqpd.management.users import permission_item, topic_item, user_item
 from amqpd.management.vhosts import metadata_item
 
 if TYPE_CHECKING:
+    from amqpd.broker.catalogue.limits import UserLimits
     from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.storage.metadata.metadata import UserRow
 
 Shown: TypeAlias = dict[str, Any] | None
+
 
 async def get_definitions(call: Call) -> Reply:
     """Of the whole broker."""
@@ -35,7 +42,7 @@ async def get_definitions(call: Call) -> Reply:
         "rabbitmq_version": broker.settings.product[1],
         "product_name": "amqpd",
         "product_version": __version__,
-        "users": [user_item(broker.user_limits, row) for row in auth.users()],
+        "users": [_user(broker.user_limits, row) for row in auth.users()],
         "vhosts": [
             {
                 "name": vhost.name,
@@ -72,6 +79,16 @@ async def get_vhost_definitions(call: Call) -> Reply:
     return await document(found)
 
 
+def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
+    """rabbit: it takes a hash that is no base64 for a reason to refuse the whole document."""
+    item = user_item(limits, row)
+    if row.hashing_algorithm == ARGON2ID:
+        item.update(password_hash="", hashing_algorithm=RABBIT_SHA256)
+        if row.password_hash:
+            item[ARGON2ID_KEY] = row.password_hash
+    return item
+
+
 # Rendered one by one while they are encoded, None for what is not shown: passing over many takes its time too. Each
 # goes through a snapshot: others declare and delete meanwhile.
 
@@ -84,12 +101,12 @@ def _of_all(vhosts: list[VHost], items: Callable[[VHost], Iterator[Shown]]) -> I
 
 def _queues(vhost: VHost) -> Iterator[Shown]:
     for queue in list(vhost.queues.values()):
-        if not queue.durable or queue.exclusive_owner is not None:
+        if queue.exclusive_owner is not None:
             yield None
             continue
         yield {
             "name": queue.name,
-            "durable": True,
+            "durable": queue.durable,
             "auto_delete": queue.auto_delete,
             "type": queue.kind,
             "arguments": plain(queue.arguments),
@@ -98,13 +115,13 @@ def _queues(vhost: VHost) -> Iterator[Shown]:
 
 def _exchanges(vhost: VHost) -> Iterator[Shown]:
     for exchange in list(vhost.exchanges.values()):
-        if not exchange.durable or not exchange.name or exchange.name.startswith("amq."):
+        if not exchange.name or exchange.name.startswith("amq."):
             yield None
             continue
         yield {
             "name": exchange.name,
             "type": exchange.kind,
-            "durable": True,
+            "durable": exchange.durable,
             "auto_delete": exchange.auto_delete,
             "internal": exchange.internal,
             "arguments": plain(exchange.arguments),
@@ -114,13 +131,17 @@ def _exchanges(vhost: VHost) -> Iterator[Shown]:
 def _bindings(vhost: VHost) -> Iterator[Shown]:
     for exchange in list(vhost.exchanges.values()):
         for binding in list(exchange.bindings.values()):
-            if not binding.durable:
+            if not exchange.name or _is_exclusive(binding.destination):
                 yield None
                 continue
             item = binding_item(binding)._asdict()
             del item["vhost"]
             item["arguments"] = plain(item["arguments"])
             yield item
+
+
+def _is_exclusive(end: object) -> bool:
+    return isinstance(end, Queue) and end.exclusive_owner is not None
 
 
 ROUTES: Final = (

@@ -1,19 +1,24 @@
 """The shape of a definitions document: the keys of each kind of thing, their types, and what an item by itself may say.
 
-`read` sets every key and names the first thing wrong by its path; the `check_*` look at one item alone. What else may
-be wrong with an item is found by the catalogue's calls, which `definitions_import` makes.
+`read` sets every key, passes over those that are not known (it tells which) and names the first thing that has no such
+shape by its path; the `check_*` look at one item alone. What else may be wrong with an item is found by the catalogue's
+calls, which `definitions_import` makes.
+
+A hash of argon2id stands under a key of its own, beside an empty `password_hash` of RabbitMQ's: it reads that as a user
+whom no password opens, where the hash itself would have it refuse the whole document.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from amqpd.auth.backends import TAGS_MAX
-from amqpd.auth.passwords import RABBIT_SHA256, check_hash
+from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
+from amqpd.auth.user_rows import TAGS_MAX
 from amqpd.broker.catalogue.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.management.call import BadRequest, clean_name, truth
+from amqpd.management.definitions_report import Report
 from amqpd.management.slices import Slices
 from amqpd.management.users import tags_of
 from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
@@ -21,13 +26,17 @@ from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
 Item = dict[str, Any]
 _MISSING: Final = object()
 
-# Kind of thing -> its keys: type, default (_MISSING: must be there). What RabbitMQ exports and means nothing here is
-# taken with the value it then has.
+ARGON2ID_KEY: Final = "argon2id_hash"
+
+# Kind of thing -> its keys: type, default (_MISSING: must be there; null is as if it were not). What RabbitMQ exports
+# and means nothing here is taken with the value it then has.
 _TEXT, _FLAG, _TABLE, _TAGS, _ANY = str, bool, dict, (str, list), object
 SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     "users": {
         "name": (_TEXT, _MISSING),
-        "password_hash": (_TEXT, _MISSING),
+        "password_hash": (_TEXT, ""),
+        "password": (_TEXT, ""),
+        ARGON2ID_KEY: (_TEXT, ""),
         "hashing_algorithm": (_TEXT, RABBIT_SHA256),
         "tags": (_TAGS, ""),
         "limits": (_ANY, None),
@@ -89,45 +98,66 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     },
 }
 WHOLE_ONLY: Final = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
-"""What a document for one vhost has not."""
+"""What is not for one vhost: an import into one passes over it."""
 TITLES: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", "original_vhost_name", "explanation",
     "rabbitmq_definition_format", "original_cluster_name", "description", "default_queue_type", "metadata",
 )  # fmt: skip
 
 
-async def read(document: Item, vhost: str | None = None) -> dict[str, list[Item]]:
-    """The document's items with every key set. vhost: of a document for one vhost, whose items name none.
+async def read(document: Item, report: Report, vhost: str | None = None) -> dict[str, list[Item]]:
+    """The document's items with every key set. vhost: all of them are for this one, whatever they say. report: hears of
+    each key that is not known.
 
-    Raises: BadRequest with the path of the first thing that is unknown, missing or of the wrong type.
+    Raises: BadRequest with the path of the first thing that is missing or of the wrong type.
     """
     found: dict[str, list[Item]] = {kind: [] for kind in SCHEMA}
     slices = Slices()
     for key, value in document.items():
         if key in TITLES:
             continue
+        if vhost is not None and key == "limits":
+            found["parameters"] += _limits_of_vhost(vhost, document)
+            continue
         if key not in SCHEMA or (vhost is not None and key in WHOLE_ONLY):
-            raise BadRequest(f"{key}: unknown")
+            report.pass_over(key)
+            continue
         if not isinstance(value, list):
             raise BadRequest(f"{key}: must be a list")
         for index, item in enumerate(value):
-            found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost))
+            found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost, report))
             if slices.due:
                 await slices.rest()
     return found
 
 
-def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None) -> Item:
+def _limits_of_vhost(vhost: str, document: Item) -> list[Item]:
+    """rabbit: a document of 4.x for one vhost has its limits apart, `[]` for none, and among the parameters, too."""
+    limits, others = document["limits"] or {}, document.get("parameters")
+    if not isinstance(limits, dict):
+        raise BadRequest("limits: must be an object")
+    if not limits or (isinstance(others, list) and any(_is_of_limits(each) for each in others)):
+        return []
+    return [{"vhost": vhost, "component": COMPONENT, "name": PARAMETER, "value": limits}]
+
+
+def _is_of_limits(item: object) -> bool:
+    return isinstance(item, dict) and item.get("component") == COMPONENT
+
+
+def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None, report: Report) -> Item:
     if not isinstance(given, dict):
         raise BadRequest(f"{path}: must be an object")
     if vhost is not None:
         given = {**given, "vhost": vhost}
     for key in given:
         if key not in schema:
-            raise BadRequest(f"{path}.{key}: unknown")
+            report.pass_over(f"{path}.{key}")
     item: Item = {}
     for key, (kind, default) in schema.items():
         value = given.get(key, default)
+        if value is None and kind is not _ANY:
+            value = default
         if value is _MISSING:
             raise BadRequest(f"{path}.{key}: missing")
         if kind is dict and value == []:  # rabbit: an empty table may be written as an empty list
@@ -153,6 +183,7 @@ def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
 
 # -- one item ---------------------------------------------------------------------------------------------------------
 
+
 def queue_arguments(item: Item) -> dict[str, object]:
     """The arguments it is declared with; the type stands beside them in a document."""
     arguments: dict[str, object] = dict(item["arguments"])
@@ -174,8 +205,12 @@ def check_permission(item: Item) -> None:
 
 
 def check_user(item: Item) -> None:
-    """Raises: BadRequest, InvalidHash."""
+    """What there is under ARGON2ID_KEY becomes the hash. Raises: BadRequest, InvalidHash."""
     clean_name(item["name"], "a user")
+    if item[ARGON2ID_KEY]:
+        if item["password_hash"]:
+            raise BadRequest(f"{ARGON2ID_KEY} goes with an empty password_hash")
+        item["password_hash"], item["hashing_algorithm"], item[ARGON2ID_KEY] = item[ARGON2ID_KEY], ARGON2ID, ""
     if item["password_hash"]:
         check_hash(item["password_hash"], item["hashing_algorithm"])
     tags = tags_of(item["tags"])
@@ -197,6 +232,7 @@ def check_vhost(item: Item) -> None:
         item[key] = item[key] or there
     tags_of(item["tags"])
     truth("metadata.protected_from_deletion", item["metadata"].get("protected_from_deletion", False))
-    item["default_queue_type"] = item["default_queue_type"].replace("undefined", "classic") or "classic"
+    if item["default_queue_type"] in ("", "undefined"):
+        item["default_queue_type"] = "classic"
     if item["default_queue_type"] not in KINDS:
         raise BadRequest(f"default_queue_type is {', '.join(KINDS)}")

@@ -1,39 +1,43 @@
-"""Import of definitions: POST /api/definitions, RabbitMQ's document.
+"""Import of definitions: POST /api/definitions, RabbitMQ's document; `definitions_start` imports files.
 
-The whole document is checked before anything is made, and the first thing wrong is named by its path
-(`queues[3].arguments: ...`): a dry run of the calls that clients would make, on a draft of the vhosts. Then the same
-calls are made in one transaction, which is committed and only then made in memory: all or nothing. What is there
-already stays as it is, but for users, permissions, policies and parameters, which become those of the document.
-RabbitMQ keeps operator policies among the parameters, and so does a document.
+The whole document is checked before anything is made: a dry run of the calls that clients would make, on a draft of the
+vhosts, which finds each item that cannot be and names it by its path (`queues[3]: ...`). Then the same calls are made
+in one transaction, which is committed and only then made in memory: all or nothing. What is there already stays as it
+is, but for users, permissions, policies and parameters, which become those of the document. RabbitMQ keeps operator
+policies among the parameters, and so does a document.
 
-Plaintext passwords are refused: a document is kept and mailed. So is what this version does not have (parameters of
-components that are not there): silently dropping it would be worse.
+One item that cannot be, and nothing is made: an order that is routed elsewhere is worse than an import that fails.
+Whoever asks for `skip_unsupported` gets the others, and is told of each that was left out, and of those that needed it;
+of a policy only the keys that are not known are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.auth.backends import AuthError, user_row
 from amqpd.auth.passwords import InvalidHash
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.user_rows import AuthError, user_row
 from amqpd.broker.catalogue import bindings, exchanges, policies, queues, vhosts
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.catalogue.declared import OnItsWay, finished, promise, unheard
 from amqpd.broker.catalogue.exchange import Exchange
 from amqpd.broker.catalogue.limits import InvalidLimits, UserLimits
-from amqpd.broker.catalogue.parameters import InvalidParameter, component_of
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy
+from amqpd.broker.catalogue.parameters import OPERATOR_POLICY, InvalidParameter, component_of
+from amqpd.broker.catalogue.policy_keys import InvalidPolicy, unknown_keys
 from amqpd.broker.catalogue.transaction import Transaction
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.publishing.firehose import trace
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import AmqpError
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name, reply
 from amqpd.management.definitions_document import (
+    ARGON2ID_KEY,
     Item,
     check_permission,
     check_user,
@@ -43,6 +47,7 @@ from amqpd.management.definitions_document import (
     read,
     with_limits_of_vhosts,
 )
+from amqpd.management.definitions_report import Fault, Report
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices, release
 from amqpd.management.users import tags_of
@@ -53,6 +58,8 @@ from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, U
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
 
+log = logging.getLogger(__name__)
+
 # What the calls raise when an item cannot be.
 REFUSALS: Final = (
     ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
@@ -61,17 +68,68 @@ REFUSALS: Final = (
 
 
 class Import:
-    """One document: a dry run by `check`, then all of it in one transaction by `make`."""
+    """One document: a dry run by `check`, then all of it in one transaction by `make`.
 
-    def __init__(self, call: Call, items: dict[str, list[Item]]) -> None:
-        self.broker = call.broker
+    skip: what cannot be is left out.
+    """
+
+    def __init__(self, broker: Broker, items: dict[str, list[Item]], report: Report, skip: bool = False) -> None:
+        self.broker = broker
         self.items = items
+        self.report = report
+        self.skip = skip
         with_limits_of_vhosts(items)
         self.slices = Slices()
+        self._skipped: set[tuple[str, int]] = set()
 
     async def check(self) -> None:
-        """Raises: BadRequest with the path of the first item that could not be made; OnItsWay."""
+        """Raises: BadRequest with the paths of the items that could not be made, unless they are to be skipped;
+        OnItsWay.
+        """
+        await self._hash_passwords()
+        if self.skip:
+            await self._drop_unknown_policy_keys()
         await self._declare(Declarations(self.broker, dry=True))
+        if self.report.fault_count and not self.skip:
+            raise BadRequest(self.report.faults_text())
+
+    async def _hash_passwords(self) -> None:
+        """rabbit: a document may have plaintext passwords; both is an error."""
+        for index, item in enumerate(self.items["users"]):
+            if not item["password"]:
+                continue
+            if item["password_hash"] or item[ARGON2ID_KEY]:
+                raise BadRequest(f"users[{index}]: both_password_and_password_hash_are_provided")
+            stored, algorithm = await self.broker.auth.hashed(item["name"], item["password"].encode())
+            item["password_hash"], item["hashing_algorithm"], item["password"] = stored, algorithm, ""
+
+    async def _drop_unknown_policy_keys(self) -> None:
+        """Of policies and operator policies that have others, too: a limit does not go with a key beside it."""
+        for kind in ("policies", "parameters"):
+            for index, item in enumerate(self.items[kind]):
+                operator = item.get("component") == OPERATOR_POLICY
+                value = item["value"] if operator else item
+                if operator and isinstance(value, dict):
+                    value = item["value"] = dict(value)
+                definition = value.get("definition") if isinstance(value, dict) else None
+                if isinstance(definition, dict) and (kind == "policies" or operator):
+                    path = f"{kind}[{index}]{'.value' if operator else ''}.definition"
+                    self._drop_unknown_keys(path, value, definition, operator)
+                if self.slices.due:
+                    await self.slices.rest()
+
+    def _drop_unknown_keys(self, path: str, value: Item, definition: Item, operator: bool) -> None:
+        unknown = unknown_keys(definition, operator)
+        if len(unknown) < len(definition):
+            for key in unknown:
+                self.report.fault(f"{path}.{key}", "not a key of policies here")
+            value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
+
+    def counts(self) -> dict[str, int]:
+        """How many of each kind are to be made, where there are any."""
+        skipped = Counter(kind for kind, _ in self._skipped)
+        found = {kind: len(items) - skipped[kind] for kind, items in self.items.items()}
+        return {kind: count for kind, count in found.items() if count}
 
     async def make(self) -> None:
         """All of it or nothing. Raises: BadRequest, OnItsWay, MetadataError; then nothing is made."""
@@ -135,31 +193,36 @@ class Import:
         for kind, call in declare.items():
             for index, item in enumerate(self.items[kind]):
                 try:
-                    call(item)
+                    if (kind, index) not in self._skipped:
+                        call(item)
                 except REFUSALS as error:
-                    raise _refused(f"{kind}[{index}]", error) from None
+                    refused = _refused(f"{kind}[{index}]", error)
+                    if not given.transaction.dry:
+                        raise BadRequest(str(refused)) from None
+                    self._skipped.add((kind, index))
+                    self.report.fault(*refused)
                 if self.slices.due:
                     await self.slices.rest()
 
 
-def _refused(path: str, error: Exception) -> BadRequest:
+def _refused(path: str, error: Exception) -> Fault:
     """What is wrong with the item at `path`."""
     if isinstance(error, _Unknown):
-        return BadRequest(f"{path}.{error.reason}")
+        return Fault(f"{path}.{error.reason}", "unknown")
     if isinstance(error, ApiError):
-        return BadRequest(f"{path}: {error.reason}")
+        return Fault(path, error.reason)
     if isinstance(error, AmqpError):
-        return BadRequest(f"{path}: {error.text}")
-    return BadRequest(f"{path}: {error}")
+        return Fault(path, error.text)
+    return Fault(path, str(error))
 
 
 class _Unknown(BadRequest):
-    """An item names something that is not there."""
+    """An item names something that is not there, by this key."""
 
 
 def _known(key: str, known: bool) -> None:
     if not known:
-        raise _Unknown(f"{key}: unknown")
+        raise _Unknown(key)
 
 
 class Declarations:
@@ -288,24 +351,43 @@ class Declarations:
         """The item's vhost, which is there or comes with the document."""
         draft = self.transaction.draft(item["vhost"])
         if draft is None:
-            raise _Unknown("vhost: unknown")
+            raise _Unknown("vhost")
         return draft
 
 
-async def post_definitions(call: Call) -> Reply:
-    """204 when everything is made and committed."""
-    vhost = call.vhost().name if "vhost" in call.params else None
-    work = Import(call, await read(call.fields(), vhost))
+async def import_document(broker: Broker, document: Item, name: str, vhost: str | None, skip: bool) -> Report:
+    """Everything is made and committed when it returns; what is told is in the log, too. name: of where it came from.
+    vhost: everything is for this one. skip: what cannot be is left out.
+
+    Raises: BadRequest, OnItsWay, MetadataError; then nothing is made.
+    """
+    report = Report()
+    work = Import(broker, await read(document, report, vhost), report, skip)
     try:
         await work.check()
     except (ApiError, OnItsWay):
         await work.drop()
         raise
-    counts = {kind: len(items) for kind, items in work.items.items() if items}
+    counts = work.counts()
     await work.make()
-    about = {"vhost": vhost or "", "name": "definitions", "items": counts}
-    call.broker.catalogue.events.record("definitions.imported", about)
-    return NO_CONTENT
+    broker.catalogue.events.record("definitions.imported", {"vhost": vhost or "", "name": name, "items": counts})
+    told = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing"
+    log.info("%s: imported %s", name, told, extra={"vhost": vhost})
+    if report.unknown_count:
+        log.warning("%s: passed over what is not known: %s", name, report.unknown_text())
+    if report.fault_count:
+        log.warning("%s: left out what cannot be kept: %s", name, report.faults_text())
+    return report
+
+
+async def post_definitions(call: Call) -> Reply:
+    """204 when everything is made and committed; 200 with what was passed over, if `report` or `skip_unsupported` asks
+    for it.
+    """
+    vhost = call.vhost().name if "vhost" in call.params else None
+    skip, told = call.query_flag("skip_unsupported"), call.query_flag("report")
+    report = await import_document(call.broker, call.fields(), "definitions", vhost, skip)
+    return reply(report.fields()) if skip or told else NO_CONTENT
 
 
 ROUTES: Final = (

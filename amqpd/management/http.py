@@ -26,8 +26,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
-from amqpd.auth.backends import AuthError, NoSuchUser, NoSuchVhost, Refused, User
+from amqpd.auth.backends import NoSuchUser, NoSuchVhost, Refused, User
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.user_rows import AuthError
 from amqpd.broker.audit.audit import Request
 from amqpd.broker.audit.record import REQUEST
 from amqpd.broker.catalogue.declared import OnItsWay

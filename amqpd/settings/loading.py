@@ -217,6 +217,12 @@ def _disagreements(settings: Settings) -> list[str]:
     problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
     if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
         problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
+    given = {"load_definitions": settings.load_definitions, "definitions.local.path": settings.definitions.local.path}
+    if None not in given.values():
+        problems.append("load_definitions and definitions.local.path are the same setting; give one of them")
+    for name, path in given.items():
+        if path is not None and not path.exists():
+            problems.append(f"{name}: there is no file or directory {path}")
     return problems
 
 

@@ -124,7 +124,7 @@ class HttpSettings:
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """How users log in."""
+    """How users log in, and how their passwords are kept."""
 
     mechanisms: tuple[str, ...] = _setting(
         ("PLAIN", "AMQPLAIN"),
@@ -143,6 +143,14 @@ class AuthSettings:
     ssl_cert_login_san_index: int = _setting(
         0, integer(0, 1000), "Which of that kind, where there are several: 0 is the first."
     )
+    password_hashing: Literal[
+        "argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"
+    ] = _setting(
+        "argon2id",
+        choice("argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"),
+        "How new passwords are hashed. argon2id also replaces RabbitMQ's hashes at the first login; the others keep "
+        "them, and exported users can log in to RabbitMQ.",
+    )
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,26 @@ class LogSettings:
     file: Path | None = _setting(
         None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 opens it anew."
     )
+
+
+@dataclass(frozen=True)
+class LocalDefinitionsSettings:
+    """Definitions in the local file system."""
+
+    path: Path | None = _setting(None, NO_PATH, "As load_definitions; give one of the two.")
+
+
+@dataclass(frozen=True)
+class DefinitionsSettings:
+    """Import of definitions at the start."""
+
+    skip_if_unchanged: bool = _setting(
+        False, BOOLEAN, "Import at the start only what is not, byte for byte, what the last start imported."
+    )
+    skip_unsupported: bool = _setting(
+        False, BOOLEAN, "Leave out what cannot be kept, and say so in the log, instead of refusing to start."
+    )
+    local: LocalDefinitionsSettings = LocalDefinitionsSettings()
 
 
 @dataclass(frozen=True)
@@ -271,9 +299,16 @@ class Settings:
         "Vhost that has the exchange amq.rabbitmq.event, whose readers see who connects and what is declared "
         "everywhere; empty: none has.",
     )
+    load_definitions: Path | None = _setting(
+        None,
+        NO_PATH,
+        "File of definitions, or directory of such files (*.json, by name), imported at each start before anything "
+        "listens; with it a first start makes no default user and vhost.",
+    )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
+    definitions: DefinitionsSettings = DefinitionsSettings()
     log: LogSettings = LogSettings()
     metadata: MetadataSettings = MetadataSettings()
     storage: StorageSettings = StorageSettings()

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.auth.backends import bootstrap
+from amqpd.auth.user_rows import bootstrap
 from amqpd.storage.description import describe
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import BindingRow, Metadata, Put, QueueRow, Row, UserRow, VhostRow, random_id

@@ -15,16 +15,15 @@ from amqpd.auth.backends import (
     AuthChange,
     BackendContext,
     InternalBackend,
-    InvalidUser,
     NoSuchUser,
     NoSuchVhost,
     Refused,
     User,
     UserExists,
-    bootstrap,
 )
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.user_rows import InvalidUser, bootstrap
 from amqpd.storage.metadata.metadata import (
     Delete,
     Metadata,

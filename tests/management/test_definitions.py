@@ -7,6 +7,7 @@ import pytest
 
 from amqpd.management.call import BadRequest
 from amqpd.management.definitions_document import read
+from amqpd.management.definitions_report import Report
 from amqpd.testing import BrokerProcess
 
 
@@ -50,7 +51,8 @@ def test_of_one_vhost(api, v):
     }
     assert api("POST", f"/api/definitions/{v}", document).status == 204
     assert [queue["name"] for queue in api.get(f"/api/queues/{v}")] == ["q"]
-    assert api("POST", f"/api/definitions/{v}", {"users": []}).json["reason"] == "users: unknown"
+    told = api("POST", f"/api/definitions/{v}?report=true", {"users": [], "queues": []})
+    assert (told.status, told.json["unknown"]) == (200, ["users"])
 
 
 def test_a_queue_older_than_its_vhosts_default_type_comes_back_as_it_is(api, v):
@@ -85,11 +87,9 @@ PARAMETER = {
 @pytest.mark.parametrize(
     ("document", "path"),
     [
-        ({"quues": []}, "quues"),
         ({"queues": {}}, "queues"),
         ({"queues": [GOOD, 3]}, "queues[1]"),
         ({"queues": [GOOD, {"vhost": "/"}]}, "queues[1].name"),
-        ({"queues": [GOOD, {"name": "q", "vhost": "/", "colour": 1}]}, "queues[1].colour"),
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "durable": "yes"}]}, "queues[1].durable"),
         ({"queues": [GOOD, {"name": "q", "vhost": "no such"}]}, "queues[1].vhost"),
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "arguments": {"x-max-length": -1}}]}, "queues[1]"),
@@ -97,7 +97,7 @@ PARAMETER = {
         ({"queues": [GOOD, {"name": "q", "vhost": "/", "type": "quorum", "durable": False}]}, "queues[1]"),
         ({"queues": [GOOD, {"name": "amq.q", "vhost": "/"}]}, "queues[1]"),
         ({"queues": [GOOD], "exchanges": [{"name": "x", "vhost": "/", "type": "none"}]}, "exchanges[0]"),
-        ({"queues": [GOOD], "bindings": [{**GOOD, "source": "x"}]}, "bindings[0].name"),
+        ({"queues": [GOOD], "bindings": [{"vhost": "/", "source": "x"}]}, "bindings[0].destination"),
         (
             {
                 "queues": [GOOD],
@@ -119,7 +119,13 @@ PARAMETER = {
             },
             "bindings[0]",
         ),
-        ({"queues": [GOOD], "users": [{"name": "u", "password": "plain"}]}, "users[0].password"),
+        ({"queues": [GOOD], "users": [{"name": "u", "password": "plain", "password_hash": "abcd"}]}, "users[0]"),
+        ({"queues": [GOOD], "users": [{"name": "u", "password": "plain", "argon2id_hash": "abcd"}]}, "users[0]"),
+        ({"queues": [GOOD], "users": [{"name": "u", "argon2id_hash": "abcd"}]}, "users[0]"),
+        (
+            {"queues": [GOOD], "users": [{"name": "u", "password_hash": "abcd", "hashing_algorithm": "mine"}]},
+            "users[0]",
+        ),
         ({"queues": [GOOD], "users": [{"name": "u", "password_hash": "??"}]}, "users[0]"),
         ({"queues": [GOOD], "users": [{"name": "u", "password_hash": "", "tags": ["x"] * 1000}]}, "users[0]"),
         (
@@ -230,6 +236,8 @@ async def test_what_rabbitmq_exports_is_read():
         "policies": [{"vhost": "/", "name": "p", "pattern": "", "definition": {}, "priority": 0, "apply-to": "all"}],
         "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     }  # fmt: skip
-    assert [user["name"] for user in (await read(document))["users"]] == ["u"]
+    report = Report()
+    assert [user["name"] for user in (await read(document, report))["users"]] == ["u"]
+    assert report.unknown == []
     with pytest.raises(BadRequest, match=r"parameters\[0\]"):
-        await read({"parameters": [{"name": "p"}]})
+        await read({"parameters": [{"name": "p"}]}, Report())

@@ -23,6 +23,8 @@ from amqpd.storage.metadata.metadata import Delete, GlobalParameterRow, Put
 
 VALUE_BYTES_MAX: Final = 1 << 20
 CLUSTER_NAME: Final = "cluster_name"
+IMPORTED_HASH: Final = "imported_definition_hash_value"
+OPERATOR_POLICY: Final = "operator_policy"
 
 
 class InvalidParameter(ValueError):
@@ -92,7 +94,7 @@ COMPONENTS: Final[dict[str, Component]] = {
     component.name: component
     for component in (
         Component(
-            "operator_policy",
+            OPERATOR_POLICY,
             partial(_values, True),
             _set_operator_policy,
             _clear_operator_policy,

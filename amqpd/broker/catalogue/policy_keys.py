@@ -95,6 +95,11 @@ def unsupported(kind: str) -> frozenset[str]:
     return frozenset(of_rows) | _UNSUPPORTED.get(kind, frozenset())
 
 
+def unknown_keys(definition: Iterable[str], operator: bool) -> set[str]:
+    """Those that policies, or operator policies, do not have."""
+    return set(definition) - keys(operator).keys()
+
+
 def check(name: str, value: Mapping[str, object], operator: bool) -> None:
     """value: `pattern`, `definition`, `priority` and `apply-to`, all of them as JSON gave them.
 

@@ -111,7 +111,7 @@ class Transaction(VhostNames):
     def __init__(self, vhosts: VHosts, dry: bool) -> None:
         self._vhosts = vhosts
         self._declared: Declared = vhosts.catalogue.declared
-        self._dry = dry
+        self.dry = dry
         self._drafts: dict[str, Draft] = {}
         self._collected = _Collected(self._declared, dry)
 
@@ -167,7 +167,7 @@ class Transaction(VhostNames):
 
     def commit(self, done: Done) -> None:
         """done(None) once all is durable: `make_all` comes next. done(error) when nothing of it will be."""
-        assert not self._dry
+        assert not self.dry
         if self._collected.changes:
             self._declared.commit(self._collected.changes, [], partial(self._committed, done))
         else:

@@ -1,0 +1,76 @@
+"""Definitions that are imported at each start, before anything listens: `load_definitions`, a file or a directory.
+
+Of a directory the files that end in .json, by name, hidden ones left out. Each is one import: all of it or nothing.
+The first that cannot be ends the start, and what those before it made stays: the next start imports all of them again,
+as RabbitMQ does. With `definitions.skip_if_unchanged` a global parameter, RabbitMQ's, keeps the hash of what was
+imported last; it is set behind the last file, so that a crash in between costs one more import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.parameters import IMPORTED_HASH
+from amqpd.management.body import parse
+from amqpd.management.call import ApiError
+from amqpd.management.definitions_import import import_document, log
+from amqpd.management.definitions_report import DefinitionsError
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.catalogue.declared import Done
+
+SUFFIX: Final = ".json"
+
+
+async def import_at_start(broker: Broker, path: Path) -> None:
+    """Returns when all of it is made. Raises: DefinitionsError, MetadataError."""
+    settings = broker.settings.definitions
+    files = _read(path)
+    found = hashlib.sha256()
+    for name, content in files:
+        found.update(f"{name}\0{len(content)}\0".encode() + content)
+    if settings.skip_if_unchanged and broker.global_parameters.get(IMPORTED_HASH) == found.hexdigest():
+        log.info("%s: unchanged since it was imported", path)
+        return
+    for name, content in files:
+        await _import(broker, name, content, settings.skip_unsupported)
+    if settings.skip_if_unchanged:
+        await finished(partial(_remember, broker, found.hexdigest()))
+
+
+def _remember(broker: Broker, found: str, done: Done) -> None:
+    broker.global_parameters.declare(IMPORTED_HASH, found, done)
+
+
+def _read(path: Path) -> list[tuple[str, bytes]]:
+    """Name and content of each file. Raises: DefinitionsError."""
+    try:
+        names = [path]
+        if path.is_dir():
+            found = (each for each in path.iterdir() if each.suffix == SUFFIX and not each.name.startswith("."))
+            names = sorted(each for each in found if each.is_file())
+            if not names:
+                log.warning("%s: the directory has no file that ends in %s", path, SUFFIX)
+        return [(str(each), each.read_bytes()) for each in names]
+    except OSError as error:
+        raise DefinitionsError(f"{error.filename or path}: {error.strerror}") from None
+
+
+async def _import(broker: Broker, name: str, content: bytes, skip: bool) -> None:
+    try:
+        document = await parse(content.decode("utf-8-sig") or "{}", True)
+    except ApiError as error:
+        raise DefinitionsError(f"{name}: {error.reason}") from None
+    except ValueError as error:
+        raise DefinitionsError(f"{name}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise DefinitionsError(f"{name}: definitions are a JSON object")
+    try:
+        await import_document(broker, document, name, None, skip)
+    except ApiError as error:
+        raise DefinitionsError(f"{name}: {error.reason}") from None

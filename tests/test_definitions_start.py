@@ -1,0 +1,137 @@
+"""Definitions that are imported at each start: `load_definitions`, `definitions.local.path`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pika
+import pytest
+
+from amqpd.testing import BrokerFailed, BrokerProcess
+
+DOCUMENT = {
+    "users": [{"name": "guest", "password": "guest", "tags": "administrator"}],
+    "vhosts": [{"name": "/"}],
+    "permissions": [{"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+    "queues": [{"name": "orders", "vhost": "/", "durable": True}],
+    "new-in-5": [],
+}
+
+
+def written(path: Path, document: object) -> Path:
+    path.write_text(json.dumps(document), "utf-8")
+    return path
+
+
+def refused(data_dir: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of a start that comes to nothing."""
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "amqpd",
+            "--data-dir",
+            str(data_dir),
+            "--amqp.port=0",
+            "--http.port=0",
+            *arguments,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return run.returncode, run.stderr
+
+
+def test_a_first_start_has_what_the_file_says_and_nothing_else(tmp_path):
+    file = written(tmp_path / "d.json", {**DOCUMENT, "users": [{**DOCUMENT["users"][0], "name": "boss"}]})
+    only = written(tmp_path / "only.json", {**json.loads(file.read_text()), "permissions": []})
+    with BrokerProcess(tmp_path / "data", settings={"load_definitions": str(only)}) as broker:
+        assert broker.ctl("-q", "list_users").stdout.split() == ["user", "tags", "boss", "[administrator]"]
+        assert broker.ctl("-q", "list_queues", "name").stdout.split() == ["name", "orders"]
+        assert broker.says("passed over what is not known: new-in-5")
+
+
+def test_each_start_imports_anew(tmp_path):
+    file = written(tmp_path / "d.json", DOCUMENT)
+    with BrokerProcess(tmp_path / "data", settings={"definitions.local.path": str(file)}) as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            connection.channel().queue_declare("orders", passive=True)
+        assert broker.ctl("change_password", "guest", "other").returncode == 0
+        assert broker.ctl("delete_queue", "orders").returncode == 0
+        broker.stop()
+        broker.start()
+        # With the document's password, too.
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            connection.channel().queue_declare("orders", passive=True)
+
+
+def test_what_is_unchanged_is_passed_by_when_that_is_asked_for(tmp_path):
+    file = written(tmp_path / "d.json", DOCUMENT)
+    settings = {"load_definitions": str(file), "definitions.skip_if_unchanged": True}
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker:
+        assert broker.ctl("delete_queue", "orders").returncode == 0
+        for text, there in ((file.read_text(), []), (json.dumps({**DOCUMENT, "parameters": []}), ["orders"])):
+            broker.stop()
+            file.write_text(text)
+            broker.start()
+            assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == there
+
+
+def test_a_directorys_files_by_name(tmp_path):
+    directory = tmp_path / "conf.d"
+    directory.mkdir()
+    written(directory / "10-users.json", {key: DOCUMENT[key] for key in ("users", "vhosts", "permissions")})
+    written(directory / "20-queues.json", {"queues": [{"name": "a", "vhost": "/"}]})
+    written(directory / "30-queues.json", {"queues": [{"name": "b", "vhost": "/"}]})
+    (directory / "README").write_text("no definitions")
+    (directory / ".hidden.json").write_text("no definitions")
+    settings = {"load_definitions": str(directory)}
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker:
+        assert sorted(broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "d.json: not JSON: "),
+        ("[]", "d.json: definitions are a JSON object"),
+        ('{"queues": [{"vhost": "/"}]}', "d.json: queues[0].name: missing"),
+        ('{"queues": [{"name": "q", "vhost": "none"}]}', "d.json: queues[0].vhost: unknown"),
+    ],
+)
+def test_a_file_that_cannot_be_ends_the_start(tmp_path, content, said):
+    file = tmp_path / "d.json"
+    file.write_text(content)
+    code, text = refused(tmp_path / "data", "--load-definitions", str(file))
+    assert code == 69
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
+    shovel = {"vhost": "/", "component": "shovel", "name": "s", "value": {}}
+    file = written(tmp_path / "d.json", {**DOCUMENT, "parameters": [shovel]})
+    with pytest.raises(BrokerFailed, match=r"parameters\[0\]: .*shovel"):
+        BrokerProcess(tmp_path / "data", settings={"load_definitions": str(file)}).start()
+    # Nothing is in the way of the next start, which is told what to do.
+    settings = {"load_definitions": str(file), "definitions.skip_unsupported": True}
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker:
+        assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == ["orders"]
+        assert broker.says("left out what cannot be kept: parameters[0]: ")
+
+
+def test_a_path_that_is_none_is_told_before_anything_starts(tmp_path):
+    code, text = refused(tmp_path / "data", "--load-definitions", str(tmp_path / "none.json"))
+    assert code == 64
+    assert f"load_definitions: there is no file or directory {tmp_path / 'none.json'}\n" in text
+    file = written(tmp_path / "d.json", {})
+    code, text = refused(tmp_path / "data", f"--load-definitions={file}", f"--definitions.local.path={file}")
+    assert code == 64
+    assert "are the same setting" in text
+    assert not (tmp_path / "data").exists()
