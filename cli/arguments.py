@@ -101,6 +101,7 @@ SPECIFIC: Final = (
     Option("dry-run", "", "", "count, and do nothing"),
     Option("detach", "", "", "do not wait for the end of the job"),
     Option("skip-if-unchanged", "", "", "import nothing where all of it is there already"),
+    Option("skip-unsupported", "", "", "leave out what cannot be kept, and say so"),
     Option("pid", "P", "<pid>", "the process that has to run meanwhile"),
     Option("all", "", "", "all of them, not only those in use"),
     Option("within", "", "<number>", "so many of --unit (default 4)"),

@@ -91,10 +91,24 @@ def import_definitions(context: Context) -> None:
         context.done("Definitions are there already, nothing was imported")
         return
     context.patient()
-    answer = context.client.send("POST", _path(context), document)
+    asked = "skip_unsupported=true" if "skip-unsupported" in context.line.given else "report=true"
+    answer = context.client.send("POST", f"{_path(context)}?{asked}", document)
     if not answer.ok:
         raise Failure(DATA if answer.status < 500 else answer.failure().exit_code, answer.reason)
+    _tell(context, answer.data or {})
     context.done("Definitions were imported")
+
+
+def _tell(context: Context, report: dict[str, Any]) -> None:
+    """What is not as the file says."""
+    unknown, skipped = report.get("unknown", []), report.get("skipped", [])
+    for path in unknown:
+        context.note(f"Passed over: {path} is not known")
+    for each in skipped:
+        context.note(f"Left out: {each['path']}: {' '.join(each['reason'].split())}")
+    more = report.get("unknown_count", 0) + report.get("skipped_count", 0) - len(unknown) - len(skipped)
+    if more > 0:
+        context.note(f"... and {more} more")
 
 
 def _is_there(document: dict[str, Any], exported: dict[str, Any]) -> bool:
@@ -150,14 +164,16 @@ COMMANDS: Final = (
         GROUP,
         "Imports definitions in JSON, all of them or none",
         import_definitions,
-        '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--timeout <timeout>]',
+        '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--skip-unsupported] '
+        "[--timeout <timeout>]",
         0,
         1,
         (_FILE,),
-        ("format", "skip-if-unchanged"),
+        ("format", "skip-if-unchanged", "skip-unsupported"),
         examples=(
             ("import_definitions /backup/definitions.json", "65, and what is wrong where, if not all of it can be"),
             ("import_definitions --skip-if-unchanged d.json", "no change where all of it is there already"),
+            ("import_definitions --skip-unsupported d.json", "what cannot be kept is told on standard error"),
         ),
     ),
 )

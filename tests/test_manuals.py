@@ -35,6 +35,12 @@ PAGES = {
         "queue\tstate\tuser\norders\tunacked\tguest\n"
         "queue\tstate\treason\nfailed\tunacked\t\norders\tgone\trejected\n"
     ),
+    "definitions.md": (
+        "65 Error:\nparameters[0]: Validation failed component shovel not found\n"
+        "0 Passed over: vhosts[0].made_by is not known\n"
+        "Left out: parameters[0]: Validation failed component shovel not found\n"
+        "an order\n['orders'] ['most']\n"
+    ),
     "limits.md": (
         "406 PRECONDITION_FAILED - cannot declare queue 'invoices': queue limit in vhost '/' (1) is reached\n"
         'ConnectionClosedByBroker: (530) "NOT_ALLOWED - access to vhost \'/\' refused for user \'guest\': '

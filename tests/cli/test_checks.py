@@ -141,6 +141,25 @@ def test_definitions_go_to_a_file_and_back(broker: FakeBroker, ctl: Ctl, tmp_pat
     assert "queues[0].name: no" in result.err
 
 
+def test_an_import_tells_what_is_not_as_the_file_says(broker: FakeBroker, ctl: Ctl) -> None:
+    report = {
+        "unknown": ["queues[0].colour"],
+        "unknown_count": 3,
+        "skipped": [{"path": "parameters[0]", "reason": "Validation failed\n\ncomponent shovel not found\n"}],
+        "skipped_count": 1,
+    }
+    broker.answers["POST", "/api/definitions"] = (200, report)
+    result = ctl("import_definitions", stdin="{}")
+    assert (result.code, broker.asked[-1].path) == (0, "/api/definitions?report=true")
+    assert result.err == (
+        "Passed over: queues[0].colour is not known\n"
+        "Left out: parameters[0]: Validation failed component shovel not found\n"
+        "... and 2 more\n"
+    )
+    result = ctl("-q", "import_definitions", "--skip-unsupported", stdin="{}")
+    assert (result.err, broker.asked[-1].path) == ("", "/api/definitions?skip_unsupported=true")
+
+
 def test_definitions_to_what_is_no_file(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     """A pipe is written to, not replaced by a file."""
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
