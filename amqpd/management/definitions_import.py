@@ -89,7 +89,9 @@ class Import:
         await self._hash_passwords()
         if self.skip:
             await self._drop_unknown_policy_keys()
-        await self._declare(Declarations(self.broker, dry=True))
+        given = Declarations(self.broker, dry=True)
+        await self._declare(given)
+        await self._let_go(given)
         if self.report.fault_count and not self.skip:
             raise BadRequest(self.report.faults_text())
 
@@ -143,10 +145,17 @@ class Import:
 
     async def _made(self) -> None:
         try:
+            given = Declarations(self.broker, dry=False)
             async with self.broker.auth.changing:
-                await self._make(Declarations(self.broker, dry=False))
+                await self._make(given)
+            await self._let_go(given)
         finally:
             await self.drop()
+
+    async def _let_go(self, given: Declarations) -> None:
+        for _ in given.transaction.let_go():
+            if self.slices.due:
+                await self.slices.rest()
 
     async def _make(self, given: Declarations) -> None:
         try:
