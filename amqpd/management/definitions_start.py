@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.declared import OnItsWay, finished
 from amqpd.broker.catalogue.parameters import IMPORTED_HASH
 from amqpd.management.body import parse
 from amqpd.management.call import ApiError
@@ -70,7 +70,11 @@ async def _import(broker: Broker, name: str, content: bytes, skip: bool) -> None
         raise DefinitionsError(f"{name}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise DefinitionsError(f"{name}: definitions are a JSON object")
-    try:
-        await import_document(broker, document, name, None, skip)
-    except ApiError as error:
-        raise DefinitionsError(f"{name}: {error.reason}") from None
+    while True:
+        try:
+            await import_document(broker, document, name, None, skip)
+            return
+        except OnItsWay as held:
+            await held.over()  # what a crash left to delete has that name still
+        except ApiError as error:
+            raise DefinitionsError(f"{name}: {error.reason}") from None

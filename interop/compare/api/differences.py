@@ -51,7 +51,6 @@ STATUS: Final = (
     Status("POST /api/definitions {", 415, 400, "it is taken for JSON as everywhere else, and is none"),
 )
 NOT_YET: Final = (
-    Status("POST /api/definitions/new {'limits': [], 'queues': []}", 204, 400, "unknown keys of a document"),
 )
 
 
