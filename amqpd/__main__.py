@@ -46,9 +46,13 @@ def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int
         from amqpd.settings.help import settings_text
 
         return _show(settings_text(loaded))
+    if loaded.wish == "check-config":
+        from amqpd.settings.help import check_text
+
+        return _show(check_text(loaded))
     from amqpd.server import run
 
-    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings, guests)
+    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings, guests, loaded.notes)
 
 
 def _show(text: str) -> int:

@@ -43,8 +43,11 @@ def shown(host: str) -> str:
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Listening sockets whose addresses are taken, so that port 0 is known before anything is served.
 
-    One, or for an empty host one per family that the kernel has. Raises: OSError with host and port in its text.
+    One per address of a host with commas, for an empty host one per family that the kernel has. Raises: OSError with
+    host and port in its text; no socket is left then.
     """
+    if "," in host:
+        return _bound_addresses([each.strip() for each in host.split(",")], port)
     if host:
         return [bound_socket(host, port)]
     for _ in range(TRIES):
@@ -58,6 +61,19 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
             if port or error.errno != errno.EADDRINUSE:
                 raise
     raise OSError(errno.EADDRINUSE, f"found no port that is free for IPv4 and IPv6, in {TRIES} tries")
+
+
+def _bound_addresses(hosts: list[str], port: int) -> list[socket.socket]:
+    """A port that is free for the first address and not for another is an error, port 0 too."""
+    found: list[socket.socket] = []
+    try:
+        for host in hosts:
+            found.append(bound_socket(host, found[0].getsockname()[1] if found else port, ":" in host))
+    except OSError:
+        for sock in found:
+            sock.close()
+        raise
+    return found
 
 
 def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket:

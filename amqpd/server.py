@@ -100,8 +100,9 @@ class Server:
         first = self.settings.default
         if self._definitions is not None:
             return []
+        permissions = first.configure, first.write, first.read
         hashing = self.settings.auth.password_hashing
-        return bootstrap(first.user, first.password, first.vhost, hashing=hashing)
+        return bootstrap(first.user, first.password, first.vhost, first.tags, permissions, hashing)
 
     async def import_definitions(self) -> None:
         """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
@@ -255,6 +256,7 @@ async def serve(
     output: LogOutput,
     read_settings: Callable[[], Settings],
     guests: Sequence[Guest] = (),
+    notes: Sequence[str] = (),
 ) -> int:
     """Runs until stopped. Returns the exit code."""
     descriptors.raise_limit()
@@ -269,6 +271,8 @@ async def serve(
     signals.watch(loop, output, server.stop, partial(signals.reload, server.reload))
     if interpreted := warning():
         log.warning(interpreted)
+    for note in notes:
+        log.warning("%s", note)
     ready = server.ready_line(started)
     _print(ready)
     log.info("%s", ready)
@@ -286,17 +290,22 @@ async def serve(
 
 
 def run(
-    settings: Settings, started: float, read_settings: Callable[[], Settings], guests: Sequence[Guest] = ()
+    settings: Settings,
+    started: float,
+    read_settings: Callable[[], Settings],
+    guests: Sequence[Guest] = (),
+    notes: Sequence[str] = (),
 ) -> int:
     """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...).
 
     read_settings: reads them once more, for a reload; raises SettingsError. guests: as `Server` takes them.
+    notes: what there is to say about the settings, a line each in the log.
     """
     os.umask(0o077)
     signals.ignore()
     sys.setswitchinterval(0.001)
     try:
-        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests))
+        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests, notes))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
     except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:

@@ -102,7 +102,7 @@ class BrokerProcess:
 
     data_dir: where messages and metadata lie; None: a temporary directory, removed by `close`. settings: more of them,
     by their dotted names (`{"storage.segment_size_bytes": 1 << 20}`). env: additions to the environment. Variables of
-    the caller that would configure a broker (`AMQPD_*`, `RABBITMQ_DEFAULT_*`) are not handed down. command: what to run
+    the caller that would configure a broker (`AMQPD_*`, `RABBITMQ_*`) are not handed down. command: what to run
     instead of this interpreter's amqpd, options are appended. start_timeout_s: how long the ready line may take.
 
     Nothing runs before `start` (or `with`). Not for use by several threads at once.
@@ -394,7 +394,7 @@ def _quote(name: str) -> str:
 
 
 def _environment(additions: Mapping[str, str]) -> dict[str, str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("AMQPD_", "RABBITMQ_DEFAULT_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AMQPD_", "RABBITMQ_"))}
     # The broker under test is the amqpd this process imports. An installed one is found anyway; a checkout is not, as
     # -P keeps the working directory off the path.
     home = Path(__file__).absolute().parent.parent

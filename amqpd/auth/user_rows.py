@@ -27,10 +27,12 @@ def bootstrap(
     default_pass: str,
     default_vhost: str,
     tags: Sequence[str] = ("administrator",),
+    permissions: tuple[str, str, str] = (".*", ".*", ".*"),
     hashing: str = ARGON2ID,
 ) -> list[Row]:
-    """The rows of a first start, for `Metadata.open(seed=...)`: a vhost, and a user who may do everything in it.
+    """The rows of a first start, for `Metadata.open(seed=...)`: a vhost, and a user with these permissions in it.
 
+    permissions: patterns for configure, write and read. hashing: `auth.password_hashing`.
     Cost: one argon2 hash, 21 ms, and argon2's import. Raises: InvalidUser.
     """
     check_name(default_user)
@@ -38,7 +40,7 @@ def bootstrap(
     return [
         VhostRow(default_vhost, random_id(), description="Default virtual host"),
         UserRow(default_user, hashed, hashing, checked_tags(tags)),
-        PermissionRow(default_user, default_vhost, ".*", ".*", ".*"),
+        PermissionRow(default_user, default_vhost, *permissions),
     ]
 
 

@@ -91,8 +91,7 @@ class Broker:
         self.alarms = Alarms(
             loop,
             settings.data_dir,
-            settings.limits.memory_high_watermark,
-            settings.limits.disk_free_bytes,
+            settings.limits,
             self._alarm_changed,
         )
         # Of bodies alone the memory alarm must not come, for it would hold those that end them.

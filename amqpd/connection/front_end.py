@@ -27,7 +27,7 @@ SECTION: Final = "amqp.tls"
 
 
 class AmqpFrontEnd(FrontEnd):
-    """Its listeners are `amqp`, and `amqps` where `amqp.tls.port` is set; one each per family of addresses."""
+    """Its listeners are `amqp` unless that port is off, `amqps` if `amqp.tls.port` is set; one each per address."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class AmqpFrontEnd(FrontEnd):
     async def start(self) -> None:
         """Raises: OSError when a port is taken or the certificate cannot be read (ssl.SSLError is one)."""
         amqp = self._broker.settings.amqp
-        await self._listen("amqp", amqp.port, None)
+        if amqp.port is not None:
+            await self._listen("amqp", amqp.port, None)
         if amqp.tls.port is not None:
             if self._tls is None:  # else it has what a SIGHUP brought since
                 self._tls = tls.server_context(amqp.tls, SECTION)
@@ -53,7 +54,8 @@ class AmqpFrontEnd(FrontEnd):
         host = self._broker.settings.amqp.host
         for sock in bound_sockets(host, self._ports.get(protocol, port)):
             self._ports[protocol] = sock.getsockname()[1]
-            self.listeners.append(Listener(protocol, host or sock.getsockname()[0], self._ports[protocol]))
+            address = host if host and "," not in host else sock.getsockname()[0]
+            self.listeners.append(Listener(protocol, address, self._ports[protocol]))
             server = await self._broker.loop.create_server(
                 lambda: Transport(self._broker, self.connections, self.heartbeats, context is not None),
                 sock=sock,

@@ -24,6 +24,7 @@ from amqpd.metrics import disk_free_bytes, process
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.restore import Report
     from amqpd.metrics import Process
+    from amqpd.settings import LimitSettings
 
 _PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 _CATEGORIES: Final = (
@@ -121,7 +122,7 @@ def _rabbits(call: Call, here: Process) -> dict[str, Any]:
         "run_queue": 0,
         "net_ticktime": 0,
         "vm_memory_calculation_strategy": "rss",
-        "vm_memory_high_watermark_setting": {"relative": settings.limits.memory_high_watermark},
+        "vm_memory_high_watermark_setting": _memory_setting(settings.limits),
         "vm_memory_high_watermark_limit": broker.alarms.memory_limit_bytes,
         "memory": {
             "rss_bytes": here.rss_bytes,
@@ -149,6 +150,12 @@ def _rabbits(call: Call, here: Process) -> dict[str, Any]:
         "log_files": [str(path) if (path := log_file()) is not None else "<stderr>"],
         "totals": {},
     }
+
+
+def _memory_setting(limits: LimitSettings) -> dict[str, float]:
+    if limits.memory_bytes:
+        return {"absolute": limits.memory_bytes}
+    return {"relative": limits.memory_high_watermark}
 
 
 def _restored(report: Report) -> dict[str, Any]:

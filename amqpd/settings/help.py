@@ -23,6 +23,7 @@ HEAD: Final = """\
 
 usage: amqpd [--config FILE] [--SETTING VALUE]...       start the broker
        amqpd --print-settings [--formatter table|json]  every setting, its value, where it came from
+       amqpd --check-config [--config FILE]             whether it could start with them; 64 if not
        amqpd --version
        amqpd --help
 
@@ -31,6 +32,7 @@ names the ports. SIGTERM or Ctrl-C stops it cleanly. amqpctl looks into it while
 
 A setting can be given in three places; a later one wins:
   the file      [amqp] port = 5672       TOML; --config FILE, else AMQPD_CONFIG, else ./amqpd.toml if it exists
+                                         FILE.conf, and what RABBITMQ_CONFIG_FILE names: RabbitMQ's own
   environment   AMQPD_AMQP__PORT=5672    a dot is two underscores
   command line  --amqp.port 5672
 
@@ -70,6 +72,16 @@ def help_text() -> str:
         indent = " " * 6
         parts.append(textwrap.fill(row.doc + also, WIDTH, initial_indent=indent, subsequent_indent=indent))
     return "\n".join(parts)
+
+
+def check_text(loaded: Loaded) -> str:
+    """What there is to say about settings that can be used: what changes nothing, and each that is not the default."""
+    given = [row for row in rows() if loaded.sources[row.name] != "default"]
+    lines = [f"note: {note}" for note in loaded.notes]
+    for row in given:
+        value = shown(value_of(loaded.settings, row.name))
+        lines.append(f"{row.name} = {masked(row.name, value) if row.secret else value}  ({loaded.sources[row.name]})")
+    return "\n".join([*lines, "the settings can be used"])
 
 
 def settings_text(loaded: Loaded) -> str:

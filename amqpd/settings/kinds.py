@@ -66,6 +66,16 @@ def _to_share(raw: object) -> float:
     return _within(value, 0.0, 1.0)
 
 
+def _to_multiple(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError(f"must be a number, not {raw!r}")
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(f"must be a number, not {raw!r}") from None
+    return _within(value, 0.0, 1000.0)
+
+
 _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -160,6 +170,7 @@ OFF_PORT: Final = Kind("port|off", _off_port)
 TEXT: Final = Kind("text", _text)
 SOME_TEXT: Final = Kind("text", _some_text)
 SHORT_TEXT: Final = Kind("text", _short_text)
+MULTIPLE: Final = Kind("number", _to_multiple)
 SHARE: Final = Kind("share", _to_share)
 BOOLEAN: Final = Kind("true|false", _boolean)
 NAMES: Final = Kind("name,name...", _names)

@@ -1,8 +1,9 @@
 """Loading: which value a setting has, and where it came from.
 
-The later wins: the default in the tree, the TOML file, the environment, the command line. The file is the one named by
-`--config`, else by `AMQPD_CONFIG`, else `./amqpd.toml` if there is one. RabbitMQ's `RABBITMQ_DEFAULT_USER`, `_PASS` and
-`_VHOST` count as environment, below our own names.
+The later wins: the default in the tree, the file, the environment, the command line. The file is the one named by
+`--config`, else by `AMQPD_CONFIG`, else `./amqpd.toml` if there is one: TOML, or RabbitMQ's own where its name ends in
+`.conf` (`rabbitmq_conf`). What RABBITMQ_CONFIG_FILE names is read too, below it. RabbitMQ's other variables count as
+environment, below our own names (`rabbitmq_environment`).
 
 A value that cannot be used, an unknown name in the file, the environment or the command line: each is a line of one
 `SettingsError`, so that all of them can be put right at once. Invariant: a `Settings` that `load` returns is within its
@@ -18,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from amqpd.settings.tree import HttpTlsSettings, Row, Settings, TlsSettings, rows
 
@@ -26,6 +27,9 @@ EXIT_USAGE: Final = 64
 """Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
 
 CONFIG_VARIABLE: Final = "AMQPD_CONFIG"
+RABBITMQ_ENDINGS: Final = (".conf", ".config")
+"""Of files that RabbitMQ reads; any other file is TOML."""
+
 NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
 """Variables that begin like ours without naming a setting: the file, and what setup.py obeys."""
 
@@ -33,6 +37,8 @@ SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|U
 """What Kubernetes puts into every container when a service is called `amqpd`; it means no setting."""
 
 T = TypeVar("T")
+
+Wish: TypeAlias = Literal["run", "help", "version", "print-settings", "check-config"]
 
 
 class SettingsError(Exception):
@@ -47,13 +53,15 @@ class Loaded(NamedTuple):
     """What `load` found.
 
     sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`.
-    wish: what the command line asks the program to do. formatter: for print-settings.
+    wish: what the command line asks the program to do. formatter: for print-settings. notes: a line for each key and
+    variable of RabbitMQ's that changes nothing here.
     """
 
     settings: Settings
     sources: dict[str, str]
-    wish: Literal["run", "help", "version", "print-settings"]
+    wish: Wish
     formatter: Literal["table", "json"]
+    notes: Sequence[str] = ()
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
@@ -68,9 +76,21 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
         return Loaded(Settings(), sources, line.wish, line.formatter)
     problems = line.problems
     raw: dict[str, object] = {}
-    from_file, file_name = _read_file(line.config or environ.get(CONFIG_VARIABLE, ""), known, problems)
-    for name, value in from_file.items():
-        raw[name], sources[name] = value, file_name
+    notes: list[str] = []
+    named = line.config or environ.get(CONFIG_VARIABLE, "")
+    raw.update(_read_rabbitmq_files(named, environ, sources, notes, problems))
+    if not named.endswith(RABBITMQ_ENDINGS):
+        from_file, file_name = _read_file(named, known, problems)
+        for name, value in from_file.items():
+            raw[name], sources[name] = value, file_name
+    if any(variable.startswith("RABBITMQ_") for variable in environ):
+        from amqpd.settings import rabbitmq_environment
+
+        found = rabbitmq_environment.read(environ)
+        notes += found.notes
+        problems += found.problems
+        for name, (value, variable) in found.values.items():
+            raw[name], sources[name] = value, f"environment {variable}"
     for name, (text, variable) in _read_environment(environ, known, problems).items():
         raw[name], sources[name] = text, f"environment {variable}"
     for name, text in line.values.items():
@@ -88,7 +108,33 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
         problems = _disagreements(settings)
     if problems:
         raise SettingsError(problems)
-    return Loaded(settings, sources, line.wish, line.formatter)
+    return Loaded(settings, sources, line.wish, line.formatter, notes)
+
+
+def _read_rabbitmq_files(
+    named: str, environ: Mapping[str, str], sources: dict[str, str], notes: list[str], problems: list[str]
+) -> dict[str, object]:
+    """Values of `rabbitmq.conf` and those beside it, where one is named, by setting's name. named: by `--config`."""
+    variables = "RABBITMQ_CONFIG_FILE", "RABBITMQ_CONFIG_FILES"
+    if not named.endswith(RABBITMQ_ENDINGS) and not any(environ.get(each) for each in variables):
+        return {}
+    from amqpd.settings import rabbitmq_conf, rabbitmq_environment
+
+    main, more = rabbitmq_environment.files({} if named.endswith(RABBITMQ_ENDINGS) else environ, notes)
+    if named.endswith(RABBITMQ_ENDINGS):
+        main = Path(named)
+    if main is not None and main.name.endswith(".config"):
+        problems.append(f"{main}: {rabbitmq_environment.NO_CONFIG}")
+        return {}
+    if main is not None and (main.parent / "advanced.config").exists():
+        problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_environment.NO_CONFIG}; then take the file away")
+    if more is None:
+        more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
+    found = rabbitmq_conf.read(main, more, environ)
+    notes += found.notes
+    problems += found.problems
+    sources.update(found.sources)
+    return found.values
 
 
 def _build(tree: type[T], values: Mapping[str, object], prefix: str = "") -> T:
@@ -111,7 +157,7 @@ def _unknown(given: str, known: Sequence[str]) -> str:
 
 
 class _CommandLine(NamedTuple):
-    wish: Literal["run", "help", "version", "print-settings"]
+    wish: Wish
     formatter: Literal["table", "json"]
     config: str
     values: dict[str, str]  # by name of the setting
@@ -123,14 +169,14 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandL
     wishes: list[str] = []
     problems: list[str] = []
     values: dict[str, str] = {}
-    ours = ["--config", "--formatter", "--help", "--print-settings", "--version"]
+    ours = ["--check-config", "--config", "--formatter", "--help", "--print-settings", "--version"]
     config = formatter = ""
     options = {row.option: row for row in known.values()}
     rest = list(argv)
     while rest:
         argument = rest.pop(0)
         option, equals, value = argument.partition("=")
-        if argument in {"--help", "-h", "--version", "--print-settings"}:
+        if argument in {"--help", "-h", "--version", "--print-settings", "--check-config"}:
             wishes.append("help" if argument == "-h" else argument.removeprefix("--"))
             continue
         if not option.startswith("--"):
@@ -157,7 +203,7 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandL
         problems.append("--formatter goes with --print-settings")
     if formatter not in {"", "table", "json"}:
         problems.append(f"--formatter must be table or json, not {formatter!r}")
-    wish = next((wish for wish in ("help", "version", "print-settings") if wish in wishes), "run")
+    wish = next((wish for wish in ("help", "version", "print-settings", "check-config") if wish in wishes), "run")
     return _CommandLine(cast(Any, wish), "json" if formatter == "json" else "table", config, values, problems)
 
 
@@ -201,7 +247,7 @@ def _read_environment(
     variables = {row.variable: row for row in known.values()}
     found: dict[str, tuple[str, str]] = {}
     for row in known.values():
-        if row.environ_also in environ:
+        if environ.get(row.environ_also):  # rabbit: one that is empty is as good as none
             found[row.name] = environ[row.environ_also], row.environ_also
     for variable, text in environ.items():
         if variable in variables:
@@ -217,6 +263,8 @@ def _disagreements(settings: Settings) -> list[str]:
     problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
     if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
         problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
+    if amqp.port is None and amqp.tls.port is None:
+        problems.append("amqp.port is off and amqp.tls.port too: nobody could connect")
     given = {"load_definitions": settings.load_definitions, "definitions.local.path": settings.definitions.local.path}
     if None not in given.values():
         problems.append("load_definitions and definitions.local.path are the same setting; give one of them")

@@ -15,6 +15,7 @@ from amqpd.settings.kinds import (
     BOOLEAN,
     COMPAT,
     MECHANISMS,
+    MULTIPLE,
     NAMES,
     NO_PATH,
     OFF_PORT,
@@ -93,9 +94,12 @@ class AmqpSettings:
     host: str = _setting(
         "",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
         TEXT,
-        "Address to listen on: empty is every interface, IPv4 and where there is one IPv6; 0.0.0.0 is IPv4 alone.",
+        "Address to listen on, or several with commas: empty is every interface, IPv4 and where there is one IPv6; "
+        "0.0.0.0 is IPv4 alone.",
     )
-    port: int = _setting(5672, PORT, "Port for AMQP; 0 takes any free one and the ready line names it.")
+    port: int | None = _setting(
+        5672, OFF_PORT, "Port for AMQP; 0 takes any free one and the ready line names it; off leaves TLS alone."
+    )
     frame_max: int = _setting(131072, byte_count(4096, 1 << 27), "Largest frame, offered in connection.tune.")
     channel_max: int = _setting(2047, integer(1, 65535), "Channels that one connection may have, offered in tune.")
     heartbeat_s: int = _setting(60, integer(0, 65535, "seconds"), "Heartbeat offered in tune; 0 offers none.")
@@ -238,8 +242,14 @@ class LimitSettings:
     memory_high_watermark: float = _setting(
         0.4, SHARE, "Share of the machine's (or cgroup's) memory; with more in use publishers are held."
     )
+    memory_bytes: int = _setting(
+        0, byte_count(0, 1 << 60), "Likewise in bytes, instead of the share; 0: the share counts."
+    )
     disk_free_bytes: int = _setting(
         50_000_000, byte_count(0, 1 << 60), "With less free space in data_dir's file system publishers are held."
+    )
+    disk_free_memory_multiple: float = _setting(
+        0.0, MULTIPLE, "Likewise as a multiple of the memory there is, instead of bytes; 0: the bytes count."
     )
     unopened_share: float = _setting(
         0.5,
@@ -269,6 +279,10 @@ class DefaultSettings:
         "guest", SOME_TEXT, "Password of the first user.", secret=True, environ_also="RABBITMQ_DEFAULT_PASS"
     )
     vhost: str = _setting("/", SHORT_TEXT, "Name of the first vhost.", environ_also="RABBITMQ_DEFAULT_VHOST")
+    tags: tuple[str, ...] = _setting(("administrator",), NAMES, "Tags of the first user.")
+    configure: str = _setting(".*", TEXT, "What the first user may declare and delete in the first vhost, a pattern.")
+    write: str = _setting(".*", TEXT, "Where the first user may publish.")
+    read: str = _setting(".*", TEXT, "What the first user may read.")
 
 
 @dataclass(frozen=True)

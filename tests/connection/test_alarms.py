@@ -13,6 +13,7 @@ from peer import Peer
 
 from amqpd.broker.flow import alarms
 from amqpd.broker.flow.alarms import Alarms
+from amqpd.settings import LimitSettings
 from amqpd.testing import BrokerProcess
 
 
@@ -32,7 +33,7 @@ class Room:
         monkeypatch.setattr(alarms, "resident_bytes", lambda: self.memory)
         monkeypatch.setattr(os, "statvfs", lambda _: Disk(self.disk))
         loop: Any = StillLoop()
-        self.alarms = Alarms(loop, data_dir, 0.4, 100, self.told.append)
+        self.alarms = Alarms(loop, data_dir, LimitSettings(disk_free_bytes=100), self.told.append)
 
     def look(self, memory: int, disk: int) -> list[str]:
         self.memory, self.disk = memory, disk
@@ -81,7 +82,7 @@ def test_the_real_readings(tmp_path: Path) -> None:
     """Memory and disk of this very process; the machine has more memory than the process uses."""
     assert 1 << 20 < alarms.resident_bytes() < alarms.total_memory_bytes()
     loop: Any = StillLoop()
-    real = Alarms(loop, tmp_path, 1.0, 0, lambda _: None)
+    real = Alarms(loop, tmp_path, LimitSettings(memory_high_watermark=1.0, disk_free_bytes=0), lambda _: None)
     real.look()
     assert real.disk_free_bytes > 0
     assert real.raised == {}

@@ -19,9 +19,12 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from amqpd.storage.filesystem import FileSystem
+
+if TYPE_CHECKING:
+    from amqpd.settings import LimitSettings
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +40,13 @@ class Alarms:
         self,
         loop: asyncio.AbstractEventLoop,
         data_dir: Path,
-        memory_share: float,
-        disk_free_bytes: int,
+        limits: LimitSettings,
         changed: Callable[[str], None],
     ) -> None:
         self.memory_total_bytes = total_memory_bytes()
         self.memory_limit_bytes = 0
-        self.limit_memory_share(memory_share)
-        self.disk_free_limit_bytes = disk_free_bytes
+        self.disk_free_limit_bytes = 0
+        self.obey(limits)
         self.memory_used_bytes = 0
         self.disk_free_bytes = 0
         self.raised: dict[str, str] = {}
@@ -61,6 +63,15 @@ class Alarms:
     def limit_memory_share(self, share: float) -> None:
         """share: of what there is, 0 to 1. It counts from the next look."""
         self.memory_limit_bytes = int(self.memory_total_bytes * share)
+
+    def obey(self, limits: LimitSettings) -> None:
+        """The settings' limits, from the next look."""
+        self.limit_memory_share(limits.memory_high_watermark)
+        if limits.memory_bytes:
+            self.limit_memory_bytes(limits.memory_bytes)
+        self.disk_free_limit_bytes = limits.disk_free_bytes
+        if limits.disk_free_memory_multiple:
+            self.disk_free_limit_bytes = int(self.memory_total_bytes * limits.disk_free_memory_multiple)
 
     def limit_memory_bytes(self, limit_bytes: int) -> None:
         """Likewise. rabbit: more than there is counts as all of it."""

@@ -1,0 +1,327 @@
+"""`rabbitmq.conf` and RABBITMQ_* variables: the format, what becomes of keys, a broker started with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+
+from amqpd import __main__ as program
+from amqpd.settings import Loaded, SettingsError, load, rows, value_of
+from amqpd.settings.rabbitmq_environment import VARIABLES
+from amqpd.settings.rabbitmq_keys import ROWS, matching, size_bytes
+from amqpd.testing import BrokerProcess
+
+HERE = Path(__file__).parent
+DOC = HERE.parent / "docs" / "rabbitmq-conf.md"
+
+
+@pytest.fixture(autouse=True)
+def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(text: str, environ: Mapping[str, str] | None = None) -> Loaded:
+    Path("rabbitmq.conf").write_text(text, "utf-8")
+    return load(["--config", "rabbitmq.conf"], environ or {})
+
+
+def problems(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(SettingsError) as refused:
+        read(text, environ)
+    return refused.value.problems
+
+
+class TestFormat:
+    def test_a_file_as_people_have_it(self) -> None:
+        loaded = read(
+            "# my broker\n\n  heartbeat=30\t# seconds\r\nlisteners.tcp.default = 5673\n"
+            "default_user = anna\ndefault_pass = 'a # b'\nheartbeat = 20\n"
+        )
+        settings = loaded.settings
+        assert (settings.amqp.heartbeat_s, settings.amqp.port) == (20, 5673)  # the last counts
+        assert (settings.default.user, settings.default.password) == ("anna", "a # b")
+        assert loaded.sources["amqp.heartbeat_s"] == "file rabbitmq.conf:7: heartbeat"
+        assert list(loaded.notes) == []
+
+    def test_a_dot_within_a_word(self) -> None:
+        assert read("loopback_users.anna\\.b = true\n").settings.amqp.loopback_users == ("anna.b",)
+
+    def test_files_beside_it_and_those_it_includes(self, tmp_path: Path) -> None:
+        for folder in ("conf.d", "more"):
+            (tmp_path / folder).mkdir()
+        (tmp_path / "conf.d" / "20-b.conf").write_text("heartbeat = 3\n")
+        (tmp_path / "conf.d" / "10-a.conf").write_text("heartbeat = 2\nchannel_max = 5\n")
+        (tmp_path / "conf.d" / "30-c.txt").write_text("heartbeat = 4\n")
+        (tmp_path / "more" / "a.conf").write_text("max_message_size = 1000\n")
+        settings = read("heartbeat = 1\ninclude more/*.conf\nframe_max = 8192\n").settings
+        assert (settings.amqp.heartbeat_s, settings.amqp.channel_max, settings.amqp.frame_max) == (3, 5, 8192)
+        assert settings.amqp.message_size_max_bytes == 1000
+
+    def test_files_that_include_each_other(self) -> None:
+        assert problems("include rabbitmq.conf\n")[0].endswith("files include each other")
+
+    def test_variables_of_the_environment(self) -> None:
+        assert read("default_user = $(WHO)-1\n", {"WHO": "anna"}).settings.default.user == "anna-1"
+        assert "there is no variable WHO" in problems("default_user = x$(WHO)\n")[0]
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("heartbeet = 3\n", "rabbitmq.conf:1: RabbitMQ has no key heartbeet; did you mean heartbeat?"),
+            ("\nheartbeat\n", "rabbitmq.conf:2: not `key = value`: 'heartbeat'"),
+            ("default_user =\n", "rabbitmq.conf:1: default_user has no value, or one whose quote does not end"),
+            ("[{rabbit, []}].\n", "rabbitmq.conf:1: this is Erlang's format of before 3.7"),
+            ("heartbeat = x\n", "rabbitmq.conf:1: heartbeat must be a whole number, not 'x'"),
+            ("heartbeat = 70000\n", "amqp.heartbeat_s must be from 0 to 65535, not 70000 (file rabbitmq.conf:1: heart"),
+            ("ssl_options.verify = maybe\n", "rabbitmq.conf:1: ssl_options.verify must be verify_peer or verify_none"),
+            ("default_pass = encrypted:abc\n", "rabbitmq.conf:1: default_pass is encrypted"),
+            ("auth_backends.1 = ldap\n", "rabbitmq.conf:1: auth_backends.1 cannot be ldap: amqpd keeps its users"),
+            ("load_definitions = x.json\n", "rabbitmq.conf:1: load_definitions cannot be obeyed: start without it"),
+            ("management.ssl.port = 1\n", "rabbitmq.conf:1: management.ssl.port cannot be obeyed: the admin API"),
+            ("proxy_protocol = true\n", "rabbitmq.conf:1: proxy_protocol cannot be true"),
+            ("ssl_options.versions.1 = tlsv1.3\n", "rabbitmq.conf:1: ssl_options.versions.1: amqpd talks TLS 1.2"),
+            ("listeners.tcp = none\n", "amqp.port is off and amqp.tls.port too: nobody could connect"),
+            ("listeners.tcp.a = 1\nlisteners.tcp.b = 2\n", "rabbitmq.conf:2: listeners.tcp.b: amqpd listens on"),
+            ("log.console.level = loud\n", "rabbitmq.conf:1: log.console.level must be one of debug"),
+        ],
+    )
+    def test_refused(self, text: str, problem: str) -> None:
+        found = problems(text)
+        assert len(found) == 1
+        assert found[0].startswith(problem)
+
+    def test_a_refused_password_is_not_repeated(self) -> None:
+        assert not any("s3cret" in line for line in problems("default_pass = s3cret\nheartbeat = x\n"))
+
+    def test_all_mistakes_at_once(self) -> None:
+        assert len(problems("a = 1\nheartbeat = x\nframe_max = 1\nb\n")) == 4
+
+    def test_erlang_terms(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="advanced.config: files ending in .config hold Erlang terms"):
+            load(["--config", "advanced.config"], {})
+        (tmp_path / "advanced.config").write_text("[].\n")
+        assert "then take the file away" in problems("heartbeat = 1\n")[0]
+
+    def test_no_such_file(self) -> None:
+        with pytest.raises(SettingsError, match=r"none\.conf: No such file or directory"):
+            load(["--config", "none.conf"], {})
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("text", "name", "value"),
+        [
+            ("listeners.tcp.a = 127.0.0.1:5673\nlisteners.tcp.b = ::1:5673\n", "amqp.host", "127.0.0.1,::1"),
+            ("handshake_timeout = 2500\n", "amqp.handshake_timeout_s", 2.5),
+            ("handshake_timeout = infinity\n", "amqp.handshake_timeout_s", 3600.0),
+            ("frame_max = 64kb\n", "amqp.frame_max", 65536),
+            ("frame_max = 0\n", "amqp.frame_max", 1 << 27),
+            ("channel_max = 0\n", "amqp.channel_max", 65535),
+            ("loopback_users = none\n", "amqp.loopback_users", ()),
+            ("loopback_users.guest = false\n", "amqp.loopback_users", ()),
+            ("default_user_tags.monitoring = true\n", "default.tags", ("monitoring",)),
+            ("default_permissions.read = ^a\n", "default.read", "^a"),
+            ("vm_memory_high_watermark.relative = 0.6\n", "limits.memory_high_watermark", 0.6),
+            ("vm_memory_high_watermark.absolute = 2GB\n", "limits.memory_bytes", 2_000_000_000),
+            ("disk_free_limit.absolute = 1GiB\n", "limits.disk_free_bytes", 1 << 30),
+            ("disk_free_limit.relative = 1.5\n", "limits.disk_free_memory_multiple", 1.5),
+            ("consumer_timeout = 60000\n", "consumer_timeout_ms", 60000),
+            ("log.console = true\nlog.console.level = debug\n", "log.level", "debug"),
+            ("log.file = a.log\nlog.dir = /var/log\nlog.file.level = critical\n", "log.file", Path("/var/log/a.log")),
+            ("log.file = false\nlog.console.formatter = json\n", "log.format", "json"),
+            ("management.tcp.port = 1234\n", "http.port", 1234),
+            ("management.listener.ip = 0.0.0.0\n", "http.host", "0.0.0.0"),
+        ],
+    )
+    def test_a_setting_by_another_name(self, text: str, name: str, value: object) -> None:
+        loaded = read(text)
+        assert value_of(loaded.settings, name) == value
+        assert loaded.sources[name].startswith("file rabbitmq.conf:")
+
+    def test_tls(self, tmp_path: Path) -> None:
+        for name in ("cert.pem", "key.pem", "ca.pem"):
+            (tmp_path / name).touch()
+        loaded = read(
+            "listeners.tcp = none\nlisteners.ssl.default = 5671\nssl_options.cacertfile = ca.pem\n"
+            "ssl_options.certfile = cert.pem\nssl_options.keyfile = key.pem\nssl_options.verify = verify_peer\n"
+            "ssl_options.fail_if_no_peer_cert = true\nssl_options.versions.1 = tlsv1.2\nssl_options.depth = 2\n"
+        )
+        tls = loaded.settings.amqp.tls
+        assert (loaded.settings.amqp.port, tls.port, tls.verify_peer) == (None, 5671, True)
+        assert (tls.certificate, tls.key, tls.ca) == (Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
+        assert tls.fail_if_no_peer_certificate
+        assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd talks TLS 1.2 and 1.3, always"]
+
+    def test_what_changes_nothing_is_a_line_each(self) -> None:
+        loaded = read("net_ticktime = 60\nmqtt.listeners.tcp.default = 1883\nauth_mechanisms.1 = PLAIN\n")
+        assert list(loaded.notes) == [
+            "rabbitmq.conf:1: net_ticktime changes nothing: it is about Erlang",
+            "rabbitmq.conf:2: mqtt.listeners.tcp.default changes nothing: amqpd does not speak this protocol",
+        ]
+
+    def test_every_key_of_rabbitmq_is_known(self) -> None:
+        """The keys of the schemas of RabbitMQ 3.10.8 and of its plugins."""
+        keys = (HERE / "samples" / "rabbitmq-3.10.8-keys.txt").read_text("ascii").split()
+        assert len(keys) > 700
+        assert [key for key in keys if matching(key.replace("$", "x").split(".")) is None] == []
+
+    def test_no_row_hides_another(self) -> None:
+        """The first row that matches counts: a row of its own must be found by its own pattern."""
+        found = [row.pattern for row in ROWS if matching(row.pattern.replace("$", "x").split(".")) is not row]
+        assert found == []
+
+    def test_sizes(self) -> None:
+        assert [size_bytes(text) for text in ("1", "2k", "2kB", "2KiB", "1MB", "1gib")] == [
+            1, 2048, 2000, 2048, 1_000_000, 1 << 30,
+        ]  # fmt: skip
+        with pytest.raises(ValueError, match="must be a number of bytes"):
+            size_bytes("1 GB")
+
+
+class TestEnvironment:
+    def test_the_variables_of_the_image(self, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_text("s3cret\n")
+        environ = {
+            "RABBITMQ_DEFAULT_USER": "anna",
+            "RABBITMQ_DEFAULT_PASS_FILE": "secret",
+            "RABBITMQ_DEFAULT_VHOST": "",
+            "RABBITMQ_NODE_PORT": "5673",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_LOG": "warning,+color,connection=debug",
+            "RABBITMQ_MNESIA_BASE": "/var/lib/rabbitmq",
+            "RABBITMQ_VM_MEMORY_HIGH_WATERMARK": "512MiB",
+        }
+        loaded = load([], environ)
+        settings = loaded.settings
+        assert (settings.default.user, settings.default.password, settings.default.vhost) == ("anna", "s3cret", "/")
+        assert (settings.amqp.host, settings.amqp.port, settings.log.level) == ("127.0.0.1", 5673, "warning")
+        assert (settings.data_dir, settings.log.file) == (Path("/var/lib/rabbitmq/amqpd"), None)
+        assert settings.limits.memory_bytes == 512 << 20
+        assert loaded.sources["default.password"] == "environment RABBITMQ_DEFAULT_PASS_FILE"
+        assert list(loaded.notes) == []
+        assert load([], {"AMQPD_AMQP__PORT": "1", **environ}).settings.amqp.port == 1
+
+    def test_what_changes_nothing_is_told(self) -> None:
+        environ = {"RABBITMQ_ERLANG_COOKIE": "x", "RABBITMQ_URL": "y", "RABBITMQ_PORT_5672_TCP": "z", "RABBITMQ_X": ""}
+        assert list(load([], environ).notes) == [
+            "environment: RABBITMQ_ERLANG_COOKIE changes nothing: it is about Erlang",
+            "environment: RABBITMQ_URL changes nothing: amqpd does not know it",
+        ]
+
+    @pytest.mark.parametrize(
+        ("environ", "problem"),
+        [
+            ({"RABBITMQ_DEFAULT_PASS_FILE": "none"}, "RABBITMQ_DEFAULT_PASS_FILE: none: No such file or directory"),
+            ({"RABBITMQ_DEFAULT_PASS_FILE": "a", "RABBITMQ_DEFAULT_PASS": "b"}, "are both set; one of them"),
+            ({"RABBITMQ_SSL_CERTFILE": "a"}, "RABBITMQ_SSL_CERTFILE cannot be obeyed: put ssl_options"),
+            ({"RABBITMQ_NODE_PORT": "x"}, "amqp.port must be a whole number, not 'x' (environment RABBITMQ_NODE_PORT)"),
+            ({"RABBITMQ_LOG": "loud"}, "RABBITMQ_LOG must be a level"),
+            ({"RABBITMQ_LOGS": "-,a.log"}, "RABBITMQ_LOGS names several logs"),
+            ({"RABBITMQ_CONFIG_FILE": "a.config"}, "a.config: files ending in .config hold Erlang terms"),
+        ],
+    )
+    def test_refused(self, environ: dict[str, str], problem: str, tmp_path: Path) -> None:
+        (tmp_path / "a.config").touch()
+        with pytest.raises(SettingsError) as refused:
+            load([], environ)
+        assert len(refused.value.problems) == 1
+        assert problem in refused.value.problems[0]
+
+    def test_the_files_it_names(self, tmp_path: Path) -> None:
+        (tmp_path / "my.conf").write_text("heartbeat = 1\nchannel_max = 7\n")
+        (tmp_path / "further").mkdir()
+        (tmp_path / "further" / "a.conf").write_text("heartbeat = 2\n")
+        (tmp_path / "amqpd.toml").write_text("amqp.channel_max = 8\n")
+        environ = {"RABBITMQ_CONFIG_FILE": "my", "RABBITMQ_CONFIG_FILES": "further"}
+        settings = load([], environ).settings
+        assert (settings.amqp.heartbeat_s, settings.amqp.channel_max) == (2, 8)
+        assert load([], environ | {"RABBITMQ_CONFIG_FILES": "further/*.conf"}).settings.amqp.heartbeat_s == 2
+        assert load([], {"RABBITMQ_CONFIG_FILES": "further"}).settings.amqp.heartbeat_s == 2
+        assert load(["--config", "amqpd.toml"], environ).settings.amqp.heartbeat_s == 2
+        told = load([], {"RABBITMQ_CONFIG_FILE": "/none/rabbitmq"}).notes
+        assert list(told) == ["environment: RABBITMQ_CONFIG_FILE: there is no file /none/rabbitmq.conf"]
+
+
+class TestProgram:
+    def test_check_config(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = "heartbeat = 30\ndefault_pass = s3cret\nnet_ticktime = 1\n"
+        Path("rabbitmq.conf").write_text(text)
+        assert program.main(["--check-config", "--config", "rabbitmq.conf"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "note: rabbitmq.conf:3: net_ticktime changes nothing: it is about Erlang",
+            "amqp.heartbeat_s = 30  (file rabbitmq.conf:1: heartbeat)",
+            "default.password = ********  (file rabbitmq.conf:2: default_pass)",
+            "the settings can be used",
+        ]
+        Path("rabbitmq.conf").write_text("heartbeat = x\n")
+        assert program.main(["--check-config", "--config", "rabbitmq.conf"]) == 64
+        assert "heartbeat must be a whole number" in capsys.readouterr().err
+
+    def test_a_broker_with_it(self, tmp_path: Path) -> None:
+        """What the file says is so in the broker, and what changes nothing is in its log."""
+        (tmp_path / "my.conf").write_text(
+            "default_user = anna\ndefault_pass = 'a # b'\ndefault_user_tags.monitoring = true\n"
+            "default_permissions.configure = ^own\nheartbeat = 33\nvm_memory_high_watermark.absolute = 1GiB\n"
+            "disk_free_limit.relative = 0.001\nnet_ticktime = 60\n"
+        )
+        with BrokerProcess(tmp_path / "data", env={"RABBITMQ_CONFIG_FILE": str(tmp_path / "my.conf")}) as broker:
+            login = pika.PlainCredentials("anna", "a # b")
+            parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, "/", login)
+            connection = pika.BlockingConnection(parameters)
+            connection.channel().queue_declare("own")
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+                connection.channel().queue_declare("others")
+            assert refused.value.reply_code == 403
+            connection.close()
+            assert broker.ctl("list_users", "-s").stdout.split("\n")[0] == "anna\t[monitoring]"
+            status = json.loads(broker.ctl("status", "--formatter", "json").stdout)
+            assert status["vm_memory_high_watermark_setting"] == {"absolute": 1 << 30}
+            assert status["vm_memory_high_watermark_limit"] == 1 << 30
+            assert broker.says("net_ticktime changes nothing: it is about Erlang")
+
+
+def test_a_broker_on_several_addresses(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, settings={"amqp.host": "127.0.0.1,127.0.0.2"}) as broker:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            pika.BlockingConnection(pika.ConnectionParameters(host, broker.amqp_port)).close()
+
+
+def table(rows_: Sequence[tuple[str, str]]) -> list[str]:
+    """Those beside each other of which the same is true are one line."""
+    lines = []
+    for does, alike in groupby(rows_, key=lambda row: row[1]):
+        names = " ".join(f"`{name}`" for name, _ in alike)
+        lines.append(f"| {names} | {does} |")
+    return lines
+
+
+def test_every_key_is_documented() -> None:
+    """After a change of the keys: put this text between the two marks of docs/rabbitmq-conf.md."""
+    wanted = ["| key | becomes |", "|---|---|", *table([(row.pattern, row.does) for row in ROWS])]
+    text = DOC.read_text("utf-8").partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
+    assert text.splitlines() == wanted
+
+
+def test_every_variable_is_documented() -> None:
+    """Likewise. Those the settings' own table has come first."""
+    own = [(row.environ_also, f"`{row.name}`") for row in rows() if row.environ_also]
+    wanted = ["| variable | becomes |", "|---|---|", *table([*own, *((each.name, each.does) for each in VARIABLES)])]
+    text = DOC.read_text("utf-8").partition("<!-- variables -->\n")[2].partition("<!-- end of variables -->")[0]
+    assert text.splitlines() == wanted
+
+
+def test_every_setting_a_row_names_is_there() -> None:
+    """`amqp.port` in the documentation is a setting of that name."""
+    known = {row.name for row in rows()}
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    words = {word.strip("`;,:") for row in ROWS for word in row.does.split() if word.startswith("`")}
+    named = {word for word in words if word.partition(".")[0] in sections and "." in word}
+    assert named
+    assert named - known == set()
