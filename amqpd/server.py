@@ -31,6 +31,7 @@ from amqpd.broker.catalogue.restore import reconcile
 from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.management.definitions_report import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
+from amqpd.notify import Notifier
 from amqpd.routing.selector import prepare
 from amqpd.settings import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
@@ -64,6 +65,10 @@ class Server:
         # Once more, for a reload; raises SettingsError. One that is embedded has no other than these.
         self.read_settings: Callable[[], Settings] = lambda: settings
         self._stopping = False
+        self._suspended = False
+        self.drained = False
+        # Of a program of its own; embedded in another one nobody is told.
+        self.notifier = Notifier({})
         self._upkeep: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._definitions = settings.load_definitions or settings.definitions.local.path
@@ -176,6 +181,17 @@ class Server:
         """Whether clients can connect: False between `stop_app` and `start_app`."""
         return any(front_end.listeners for front_end in self._app())
 
+    @property
+    def not_ready(self) -> str:
+        """Why clients cannot connect now, for probes; empty when they can."""
+        if self._stopping:
+            return "the broker stops"
+        if self.drained:
+            return "the broker is drained for maintenance"
+        if self._suspended:
+            return "the listeners are suspended"
+        return "" if self.app_running else "the broker does not listen for clients"
+
     async def stop_app(self) -> None:
         """AMQP and guests go, the admin API stays. Returns when their clients are gone, in some 3 s at most."""
         await asyncio.gather(*(front_end.stop() for front_end in self._app()))
@@ -184,20 +200,24 @@ class Server:
         """They listen again. Raises: OSError when a port is taken."""
         for front_end in self._app():
             await front_end.start()
+        self._suspended = self.drained = False
 
     async def suspend_listeners(self) -> None:
         """Clients no longer get in; those that are in stay, and the admin API listens on."""
+        self._suspended = True
         await asyncio.gather(*(front_end.suspend() for front_end in self._app()))
 
     async def resume_listeners(self) -> None:
         """They get in again. Raises: OSError when a port is taken."""
         for front_end in self._app():
             await front_end.resume()
+        self._suspended = False
 
     def stop(self) -> None:
         """Asks for a clean stop; may be called from a signal."""
         if not self._stopping:
             self._stopping = True
+            self.notifier.stopping()
             self.loop.create_task(self._stop())  # ends the loop by itself
 
     async def _stop(self) -> None:
@@ -226,6 +246,7 @@ class Server:
         self.broker.turn.finish()  # what was published again is settled where it came from as the logs are closed
         self.storage.close(clean=True)
         log.info("stopped, all logs are synced")
+        self.notifier.close()
         self.stopped.set()
 
 
@@ -264,11 +285,12 @@ async def serve(
     loop.set_exception_handler(tls.tell)
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop, guests)
+    server.notifier = Notifier(os.environ)
     server.load()
     await server.import_definitions()
     await server.listen()
     server.read_settings = read_settings
-    signals.watch(loop, output, server.stop, partial(signals.reload, server.reload))
+    signals.watch(loop, output, server.stop, partial(_reload, server))
     if interpreted := warning():
         log.warning(interpreted)
     for note in notes:
@@ -278,6 +300,7 @@ async def serve(
     log.info("%s", ready)
     if server.storage.power_cut:
         log.warning("the machine went down while the last broker ran: each queue is checked when it is first used")
+    server.notifier.ready(loop, ready)
     server.broker.alarms.start()
     server.start_upkeep()
     # What is there now stays: the collector need not look at it again.
@@ -287,6 +310,12 @@ async def serve(
     gc.enable()
     await server.stopped.wait()
     return 0
+
+
+def _reload(server: Server) -> None:
+    server.notifier.reloading()
+    signals.reload(server.reload)
+    server.notifier.reloaded()
 
 
 def run(

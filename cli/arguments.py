@@ -58,6 +58,7 @@ SPECIFIC: Final = (
     Option("user", "", "<username>", "whose limits (default guest)"),
     Option("limit", "", "<number>", "at most so many: connections, messages (0: all)"),
     Option("exchange", "", "<exchange>", "only what waits for this exchange"),
+    Option("grace", "", "<seconds>", "how long clients may go by themselves"),
     Option("per-connection-delay", "", "<milliseconds>", "pause after each connection"),
     Option("idempotent", "", "", "succeed if the broker is not running"),
     Option("unit", "", "<unit>", "of sizes bytes, mb or gb (default); of time days, weeks (default), months or years"),

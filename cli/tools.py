@@ -64,7 +64,7 @@ STREAMS: Final = _some(
     "list_stream_publishers"
 )
 UPGRADE: Final = _some(
-    "autocomplete help version await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade"
+    "autocomplete help version drain revive await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade"
 )
 
 OF_ALL: Final = (COMMANDS["autocomplete"], HELP, VERSION)

@@ -119,7 +119,7 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listening", "amqpd.tls", "amqpd.storage.export")
+        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.storage.export")
         assert not offences(
             one
             for one in all_imports()

@@ -178,7 +178,7 @@ class TestConversion:
             (["--amqp.port", "--amqp.host=x"], "--amqp.port needs a value"),
             (["start"], "unexpected argument 'start'"),
             (["--formatter", "json"], "--formatter goes with --print-settings"),
-            (["--print-settings", "--formatter", "xml"], "--formatter must be table or json, not 'xml'"),
+            (["--print-settings", "--formatter", "xml"], "--formatter must be table, json or toml, not 'xml'"),
         ],
     )
     def test_refused(self, argv: list[str], text: str) -> None:

@@ -46,7 +46,7 @@ def node_item(call: Call) -> dict[str, Any]:
         "name": call.node,
         "type": "disc",
         "running": True,
-        "being_drained": False,
+        "being_drained": call.server.drained,
         "os_pid": str(os.getpid()),
         "uptime": int((time.time() - broker.started_at) * 1000),
         "processors": os.cpu_count(),

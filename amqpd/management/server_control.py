@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class ServerControl(Protocol):
-    """One broker process, as handlers have it."""
+    """One broker process, as handlers have it. drained: between `amqpctl drain` and `revive`."""
+
+    drained: bool
 
     @property
     def connections(self) -> Connections:
@@ -27,6 +29,10 @@ class ServerControl(Protocol):
     @property
     def app_running(self) -> bool:
         """Whether clients can connect: False between `stop_app` and `start_app`."""
+
+    @property
+    def not_ready(self) -> str:
+        """Why clients cannot connect now; empty when they can."""
 
     async def stop_app(self) -> None:
         """`amqpctl stop_app`: the ports close, clients are told to go. Returns when they are gone, in 3 s at most."""

@@ -117,7 +117,7 @@ def _rabbits(call: Call, here: Process) -> dict[str, Any]:
         "erlang_version": f"Python {platform.python_version()}",
         "crypto_lib_version": ssl.OPENSSL_VERSION,
         "uptime": int(time.time() - broker.started_at),
-        "is_under_maintenance": False,
+        "is_under_maintenance": call.server.drained,
         "processes": {"used": threading.active_count(), "limit": int(_PID_MAX.read_text("ascii"))},
         "run_queue": 0,
         "net_ticktime": 0,

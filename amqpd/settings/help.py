@@ -22,7 +22,7 @@ HEAD: Final = """\
 {what}: an AMQP 0-9-1 broker whose queues are logs in Kafka's format.
 
 usage: amqpd [--config FILE] [--SETTING VALUE]...       start the broker
-       amqpd --print-settings [--formatter table|json]  every setting, its value, where it came from
+       amqpd --print-settings [--formatter table|json|toml]  every setting, its value, where it came from
        amqpd --check-config [--config FILE]             whether it could start with them; 64 if not
        amqpd --version
        amqpd --help
@@ -84,8 +84,41 @@ def check_text(loaded: Loaded) -> str:
     return "\n".join([*lines, "the settings can be used"])
 
 
+def toml_text(loaded: Loaded) -> str:
+    """A file of all settings, `amqpd.toml`: those that have their default are commented out, and so are secrets."""
+    lines = ["# Every setting of amqpd; what is commented out is the default. A later line of the environment or the",
+             "# command line wins. Made by `amqpd --print-settings --formatter toml`."]  # fmt: skip
+    section = ""
+    for row in rows():
+        folder, _, name = row.name.rpartition(".")
+        if folder != section:
+            section = folder
+            lines += ["", f"[{folder}]"]
+        value = value_of(loaded.settings, row.name)
+        off = "# " if row.secret or loaded.sources[row.name] == "default" else ""
+        lines.append("")
+        lines += textwrap.wrap(row.doc, WIDTH, initial_indent="# ", subsequent_indent="# ")
+        if value is None and row.kind.word.endswith("off"):
+            value = "off"
+        shown_value = _toml_value(masked(row.name, value) if row.secret else value)
+        lines.append(f"{off}{name} = {shown_value}")
+    return "\n".join(lines)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool | int):
+        return shown(value)
+    if isinstance(value, float):
+        return str(value)
+    if isinstance(value, tuple):
+        return json.dumps(list(value))
+    return json.dumps(shown(value), ensure_ascii=False)
+
+
 def settings_text(loaded: Loaded) -> str:
-    """Name, value and source of every setting, as a table or as JSON (a list of objects, values typed)."""
+    """Name, value and source of every setting, as a table, as JSON (a list of objects, values typed) or as a file."""
+    if loaded.formatter == "toml":
+        return toml_text(loaded)
     lines: list[tuple[str, str, str]] = []
     objects: list[dict[str, Any]] = []
     for row in rows():

@@ -39,6 +39,7 @@ SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|U
 T = TypeVar("T")
 
 Wish: TypeAlias = Literal["run", "help", "version", "print-settings", "check-config"]
+Formatter: TypeAlias = Literal["table", "json", "toml"]
 
 
 class SettingsError(Exception):
@@ -60,7 +61,7 @@ class Loaded(NamedTuple):
     settings: Settings
     sources: dict[str, str]
     wish: Wish
-    formatter: Literal["table", "json"]
+    formatter: Formatter
     notes: Sequence[str] = ()
 
 
@@ -158,7 +159,7 @@ def _unknown(given: str, known: Sequence[str]) -> str:
 
 class _CommandLine(NamedTuple):
     wish: Wish
-    formatter: Literal["table", "json"]
+    formatter: Formatter
     config: str
     values: dict[str, str]  # by name of the setting
     problems: list[str]
@@ -201,10 +202,10 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandL
             values[options[option].name] = value
     if formatter and "print-settings" not in wishes:
         problems.append("--formatter goes with --print-settings")
-    if formatter not in {"", "table", "json"}:
-        problems.append(f"--formatter must be table or json, not {formatter!r}")
+    if formatter not in {"", "table", "json", "toml"}:
+        problems.append(f"--formatter must be table, json or toml, not {formatter!r}")
     wish = next((wish for wish in ("help", "version", "print-settings", "check-config") if wish in wishes), "run")
-    return _CommandLine(cast(Any, wish), "json" if formatter == "json" else "table", config, values, problems)
+    return _CommandLine(cast(Any, wish), cast(Any, formatter or "table"), config, values, problems)
 
 
 def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tuple[dict[str, object], str]:

@@ -20,7 +20,6 @@ from amqpd.settings.kinds import (
     NO_PATH,
     OFF_PORT,
     PATH,
-    PORT,
     SHARE,
     SHORT_TEXT,
     SOME_TEXT,

@@ -1,0 +1,46 @@
+"""Before and after maintenance: `drain`, `revive`. rabbit: `rabbitmq-upgrade drain`, which knows no grace."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UsageError
+
+GROUP: Final = "Operations"
+GRACE_MAX_S: Final = 3600
+
+
+def drain(context: Context) -> None:
+    grace_s = context.line.number("grace") if "grace" in context.line.given else 0
+    if not 0 <= grace_s <= GRACE_MAX_S:
+        raise UsageError(f"--grace is from 0 to {GRACE_MAX_S} seconds")
+    context.say(
+        f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
+    )
+    context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
+    context.done()
+
+
+def revive(context: Context) -> None:
+    context.say(
+        f"Will put node {context.node} back into regular operating mode. The node will again serve client traffic."
+    )
+    context.client.send("POST", "/api/amqpd/revive").checked()
+    context.done()
+
+
+COMMANDS: Final = (
+    Command(
+        "drain", GROUP, "Puts the broker into maintenance mode: nobody gets in, who is in has to go", drain,
+        usage="[--grace <seconds>]",
+        details=(("--grace <seconds>", "how long clients may go by themselves before they are closed; 0"),),
+        options=("grace",),
+        examples=(("drain --grace 30", "stops the broker's traffic; messages and the admin API stay"),),
+        needs_app=False,
+    ),
+    Command(
+        "revive", GROUP, "Ends maintenance mode: clients can connect again", revive,
+        examples=(("revive", "on the same ports"),), needs_app=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,247 @@
+"""docs/deploy: each file by its own checker where the machine has it, and by what it must agree with in amqpd."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain_yaml import documents
+
+from amqpd.cli.commands import COMMANDS
+from amqpd.management.api import ROUTES
+from amqpd.management.call import Role
+from amqpd.settings import Settings, load, rows
+from amqpd.settings.rabbitmq_environment import VARIABLES, WITH_FILE
+from amqpd.testing import BrokerProcess
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "docs" / "deploy"
+INSTRUCTIONS = {
+    "ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT",
+}  # fmt: skip
+OUR_VARIABLES = {each.name for each in VARIABLES} | set(WITH_FILE) | {row.variable for row in rows()}
+
+
+# -- amqpd.toml --------------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_is_what_the_command_prints() -> None:
+    """After a change of a setting: amqpd --print-settings --formatter toml > docs/deploy/amqpd.toml"""
+    command = [sys.executable, "-P", "-m", "amqpd", "--print-settings", "--formatter", "toml"]
+    environment = {**_clean(), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert (DEPLOY / "amqpd.toml").read_text("utf-8") == run.stdout
+
+
+def test_the_sample_with_all_of_it_in_force_is_the_defaults(tmp_path: Path) -> None:
+    text = (DEPLOY / "amqpd.toml").read_text("utf-8")
+    assert load(["--config", str(DEPLOY / "amqpd.toml")], {}).settings == Settings()
+    given = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE).replace("********", "guest")
+    assert len(list(_leaves(tomllib.loads(given)))) == len(rows())
+    (tmp_path / "all.toml").write_text(given)
+    assert load(["--config", str(tmp_path / "all.toml")], {}).settings == Settings()
+
+
+def _leaves(table: dict[str, Any]) -> list[Any]:
+    return [leaf for value in table.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
+
+
+# -- Dockerfile --------------------------------------------------------------------------------------------------------
+
+
+def steps() -> list[list[tuple[str, str]]]:
+    """Of each stage: (instruction, the rest of its line), with continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    stages: list[list[tuple[str, str]]] = [[]]
+    for line in re.sub(r"\\\n", " ", text).split("\n"):
+        if line.strip():
+            word, _, rest = line.partition(" ")
+            if word == "FROM":
+                stages.append([])
+            stages[-1].append((word, " ".join(rest.split())))
+    return stages
+
+
+def test_the_image_is_what_is_promised() -> None:
+    before, build, image = steps()
+    assert {word for stage in (before, build, image) for word, _ in stage} <= INSTRUCTIONS
+    said = dict(image)
+    assert said["USER"] not in {"root", "0"}
+    assert said["VOLUME"] == "/var/lib/rabbitmq"
+    assert said["EXPOSE"].split() == ["5671", "5672", "15672"]
+    assert "pip" not in str(image)  # no compiler and no sources in it
+    for word, rest in [*build, *image]:
+        if word == "COPY" and not rest.startswith("--from"):
+            assert [name for name in rest.split()[:-1] if not (ROOT / name).exists()] == []
+    kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text("ascii").split() if line[0] == "!"}
+    copied = {name for word, rest in build if word == "COPY" for name in rest.split()[:-1]}
+    assert copied | {"docs/deploy"} == kept
+
+
+def test_its_steps_run(tmp_path: Path) -> None:
+    """All of them, in a directory instead of a container: nothing is downloaded and nothing compiled. What they have
+    made starts with the image's variables, answers its health check, and lets guest in.
+    """
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    libraries = os.pathsep.join([*site.getsitepackages(), *(path for path in sys.path if path.endswith("-packages"))])
+    environment = {
+        **_clean(),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": libraries,
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the other way round: there is none
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "AMQPD_INTERPRETED": "1",
+    }
+
+    def here(text: str) -> str:
+        return re.sub(r"(?<![\w.])/(?=(opt|src|etc|var)\b)", f"{tmp_path}/", text)
+
+    folder, variables = tmp_path, dict[str, str]()
+    _, build, image = steps()
+    for word, rest in [*build, *image]:
+        if word == "WORKDIR":
+            folder = Path(here(rest))
+            folder.mkdir(parents=True, exist_ok=True)
+        elif word == "COPY" and not rest.startswith("--from"):
+            _copy(rest.split()[:-1], folder / here(rest.split()[-1]))
+        elif word == "RUN" and "apt-get" not in rest and "useradd" not in rest:
+            subprocess.run(["/bin/sh", "-ec", here(rest)], cwd=folder, env=environment, check=True, timeout=100)
+        elif word == "ENV":
+            variables.update(pair.split("=", 1) for pair in here(rest).split())
+    assert set(variables) - OUR_VARIABLES == {"PATH", "PYTHONUNBUFFERED"}
+    path = variables.pop("PATH")
+    program = shutil.which("amqpd", path=path)
+    assert program == str(tmp_path / "opt/amqpd/bin/amqpd")
+    data_dir = Path(variables.pop("AMQPD_DATA_DIR"))
+    variables |= {"PYTHONPATH": libraries}
+    with BrokerProcess(data_dir, env=variables, command=[program], settings={"amqp.host": ""}) as broker:
+        check = re.fullmatch(r'.* CMD \["(.*)"\]', dict(image)["HEALTHCHECK"])
+        assert check is not None
+        health = {**_clean(), **variables, "PATH": f"{path}:{os.environ['PATH']}", "AMQPD_DATA_DIR": str(data_dir)}
+        subprocess.run(check[1].split('", "'), env=health, check=True, timeout=60)
+        assert broker.api("GET", "/api/amqpd/loopback_users") == {"value": []}
+        assert (tmp_path / "opt/amqpd/bin/rabbitmqctl").exists()
+
+
+def _copy(names: list[str], target: Path) -> None:
+    for name in names:
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+        else:
+            destination = target if target.suffix == source.suffix and target.suffix else target / source.name
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, destination)
+
+
+def _clean() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AMQPD_", "RABBITMQ_", "PYTHON"))}
+
+
+# -- compose -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_compose_file() -> None:
+    (compose,) = documents((DEPLOY / "compose.yaml").read_text("utf-8"))
+    assert set(compose) == {"services", "volumes", "secrets"}
+    (service,) = compose["services"].values()
+    assert set(service["environment"]) <= OUR_VARIABLES | {f"{name}_FILE" for name in WITH_FILE}
+    assert {volume.split(":")[0] for volume in service["volumes"]} == set(compose["volumes"])
+    assert set(service["secrets"]) == set(compose["secrets"])
+    assert all((DEPLOY / secret["file"]).is_file() for secret in compose["secrets"].values())
+    context = (DEPLOY / service["build"]["context"]).resolve()
+    assert (context, (context / service["build"]["dockerfile"]).is_file()) == (ROOT, True)
+    assert dict(steps()[-1])["VOLUME"] == service["volumes"][0].split(":")[1]
+
+
+def test_the_compose_file_by_docker() -> None:
+    """By compose's own schema; that needs the program and no daemon."""
+    docker = ["docker", "compose"]
+    if not shutil.which("docker") or subprocess.run([*docker, "version"], check=False, capture_output=True).returncode:
+        pytest.skip("docker compose is not installed")
+    command = [*docker, "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+# -- systemd -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_unit_says_what_the_program_does() -> None:
+    text = (DEPLOY / "amqpd.service").read_text("utf-8")
+    pairs = [line.split("=", 1) for line in text.split("\n") if "=" in line and not line.startswith("#")]
+    said = dict(pairs)
+    assert len(said) == len(pairs)  # no key twice
+    assert (said["Type"], said["ExecReload"], said["RestartPreventExitStatus"]) == (
+        "notify", "/bin/kill -HUP $MAINPID", "64",
+    )  # fmt: skip
+    assert said["Environment"].split("=")[0] in OUR_VARIABLES
+
+
+def test_the_unit_by_systemd(tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "amqpd.service"
+    text = (DEPLOY / "amqpd.service").read_text("utf-8").replace("=/opt/amqpd/bin/amqpd", "=/bin/true")
+    unit.write_text(text.replace("User=amqpd", "User=root").replace("Group=amqpd", "Group=root"))
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert [line for line in run.stderr.split("\n") if "amqpd.service" in line] == []
+    assert run.returncode == 0
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> None:
+    config, service, stateful = documents((DEPLOY / "kubernetes.yaml").read_text("utf-8"))
+    assert [each["apiVersion"] + " " + each["kind"] for each in (config, service, stateful)] == [
+        "v1 ConfigMap", "v1 Service", "apps/v1 StatefulSet",
+    ]  # fmt: skip
+    spec = stateful["spec"]
+    pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert (spec["serviceName"], spec["replicas"]) == (service["metadata"]["name"], 1)
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"amqp": 5672, "http": 15672}
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    public = {f"/{route.path}" for route in ROUTES if route.method == "GET" and route.role is Role.PUBLIC}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"] in public
+        assert container[probe]["httpGet"]["port"] in ports
+    assert container["livenessProbe"]["httpGet"]["path"] != container["readinessProbe"]["httpGet"]["path"]
+    command = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[0] == "amqpctl"
+    assert command[2] in COMMANDS
+    assert int(command[-1]) < pod["terminationGracePeriodSeconds"]
+    assert {each["name"] for each in container["env"]} <= OUR_VARIABLES
+    volumes = {each["name"] for each in pod["volumes"]}
+    volumes |= {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    mount = next(each for each in container["volumeMounts"] if each["name"] == "config")
+    assert pod["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
+    (tmp_path / "mine.conf").write_text(config["data"][mount["subPath"]])
+    assert list(load(["--config", str(tmp_path / "mine.conf")], {}).notes) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("a: 1\na: 2\n", "second time"), ("a:\n   b: 1\n", "nothing below"), ("a: yes\n", "quote"), ("a:\n\tb: 1", "tab")],
+)
+def test_the_reader_is_strict(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        documents(text)
