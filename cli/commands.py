@@ -8,6 +8,7 @@ from typing import Final
 from amqpd.cli import (
     alarms,
     audit,
+    backup,
     checks,
     cluster,
     definitions,
@@ -81,6 +82,7 @@ COMMANDS: Final[dict[str, Command]] = {
         *listings.COMMANDS,
         *logs.COMMANDS,
         *maintenance.COMMANDS,
+        *backup.COMMANDS,
         *audit.COMMANDS,
         *trace.COMMANDS,
         *operations.COMMANDS,

@@ -47,8 +47,8 @@ async def reset(call: Call) -> Reply:
             await auth.delete_user(row.name)
     # The first user is replaced, not deleted: at no moment is there nobody who may log in. The vhosts took their
     # permissions with them.
-    await auth.add_user(first.user, first.password.encode(), tags=("administrator",), replace=True)
-    await auth.set_permissions(first.user, first.vhost, ".*", ".*", ".*")
+    await auth.add_user(first.user, first.password.encode(), tags=first.tags, replace=True)
+    await auth.set_permissions(first.user, first.vhost, first.configure, first.write, first.read)
     log.warning("reset: done, start_app serves clients again")
     return NO_CONTENT
 

@@ -147,6 +147,18 @@ class CoreStore:
         if busy:
             raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
 
+    def copy_to(self, path: Path) -> None:
+        """A copy of SQLite's file, whole and consistent. Raises: OSError for other databases."""
+        if self._dialect != "sqlite":
+            raise OSError(errno.EOPNOTSUPP, "only SQLite's file is copied")
+        connection = self._engine.raw_connection()  # as in `checkpoint`
+        try:
+            cursor = connection.cursor()
+            cursor.execute("VACUUM INTO ?", (str(path),))
+            cursor.close()
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Closes the connections."""
         self._engine.dispose()

@@ -26,6 +26,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -165,6 +166,7 @@ class _Submission(NamedTuple):
     changes: tuple[Change, ...]
     done: Done
     checkpoint: bool = False
+    copy: Path | None = None
 
 
 def random_id() -> str:
@@ -231,6 +233,13 @@ class Metadata:
         Cost: the pages that changed, written and synced, in the thread. Raises: MetadataClosed.
         """
         self._submit(_Submission((), done, True))
+
+    def copy(self, path: Path, done: Done) -> None:
+        """done(None) on the loop once `path`, which must not be there yet, is SQLite's file of all submitted before.
+
+        Cost: all of it read and written, in the thread; later changes wait. Raises: MetadataClosed.
+        """
+        self._submit(_Submission((), done, copy=path))
 
     def _submit(self, submission: _Submission) -> None:
         with self._changed:
@@ -343,7 +352,14 @@ class Metadata:
             errors = [
                 error if each.checkpoint else before for each, before in zip(group, errors, strict=True)
             ]
+        for index, submission in enumerate(group):
+            if submission.copy is not None:
+                path = submission.copy
+                errors[index] = self._attempt(partial(self._copy_to, path))
         return errors
+
+    def _copy_to(self, path: Path) -> None:
+        self._core().copy_to(path)
 
     def _write(self, changes: Sequence[Change]) -> BaseException | None:
         return self._attempt(lambda: self._core().write(changes))

@@ -1,0 +1,308 @@
+"""`backup`: a running broker's data directory, copied so that a broker can start on it; `restore`: back again.
+
+    DIR/2026-11-23T03-45-00Z/       one backup, whole by itself; DIR/*.partial: one that was broken off
+        data/                       a data directory, as a power cut could have left it
+        backup.json                 {format, amqpd, begun, files: {path: [size, inode, mtime_ns]}}
+
+A file that has not changed since the backup before it (sealed segments mostly) is a hard link to that backup's, so a
+further backup costs what is new; each may be deleted by itself.
+
+While clients go on, files change, go and come. The order makes it right. Everything confirmed before it began is in it,
+unless it was settled; what was settled meanwhile may come back, as after a crash.
+
+    1. small files, which say how far a log is known to be good: older than the logs they are beside
+    2. every segment is linked into `.backup` in the data directory: what the broker removes from now on is still there
+    3. `.settled` files are copied: what they settle because it went to another queue is in that queue's log by now
+    4. segments that came meanwhile are linked, until no more come
+    5. the linked files are copied, indexes first; an active segment may end in half a batch, which recovery cuts off
+
+`boot-id` in the backup is nobody's, so that the next start checks each log as after a power cut. Nothing here knows
+what is in the files. The broker's loop has no part in it but to have the metadata copied by their own thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from amqpd import __version__
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure
+
+GROUP: Final = "Operations"
+FORMAT: Final = 1
+MANIFEST: Final = "backup.json"
+FOLDER: Final = ".backup"
+PASSES_MAX: Final = 100
+NO_BOOT: Final = "0" * 32 + "\n"
+# At the top of a data directory: what is the process's own, and what the metadata's copy stands for.
+NOT_COPIED: Final = frozenset({
+    FOLDER, ".lock", "amqpctl.sock", "reserve", "boot-id", "spill", "metadata.sqlite", "metadata.sqlite-wal",
+    "metadata.sqlite-shm",
+})  # fmt: skip
+_SEGMENT: Final = re.compile(r"\d{20}\.(log|log\.swap|index|timeindex|settled|settled\.swap)")
+_NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
+
+
+def backup(context: Context) -> None:
+    if not context.client.is_local:
+        raise Failure(DATA, "a backup is made where the broker is: on its machine, by its user, with --data-dir")
+    data_dir, target = Path(context.client.data_dir).absolute(), Path(context.operands[0]).absolute()
+    if target == data_dir or data_dir in target.parents:
+        raise Failure(DATA, f"{target} is in the data directory: a backup belongs elsewhere, best on another disk")
+    context.say(f"Backing up {data_dir} of node {context.node} to {target} ...")
+    try:
+        made, files, copied_bytes = _Backup(context, data_dir, target).run()
+    except OSError as error:
+        raise Failure(DATA, f"{error.filename or target}: {error.strerror}") from None
+    context.done(f"{made}: {files} files, {copied_bytes} bytes copied")
+
+
+class _Backup:
+    """One of them, from its beginning to its end."""
+
+    def __init__(self, context: Context, data_dir: Path, target: Path) -> None:
+        self._context = context
+        self._data_dir = data_dir
+        self._target = target
+        self._stage = data_dir / FOLDER
+        self._into = target
+        self._linked: set[str] = set()  # paths below the data directory
+        self._files: dict[str, list[int]] = {}
+        self._copied_bytes = 0
+        self._before: dict[str, list[int]] = {}
+        self._base: Path | None = None
+
+    def run(self) -> tuple[Path, int, int]:
+        """Where it is, how many files it has, and how many bytes were copied for it. Raises: OSError; Failure."""
+        self._target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._stage.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(self._stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Failure(UNAVAILABLE, f"another backup of {self._data_dir} is being made") from None
+            try:
+                return self._run()
+            finally:
+                shutil.rmtree(self._stage, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+    def _run(self) -> tuple[Path, int, int]:
+        for left in self._stage.iterdir():  # by one that was killed
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        begun = time.time()
+        name = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(begun))
+        made, partial = self._target / name, self._target / f"{name}.partial"
+        if made.exists() or partial.exists():
+            raise Failure(UNAVAILABLE, f"{made} is there already: one backup a second")
+        self._find_base()
+        answer = self._context.client.send("POST", "/api/amqpd/backup_metadata").checked().data
+        if Path(answer["data_dir"]).resolve() != self._data_dir.resolve():
+            raise Failure(DATA, f"the broker's data directory is {answer['data_dir']}, not {self._data_dir}")
+        self._into = partial / "data"
+        self._into.mkdir(mode=0o700, parents=True)
+        self._copy(self._stage / "metadata.sqlite", "metadata.sqlite")
+        self._small_files()  # 1
+        self._link(settled=True)  # 2
+        self._settled()  # 3
+        for _ in range(PASSES_MAX):  # 4
+            if not self._link(settled=False):
+                break
+        for path in sorted(self._linked, key=lambda path: path.endswith((".log", ".log.swap"))):  # 5
+            if path not in self._files:
+                self._copy(self._stage / "data" / path, path)
+        (self._into / "boot-id").write_text(NO_BOOT, "ascii")
+        about = {"format": FORMAT, "amqpd": __version__, "begun": name, "files": self._files}
+        (partial / MANIFEST).write_text(json.dumps(about), "utf-8")
+        _sync(partial)
+        partial.rename(made)
+        _sync_directory(self._target)
+        return made, len(self._files), self._copied_bytes
+
+    def _find_base(self) -> None:
+        """The last backup in the same place, whose files may serve once more."""
+        for name in sorted((each.name for each in self._target.iterdir() if _NAME.fullmatch(each.name)), reverse=True):
+            about = _manifest(self._target / name)
+            if about is not None:
+                self._base, self._before = self._target / name / "data", about["files"]
+                return
+
+    def _small_files(self) -> None:
+        for path in self._walk():
+            if not _SEGMENT.fullmatch(path.rpartition("/")[2]):
+                self._copy(self._data_dir / path, path)
+
+    def _link(self, *, settled: bool) -> int:
+        """Segments that are not linked yet; how many. settled: their `.settled` files too, and only the first time."""
+        count = 0
+        for path in self._walk():
+            name = path.rpartition("/")[2]
+            if path in self._linked or not _SEGMENT.fullmatch(name) or (not settled and ".settled" in name):
+                continue
+            stage = self._stage / "data" / path
+            stage.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                os.link(self._data_dir / path, stage)
+            except FileNotFoundError:
+                continue  # gone meanwhile, as settled
+            self._linked.add(path)
+            count += 1
+            if not settled:
+                self._new_log(path)
+        return count
+
+    def _new_log(self, path: str) -> None:
+        """A log that came meanwhile: its small files, without which it is nobody's."""
+        folder = path.rpartition("/")[0]
+        for name in _names(self._data_dir / folder):
+            if not _SEGMENT.fullmatch(name) and f"{folder}/{name}" not in self._files:
+                self._copy(self._data_dir / folder / name, f"{folder}/{name}")
+
+    def _settled(self) -> None:
+        for path in [path for path in self._linked if ".settled" in path.rpartition("/")[2]]:
+            if not self._copy(self._data_dir / path, path):
+                self._copy(self._stage / "data" / path, path)
+
+    def _walk(self) -> Iterator[str]:
+        """Files below the data directory that belong into a backup, by their paths."""
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            for name in _names(self._data_dir / folder):
+                path = f"{folder}/{name}" if folder else name
+                if (not folder and name in NOT_COPIED) or name.endswith((".deleted", ".cleaned", ".tmp")):
+                    continue
+                if (self._data_dir / path).is_dir():
+                    waiting.append(path)
+                else:
+                    yield path
+
+    def _copy(self, source: Path, path: str) -> bool:
+        """As far as the file goes now, linked where it did not change. False when there is none any more."""
+        into = self._into / path
+        into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            file = source.open("rb")
+        except FileNotFoundError:
+            return False
+        with file:
+            about = os.fstat(file.fileno())
+            # The link in `.backup` changes a file's ctime; so that is not looked at.
+            mark = [about.st_size, about.st_ino, about.st_mtime_ns]
+            self._files[path] = mark
+            if self._base is not None and self._before.get(path) == mark and not path.endswith("high-watermark"):
+                os.link(self._base / path, into)
+                return True
+            with into.open("xb") as copy:  # never through a link into an earlier backup
+                mark[0] = _copy_bytes(file.fileno(), copy.fileno(), about.st_size)
+            self._copied_bytes += mark[0]
+        return True
+
+
+def _copy_bytes(source: int, target: int, size: int) -> int:
+    """How many it were: fewer where the file was cut meanwhile."""
+    left = size
+    try:
+        while left and (sent := os.copy_file_range(source, target, left)):
+            left -= sent
+    except OSError as error:
+        if error.errno not in {errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+            raise
+        os.lseek(source, size - left, os.SEEK_SET)
+        os.lseek(target, size - left, os.SEEK_SET)
+        while left and (data := os.read(source, min(left, 1 << 20))):
+            left -= os.write(target, data)
+            os.lseek(source, size - left, os.SEEK_SET)
+    return size - left
+
+
+def restore(context: Context) -> None:
+    if not context.client.is_local:
+        raise Failure(DATA, "a backup is restored on the machine of the broker to be, with --data-dir")
+    source, data_dir = Path(context.operands[0]).absolute(), Path(context.client.data_dir).absolute()
+    about = _manifest(source)
+    if about is None:
+        inside = sorted(name for name in _names(source) if _NAME.fullmatch(name))
+        advice = f"; there is {source / inside[-1]}" if inside else ""
+        raise Failure(DATA, f"{source} is no backup{advice}")
+    if _names(data_dir):
+        raise Failure(DATA, f"{data_dir} is not empty: a backup is restored into a directory of its own")
+    short = [path for path, mark in about["files"].items() if _size(source / "data" / path) != mark[0]]
+    if short:
+        raise Failure(DATA, f"{source} is damaged: {len(short)} files are missing or cut, {short[0]} for one")
+    context.say(f"Restoring {source} to {data_dir} ...")
+    try:
+        # Never links: a broker writes into its files, and a backup stays as it is.
+        shutil.copytree(source / "data", data_dir, dirs_exist_ok=True)
+        data_dir.chmod(0o700)
+        _sync(data_dir)
+    except OSError as error:
+        raise Failure(DATA, f"{error.filename or data_dir}: {error.strerror}") from None
+    context.done(f"amqpd --data-dir {data_dir} starts on it")
+
+
+def _manifest(backup: Path) -> dict[str, Any] | None:
+    """None for what is no backup. Raises: Failure for one of a newer amqpctl."""
+    try:
+        about: dict[str, Any] = json.loads((backup / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if about.get("format") != FORMAT:
+        raise Failure(DATA, f"{backup} is of format {about.get('format')}, this amqpctl ({__version__}) knows {FORMAT}")
+    return about
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  # names are wanted, a hundred thousand times
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _sync(folder: Path) -> None:
+    """Every file and directory below it, and itself."""
+    for above, _, names in os.walk(folder):
+        for name in names:
+            _sync_directory(Path(above, name))
+        _sync_directory(Path(above))
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+COMMANDS: Final = (
+    Command(
+        "backup", GROUP, "Backs a running broker up, without a pause", backup, "<directory>", 1, 1,
+        (("<directory>", "where backups are kept; each further one links to what has not changed"),),
+        examples=(("backup /backups/amqpd", "makes /backups/amqpd/2026-11-23T03-45-00Z"),), needs_app=False,
+    ),
+    Command(
+        "restore", GROUP, "Makes a data directory from a backup, for a broker to start on", restore, "<backup>", 1, 1,
+        (("<backup>", "one that backup has made"),),
+        examples=(("restore /backups/amqpd/2026-11-23T03-45-00Z", "into --data-dir, which must be empty"),),
+        needs_app=False,
+    ),
+)  # fmt: skip
