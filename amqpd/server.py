@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from amqpd.front_end import FrontEnd, Guest
     from amqpd.listening import Listener
     from amqpd.logs import LogOutput
+    from amqpd.signals import Reloaded
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,11 @@ class Server:
     """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
-        self.settings = settings
+        self.settings = self.latest = settings
+        # Once more, for a reload; raises SettingsError. Embedded in another program there is nothing to read.
+        self.read_settings: Callable[[], Settings] = lambda: self.latest
         self.loop = loop
         self.stopped = asyncio.Event()
-        # Once more, for a reload; raises SettingsError. One that is embedded has no other than these.
-        self.read_settings: Callable[[], Settings] = lambda: settings
         self._stopping = False
         self._suspended = False
         self.drained = False
@@ -131,15 +132,25 @@ class Server:
             await front_end.start()
 
     def renew(self, settings: Settings) -> None:
-        """Hands out what front ends can take over while they run. Raises: OSError, and all keep what they had."""
+        """Hands out what can be taken over while it runs. Raises: OSError, and all keep what they had."""
         for front_end in self.front_ends:
             front_end.check(settings)
         for front_end in self.front_ends:
             front_end.renew(settings)
+        latest, self.latest = self.latest, settings
+        # Only what changed in them: what amqpctl has set since the start stays as long as nobody changes its setting.
+        if settings.log.level != latest.log.level:
+            logging.getLogger().setLevel(settings.log.level.upper())
+        self.broker.alarms.obey(settings.limits, latest.limits)
+        if settings.amqp.loopback_users != latest.amqp.loopback_users:
+            self.broker.auth.loopback_users = frozenset(settings.amqp.loopback_users)
 
-    def reload(self) -> list[str]:
-        """Log level and certificates are taken over; what else has changed is named. Raises: SettingsError, OSError."""
-        return signals.take_over(self.settings, self.renew, self.read_settings)
+    def reload(self, asked_by: str) -> Reloaded:
+        """The settings are read again. asked_by: for the log."""
+        self.notifier.reloading()
+        found = signals.reload(self.settings, self.latest, self.renew, self.read_settings, asked_by)
+        self.notifier.reloaded()
+        return found
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
@@ -286,11 +297,11 @@ async def serve(
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
     server = Server(settings, loop, guests)
     server.notifier = Notifier(os.environ)
+    server.read_settings = read_settings
     server.load()
     await server.import_definitions()
     await server.listen()
-    server.read_settings = read_settings
-    signals.watch(loop, output, server.stop, partial(_reload, server))
+    signals.watch(loop, output, server.stop, partial(server.reload, "SIGHUP"))
     if interpreted := warning():
         log.warning(interpreted)
     for note in notes:
@@ -310,12 +321,6 @@ async def serve(
     gc.enable()
     await server.stopped.wait()
     return 0
-
-
-def _reload(server: Server) -> None:
-    server.notifier.reloading()
-    signals.reload(server.reload)
-    server.notifier.reloaded()
 
 
 def run(

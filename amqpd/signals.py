@@ -2,7 +2,7 @@
 
 TERM, INT   a clean stop
 HUP         with a controlling terminal at the start (that terminal was closed): a clean stop; without one (a service):
-            the settings are read again, and obeyed as far as RELOADED goes
+            the settings are read again, and what the tree calls reloaded is taken over
 USR1        the log file is opened anew, for logrotate
 USR2        where every thread and task is, into the log
 PIPE, XFSZ  ignored: what is written fails with EPIPE or EFBIG, and is answered there
@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 from amqpd.settings import Settings, SettingsError, rows, value_of
 
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELOADED: Final = (
-    "log.level", "amqp.tls.certificate", "amqp.tls.key", "http.tls.certificate", "http.tls.key",
-)  # fmt: skip
+
+class Reloaded(NamedTuple):
+    """What came of it. changed: settings that are taken over; waiting: those that need a restart; problem: why not."""
+
+    changed: list[str]
+    waiting: list[str]
+    problem: str = ""
 
 
 def has_terminal() -> bool:
@@ -49,7 +53,7 @@ def ignore() -> None:
 
 
 def watch(
-    loop: asyncio.AbstractEventLoop, output: LogOutput, stop: Callable[[], None], reload_all: Callable[[], None]
+    loop: asyncio.AbstractEventLoop, output: LogOutput, stop: Callable[[], None], reload_all: Callable[[], object]
 ) -> None:
     """From now on, in the process's main thread. stop: asks for a clean end. reload_all: `reload`, of this process."""
     terminal = has_terminal()
@@ -79,37 +83,40 @@ def watch(
     loop.add_signal_handler(signal.SIGUSR2, write_stacks)
 
 
-def take_over(
-    running: Settings, renew: Callable[[Settings], None], read_settings: Callable[[], Settings]
-) -> list[str]:
-    """log.level, and the TLS certificates and keys for connections to come; all or nothing.
+def reload(
+    running: Settings,
+    latest: Settings,
+    renew: Callable[[Settings], None],
+    read_settings: Callable[[], Settings],
+    asked_by: str = "SIGHUP",
+) -> Reloaded:
+    """Takes over what can be while a broker runs, and says what has to wait.
 
-    running: the settings of the start. renew: hands them to the front ends; raises OSError. read_settings: raises
-    SettingsError. Returns the names of those that have changed and have to wait. Raises: SettingsError, OSError.
+    running: the settings of the start; latest: those that were read last. renew: hands the new ones to all that obey
+    them; raises OSError. read_settings: raises SettingsError. asked_by: for the log.
     """
-    fresh = read_settings()
-    renew(fresh)
-    logging.getLogger().setLevel(fresh.log.level.upper())
-    return [
+    try:
+        fresh = read_settings()
+        renew(fresh)
+    except SettingsError as error:
+        log.error("%s: the settings stay as they are: %s", asked_by, "; ".join(error.problems))
+        return Reloaded([], [], "; ".join(error.problems))
+    except OSError as error:  # ssl.SSLError is one
+        log.error("%s: the settings stay as they are: the TLS certificate cannot be loaded: %s", asked_by, error)
+        return Reloaded([], [], f"the TLS certificate cannot be loaded: {error}")
+    changed = [
+        row.name for row in rows() if row.reloaded and value_of(fresh, row.name) != value_of(latest, row.name)
+    ]
+    waiting = [
         row.name
         for row in rows()
-        if row.name not in RELOADED and value_of(fresh, row.name) != value_of(running, row.name)
+        if not row.reloaded and value_of(fresh, row.name) != value_of(running, row.name)
     ]
-
-
-def reload(take: Callable[[], list[str]]) -> None:
-    """What SIGHUP does. take: `take_over`, of this process; what it raises is told in the log."""
-    try:
-        waiting = take()
-    except SettingsError as error:
-        log.error("SIGHUP: the settings stay as they are: %s", "; ".join(error.problems))
-        return
-    except OSError as error:  # ssl.SSLError is one
-        log.error("SIGHUP: the settings stay as they are: the TLS certificate cannot be loaded: %s", error)
-        return
-    level = logging.getLevelName(logging.getLogger().level).lower()
     rest = f"; changed and waiting for a restart: {', '.join(waiting)}" if waiting else ""
-    log.info("SIGHUP: the settings are read again, log.level is %s%s", level, rest)
+    taken = f"; taken over: {', '.join(changed)}" if changed else ""
+    level = logging.getLevelName(logging.getLogger().level).lower()
+    log.info("%s: the settings are read again, log.level is %s%s%s", asked_by, level, rest, taken)
+    return Reloaded(changed, waiting)
 
 
 def write_stacks() -> None:

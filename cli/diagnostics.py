@@ -146,15 +146,6 @@ def rotate_logs(context: Context) -> None:
     context.done()
 
 
-def reload(context: Context) -> None:
-    """rabbitmqctl has none; its brokers read certificates again by themselves, and nothing else."""
-    context.say(f"Reading the settings of node {context.node} again ...")
-    waiting = context.client.send("POST", "/api/amqpd/reload").checked().data["waiting"]
-    if waiting:
-        context.note(f"Changed, and waiting for a restart: {', '.join(waiting)}")
-    context.done()
-
-
 def log_location(context: Context) -> None:
     context.say(f"Log file location(s) on node {context.node} ...")
     path = context.client.get("/api/amqpd/log_location")["file"] or "<stderr>"
@@ -319,10 +310,6 @@ COMMANDS: Final = (
     _command(
         "rotate_logs", "Opens the log file anew, after something has renamed it", rotate_logs, "rotate_logs",
         "as SIGUSR1 does", group="Nodes",
-    ),
-    _command(
-        "reload", "Reads the settings again: log level, TLS certificates and keys", reload, "reload",
-        "as SIGHUP does; what needs a restart is named", group=CONFIGURATION, needs_app=False,
     ),
     _command(
         "log_location", "Displays where the broker's log goes", log_location, "log_location",

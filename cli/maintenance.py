@@ -1,4 +1,4 @@
-"""Before and after maintenance: `drain`, `revive`. rabbit: `rabbitmq-upgrade drain`, which knows no grace."""
+"""Before and after maintenance: `drain`, `revive`; `reload`. rabbit: `rabbitmq-upgrade drain`, which knows no grace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,20 @@ def revive(context: Context) -> None:
     context.done()
 
 
+def reload(context: Context) -> None:
+    context.say(f"Reading the settings of node {context.node} again ...")
+    found = context.client.send("POST", "/api/amqpd/reload").checked().data
+    for text, names in (("changed", found["changed"]), ("needs a restart", found["waiting"])):
+        for name in names:
+            context.out.write(f"{text}: {name}\n")
+    context.done()
+
+
 COMMANDS: Final = (
+    Command(
+        "reload", GROUP, "Reads the settings again, as SIGHUP does: certificates, log level, limits", reload,
+        examples=(("reload", "names what changed, and what needs a restart"),), needs_app=False,
+    ),
     Command(
         "drain", GROUP, "Puts the broker into maintenance mode: nobody gets in, who is in has to go", drain,
         usage="[--grace <seconds>]",

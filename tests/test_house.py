@@ -248,11 +248,13 @@ class TestDocumentation:
 
     def test_the_settings_table_is_the_settings(self) -> None:
         """After a change of a setting: put this text between the two marks of amqpd/settings/README.md."""
-        table = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        table = ["| setting | type | default | meaning | a change |", "|---|---|---|---|---|"]
         for row in rows():
+            change = "reloaded" if row.reloaded else "needs a restart"
             default = f"`{shown(row.default)}`" if shown(row.default) else ""
             also = f" Also `{row.environ_also}`." if row.environ_also else ""
-            table.append(f"| `{row.name}` | {row.kind.word.replace('|', ' or ')} | {default} | {row.doc}{also} |")
+            kind = row.kind.word.replace("|", " or ")
+            table.append(f"| `{row.name}` | {kind} | {default} | {row.doc}{also} | {change} |")
         text = (ROOT / "amqpd" / "settings" / "README.md").read_text("utf-8")
         documented = text.partition("<!-- settings -->\n")[2].partition("<!-- end of settings -->")[0]
         assert documented.splitlines() == table

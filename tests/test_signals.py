@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -74,6 +75,28 @@ def test_reload_takes_the_level_and_names_what_must_wait(tmp_path):
         config.write_text("[amqp]\nheartbeats = 30\n")
         os.kill(broker.pid, signal.SIGHUP)
         seen(broker, "the settings stay as they are: ")
+
+
+def test_what_is_reloaded_and_what_amqpctl_has_set_meanwhile(tmp_path):
+    """A limit set by hand stays until its setting changes."""
+    config = tmp_path / "amqpd.toml"
+    config.write_text("[amqp]\nloopback_users = ['guest']\n")
+    with BrokerProcess(tmp_path / "data", env={"AMQPD_CONFIG": str(config)}, command=AS_SERVICE) as broker:
+        limit = partial(broker.api, "GET", "/api/amqpd/status")
+        assert broker.ctl("set_vm_memory_high_watermark", "absolute", "900000000").returncode == 0
+        config.write_text("[amqp]\nloopback_users = []\n")
+        assert broker.ctl("reload", "-q").stdout == "changed: amqp.loopback_users\n"
+        assert broker.api("GET", "/api/amqpd/loopback_users") == {"value": []}
+        assert limit()["vm_memory_high_watermark_limit"] == 900_000_000
+        config.write_text("[amqp]\nloopback_users = []\nheartbeat_s = 7\n[limits]\nmemory_bytes = 800_000_000\n")
+        assert broker.ctl("reload", "-q").stdout == (
+            "changed: limits.memory_bytes\nneeds a restart: amqp.heartbeat_s\n"
+        )
+        assert limit()["vm_memory_high_watermark_limit"] == 800_000_000
+        config.write_text("[amqp]\nheartbeat = 7\n")
+        refused = broker.ctl("reload")
+        assert (refused.returncode, "unknown setting amqp.heartbeat" in refused.stderr) == (69, True)
+        assert limit()["vm_memory_high_watermark_limit"] == 800_000_000
 
 
 def test_a_terminal_that_is_closed_is_a_clean_stop(tmp_path):

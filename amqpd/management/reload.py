@@ -1,15 +1,11 @@
-"""The settings read again, as SIGHUP does, for `amqpctl reload`: log level and TLS certificates are taken over."""
+"""The settings read again, as SIGHUP does, for `amqpctl reload`."""
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from amqpd.management.call import ApiError, Call, Reply, Role, reply
 from amqpd.management.router import Route
-from amqpd.settings import SettingsError
-
-log = logging.getLogger(__name__)
 
 
 class CannotReload(ApiError):
@@ -20,16 +16,13 @@ class CannotReload(ApiError):
 
 
 async def reload(call: Call) -> Reply:
-    """waiting: settings that have changed and need a restart. Cost: as SIGHUP, some 5 ms for each TLS listener."""
-    try:
-        waiting = call.server.reload()
-    except SettingsError as error:
-        raise CannotReload("; ".join(error.problems)) from error
-    except OSError as error:  # ssl.SSLError is one
-        raise CannotReload(f"the TLS certificate cannot be loaded: {error}") from error
-    rest = f"; waiting for a restart: {', '.join(waiting)}" if waiting else ""
-    log.info("the settings are read again%s", rest)
-    return reply({"waiting": waiting})
+    """`{changed, waiting}`: settings that are taken over, and those that need a restart. Cost: files are read, and for
+    each TLS listener 5 ms. Raises: CannotReload.
+    """
+    found = call.server.reload("amqpctl reload")
+    if found.problem:
+        raise CannotReload(found.problem)
+    return reply({"changed": found.changed, "waiting": found.waiting})
 
 
 ROUTES: Final = (Route("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),)

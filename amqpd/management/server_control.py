@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from amqpd.connection.connections import Connections
     from amqpd.listening import Listener
+    from amqpd.signals import Reloaded
 
 
 class ServerControl(Protocol):
@@ -46,8 +47,8 @@ class ServerControl(Protocol):
     async def resume_listeners(self) -> None:
         """`amqpctl resume_listeners`: they get in again. Raises: OSError when a port is taken."""
 
-    def reload(self) -> list[str]:
-        """As SIGHUP. Returns the settings that have changed and wait for a restart. Raises: SettingsError, OSError."""
+    def reload(self, asked_by: str) -> Reloaded:
+        """`amqpctl reload`: the settings are read again, as by SIGHUP. Reads files: some milliseconds."""
 
     def stop(self) -> None:
         """Asks for a clean end of the process; returns at once."""

@@ -35,7 +35,11 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """One setting, as the tree describes it. environ_also: a foreign variable that is honoured too, or empty."""
+    """One setting, as the tree describes it.
+
+    environ_also: a foreign variable that is honoured too, or empty. reloaded: a running broker takes it over when the
+    settings are read again; else it needs a restart.
+    """
 
     name: str
     default: object
@@ -43,6 +47,7 @@ class Row(NamedTuple):
     doc: str
     secret: bool
     environ_also: str
+    reloaded: bool
 
     @property
     def variable(self) -> str:
@@ -55,9 +60,11 @@ class Row(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
 
-def _setting(default: T, kind: Kind, doc: str, *, secret: bool = False, environ_also: str = "") -> T:
+def _setting(
+    default: T, kind: Kind, doc: str, *, secret: bool = False, environ_also: str = "", reloaded: bool = False
+) -> T:
     """A field of the tree; secret: shown by nothing. What `rows` reads back."""
-    metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also}
+    metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also, "reloaded": reloaded}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -66,8 +73,10 @@ class TlsSettings:
     """AMQP over TLS 1.2 and 1.3, on a port of its own."""
 
     port: int | None = _setting(None, OFF_PORT, "Port for AMQP over TLS, usually 5671; 0 takes any free one.")
-    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).")
-    key: Path | None = _setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
+    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).", reloaded=True)
+    key: Path | None = _setting(
+        None, NO_PATH, "The certificate's private key (PEM, without a passphrase).", reloaded=True
+    )
     ca: Path | None = _setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign clients' certificates.")
     verify_peer: bool = _setting(False, BOOLEAN, "Ask clients for a certificate and refuse one that `ca` did not sign.")
     fail_if_no_peer_certificate: bool = _setting(False, BOOLEAN, "Refuse a client that shows no certificate at all.")
@@ -79,8 +88,10 @@ class HttpTlsSettings:
 
     port: int | None = _setting(None, OFF_PORT, "Port for HTTPS, usually 15671; 0 takes any free one.")
     host: str = _setting("", TEXT, "Address HTTPS listens on: empty is http.host, 0.0.0.0 every interface of IPv4.")
-    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).")
-    key: Path | None = _setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
+    certificate: Path | None = _setting(None, NO_PATH, "The server's certificate and its chain (PEM).", reloaded=True)
+    key: Path | None = _setting(
+        None, NO_PATH, "The certificate's private key (PEM, without a passphrase).", reloaded=True
+    )
     ca: Path | None = _setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign clients' certificates.")
     verify_peer: bool = _setting(False, BOOLEAN, "Ask clients for a certificate and refuse one that `ca` did not sign.")
     fail_if_no_peer_certificate: bool = _setting(False, BOOLEAN, "Refuse a client that shows no certificate at all.")
@@ -109,7 +120,7 @@ class AmqpSettings:
         10.0, seconds(0.1, 3600.0), "A connection that is not open after this time is closed."
     )
     loopback_users: tuple[str, ...] = _setting(
-        ("guest",), NAMES, "Users that may log in from this machine only; empty frees all of them."
+        ("guest",), NAMES, "Users that may log in from this machine only; empty frees all of them.", reloaded=True
     )
     tls: TlsSettings = TlsSettings()
 
@@ -161,7 +172,7 @@ class LogSettings:
     """The log of the server."""
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", choice("debug", "info", "warning", "error"), "Least grave messages that are logged."
+        "info", choice("debug", "info", "warning", "error"), "Least grave messages that are logged.", reloaded=True
     )
     format: Literal["text", "json"] = _setting(
         "text", choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
@@ -239,16 +250,25 @@ class LimitSettings:
     """When publishers are held until there is room again, by connection.blocked where an alarm is the reason."""
 
     memory_high_watermark: float = _setting(
-        0.4, SHARE, "Share of the machine's (or cgroup's) memory; with more in use publishers are held."
+        0.4,
+        SHARE,
+        "Share of the machine's (or cgroup's) memory; with more in use publishers are held.",
+        reloaded=True,
     )
     memory_bytes: int = _setting(
-        0, byte_count(0, 1 << 60), "Likewise in bytes, instead of the share; 0: the share counts."
+        0, byte_count(0, 1 << 60), "Likewise in bytes, instead of the share; 0: the share counts.", reloaded=True
     )
     disk_free_bytes: int = _setting(
-        50_000_000, byte_count(0, 1 << 60), "With less free space in data_dir's file system publishers are held."
+        50_000_000,
+        byte_count(0, 1 << 60),
+        "With less free space in data_dir's file system publishers are held.",
+        reloaded=True,
     )
     disk_free_memory_multiple: float = _setting(
-        0.0, MULTIPLE, "Likewise as a multiple of the memory there is, instead of bytes; 0: the bytes count."
+        0.0,
+        MULTIPLE,
+        "Likewise as a multiple of the memory there is, instead of bytes; 0: the bytes count.",
+        reloaded=True,
     )
     unopened_share: float = _setting(
         0.5,

@@ -210,9 +210,8 @@ def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_p
         assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
         renewed.private_key_pem.write_to_path(names["key"])
         config.write_text("[amqp]\nheartbeat_s = 30\n")
-        taken = broker.ctl("reload")
-        assert taken.returncode == 0
-        assert taken.stderr == "Changed, and waiting for a restart: amqp.heartbeat_s\n"
+        taken = broker.ctl("reload", "-q")
+        assert (taken.returncode, taken.stdout) == (0, "needs a restart: amqp.heartbeat_s\n")
         assert asked(https_port(broker), "/api/whoami", trusting(other))[0] == 200
         config.write_text("[amqp]\nheartbeats = 30\n")
         unknown = broker.ctl("reload")

@@ -64,14 +64,20 @@ class Alarms:
         """share: of what there is, 0 to 1. It counts from the next look."""
         self.memory_limit_bytes = int(self.memory_total_bytes * share)
 
-    def obey(self, limits: LimitSettings) -> None:
-        """The settings' limits, from the next look."""
-        self.limit_memory_share(limits.memory_high_watermark)
-        if limits.memory_bytes:
-            self.limit_memory_bytes(limits.memory_bytes)
-        self.disk_free_limit_bytes = limits.disk_free_bytes
-        if limits.disk_free_memory_multiple:
-            self.disk_free_limit_bytes = int(self.memory_total_bytes * limits.disk_free_memory_multiple)
+    def obey(self, limits: LimitSettings, former: LimitSettings | None = None) -> None:
+        """The settings' limits, from the next look. former: those obeyed so far; what they said as well stays as it is,
+        which amqpctl may have changed since.
+        """
+        memory = (limits.memory_high_watermark, limits.memory_bytes)
+        if former is None or memory != (former.memory_high_watermark, former.memory_bytes):
+            self.limit_memory_share(limits.memory_high_watermark)
+            if limits.memory_bytes:
+                self.limit_memory_bytes(limits.memory_bytes)
+        disk = (limits.disk_free_bytes, limits.disk_free_memory_multiple)
+        if former is None or disk != (former.disk_free_bytes, former.disk_free_memory_multiple):
+            self.disk_free_limit_bytes = limits.disk_free_bytes
+            if limits.disk_free_memory_multiple:
+                self.disk_free_limit_bytes = int(self.memory_total_bytes * limits.disk_free_memory_multiple)
 
     def limit_memory_bytes(self, limit_bytes: int) -> None:
         """Likewise. rabbit: more than there is counts as all of it."""
