@@ -104,6 +104,7 @@ class Storage(LogKeeper):
         self._committer = kind(
             filesystem, self._place.lock_fd, post, commits.committed, commits.settle_due, self._chores.call
         )
+        self.sync_times = self._committer.times
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
         commits.start(self._committer)

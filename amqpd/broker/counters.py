@@ -38,6 +38,14 @@ class Ended:
             self.counts[index] += count
 
 
+class EndedUnroutable:
+    """What publishers of vhosts that are deleted had sent to no queue: returned to them, and both that and dropped."""
+
+    def __init__(self) -> None:
+        self.returned_count = 0
+        self.unroutable_count = 0
+
+
 class VhostCounts:
     """Of one vhost: what was returned to its publishers, and what the queues and channels that ended had counted."""
 
@@ -48,9 +56,12 @@ class VhostCounts:
 
 
 class ChannelTotals:
-    """Channels since the start: opened, closed, and what those that ended had counted."""
+    """Channels since the start: opened, closed, and what those that ended had counted; of what they had published,
+    in ended_confirm_count what they had wanted confirmed.
+    """
 
     def __init__(self) -> None:
         self.opened_count = 0
         self.closed_count = 0
         self.ended = Ended()
+        self.ended_confirm_count = 0

@@ -36,6 +36,8 @@ def release(channel: Channel) -> None:
     broker.admission.close_channel(channel.session.user.name)
     broker.channels.ended.add(channel_counts(channel))
     channel.session.vhost.counts.ended_channels.add(channel_counts(channel))
+    if channel.confirms is not None:
+        broker.channels.ended_confirm_count += channel.confirms.sequence
     for consumer in list(channel.deliveries.consumers.values()):
         on_basic.remove_consumer(channel, consumer)
     channel.deliveries.stop_clocks()

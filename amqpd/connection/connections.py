@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 class Connections(Clients):
-    """By name. opened_count, closed_count: since the start."""
+    """By name. opened_count, closed_count: since the start. ended_received_bytes, ended_sent_bytes: of the closed."""
 
     def __init__(self, broker: Broker) -> None:
         self.by_name: dict[str, Connection] = {}
         self.opened_count = 0
         self.closed_count = 0
+        self.ended_received_bytes = 0
+        self.ended_sent_bytes = 0
         self.admission = broker.admission
         limits = broker.settings.limits
         self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)

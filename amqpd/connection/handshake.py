@@ -419,6 +419,8 @@ class Handshake(Control):
         if was_open:
             self.release()
             self.connections.closed_count += 1
+            self.connections.ended_received_bytes += connection.received_bytes
+            self.connections.ended_sent_bytes += connection.output.sent_bytes
         events.connection_closed(self.broker, connection)
         connection.let_go()
         self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)

@@ -46,6 +46,7 @@ from amqpd.management import (
     users,
     vhosts,
 )
+from amqpd.management.metrics import routes as metrics
 from amqpd.management.reference import reference
 from amqpd.management.router import Route
 
@@ -87,5 +88,6 @@ _OF_THINGS: Final[tuple[Route, ...]] = (
     *certificates.ROUTES,
     *status.ROUTES,
     *one_node.ROUTES,
+    *metrics.ROUTES,
 )
 ROUTES: Final = (*_OF_THINGS, *reference(_OF_THINGS))

@@ -10,7 +10,7 @@ A name that may not be seen and a name that does not exist look the same to a ca
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -154,7 +154,9 @@ def reply(data: object, status: int = 200) -> Reply:
 
 
 class Call:
-    """One request. params: the path's names, decoded. query: the last value of each name. body: JSON, or None."""
+    """One request. params: the path's names, decoded. query: the last value of each name; query_pairs: all of them, in
+    order. body: JSON, or None.
+    """
 
     def __init__(
         self,
@@ -167,6 +169,7 @@ class Call:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         body: object,
+        query_pairs: Sequence[tuple[str, str]] = (),
     ) -> None:
         self.broker = broker
         self.server = server
@@ -177,6 +180,7 @@ class Call:
         self.query = query
         self.headers = headers
         self.body = body
+        self._query_pairs = query_pairs
 
     @property
     def node(self) -> str:
@@ -215,6 +219,10 @@ class Call:
     def query_flag(self, name: str) -> bool:
         """A boolean of the query, `if-empty=true`; absent is False. Raises: BadRequest."""
         return truth(name, self.query.get(name, False))
+
+    def query_all(self, name: str) -> list[str]:
+        """All that the query says under this name, in order: `family=a&family=b`."""
+        return [value for key, value in self._query_pairs if key == name]
 
     def arguments(self) -> dict[str, object]:
         """`arguments` of the body. rabbit: an empty list counts as an empty table. Raises: BadRequest."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from amqpd.listening import Listener
     from amqpd.settings import HttpTlsSettings, TlsSettings
 
-PROTOCOLS: Final = {"amqps": "amqp/ssl"}
+PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
 """rabbit: its names of listeners' protocols, where ours is another."""
 _T = TypeVar("_T")
 

@@ -31,8 +31,8 @@ SECTION: Final = "http.tls"
 
 
 class AdminFrontEnd(FrontEnd):
-    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, and `unix`: amqpctl's socket in
-    the data directory.
+    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, `prometheus` where `metrics.port`
+    is, and `unix`: amqpctl's socket in the data directory.
 
     imported: called when all that serves HTTP is imported.
     """
@@ -61,7 +61,11 @@ class AdminFrontEnd(FrontEnd):
         path = settings.data_dir / NAME
         amqpctl_socket = unix_socket(path)
         self.listeners.append(Listener("unix", str(path), 0))
-        self._starting = self._broker.loop.create_task(self._serve(doors, amqpctl_socket))
+        metrics = settings.metrics
+        metrics_socket = None
+        if metrics.port is not None:
+            metrics_socket = self._bound("prometheus", metrics.host, metrics.port)
+        self._starting = self._broker.loop.create_task(self._serve(doors, amqpctl_socket, metrics_socket))
         self._starting.add_done_callback(_report)
 
     def _bound(self, protocol: str, host: str, port: int) -> socket.socket:
@@ -71,14 +75,17 @@ class AdminFrontEnd(FrontEnd):
         return sock
 
     async def _serve(
-        self, doors: list[tuple[socket.socket, ssl.SSLContext | None]], amqpctl_socket: socket.socket
+        self,
+        doors: list[tuple[socket.socket, ssl.SSLContext | None]],
+        amqpctl_socket: socket.socket,
+        metrics_socket: socket.socket | None,
     ) -> None:
         await asyncio.sleep(0)
         from amqpd.management.http import AdminServer
 
         self._imported()
         self._admin = AdminServer(self._broker, self._server)
-        await self._admin.start(doors, amqpctl_socket)
+        await self._admin.start(doors, amqpctl_socket, metrics_socket)
 
     async def stop(self) -> None:
         """Waits for a start that is under way, then ends requests within 1 s; the unix socket goes."""

@@ -55,6 +55,7 @@ from amqpd.management.call import (
 )
 from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
+from amqpd.management.metrics.routes import OPEN_ROUTES
 from amqpd.management.rates import Rates
 from amqpd.management.router import Route, Router
 from amqpd.management.slices import release
@@ -95,18 +96,24 @@ class AdminServer:
         self._broker = broker
         self._server = server
         self._router = Router(ROUTES)
+        self._metrics_router = Router(OPEN_ROUTES)
         self._rates = Rates(broker, server.connections)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
 
     async def start(
-        self, doors: list[tuple[socket.socket, ssl.SSLContext | None]], unix_socket: socket.socket
+        self,
+        doors: list[tuple[socket.socket, ssl.SSLContext | None]],
+        unix_socket: socket.socket,
+        metrics_socket: socket.socket | None = None,
     ) -> None:
         """All listen already; what came meanwhile is answered now. doors: of TCP, the context where it is HTTPS."""
         await self._serve(self._from_unix, unix_socket, None)
         for sock, context in doors:
             await self._serve(self._from_tcp, sock, context)
+        if metrics_socket is not None:
+            await self._serve(self._from_prometheus, metrics_socket, None)
         self._rates.start()
 
     async def _serve(self, handler: Any, sock: socket.socket, context: ssl.SSLContext | None) -> None:
@@ -134,17 +141,24 @@ class AdminServer:
     async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answer(request, False)
 
+    async def _from_prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The third: metrics, and nothing else."""
+        return await self._answer(request, False, self._metrics_router)
+
     async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _is_own_peer(request):
             log.warning("unix socket: refused a peer of another user")
             return _response(Reply(403, b'{"error":"forbidden","reason":"not your broker"}'))
         return await self._answer(request, True)
 
-    async def _answer(self, request: web.BaseRequest, operator: bool) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.BaseRequest, operator: bool, router: Router | None = None
+    ) -> web.StreamResponse:
+        """router: where not all of the API is there."""
         for door in self._doors:
             door.asked(request.protocol)
         try:
-            reply = await self._reply(request, operator)
+            reply = await self._reply(request, operator, router or self._router)
         except ApiError as error:
             reply = _error_reply(error)
             self._tell_refusal(request, error)
@@ -167,12 +181,12 @@ class AdminServer:
             response.force_close()
         return response
 
-    async def _reply(self, request: web.BaseRequest, operator: bool) -> Reply:
+    async def _reply(self, request: web.BaseRequest, operator: bool, router: Router) -> Reply:
         path, _, query_text = request.raw_path.partition("?")
         ORIGIN.set(None)
         if not path.startswith("/"):
             raise BadRequest("the path begins with a slash")
-        route, params = self._router.find(request.method, path)
+        route, params = router.find(request.method, path)
         caller = OPERATOR if operator else await self._caller(request, route)
         ACTOR.set(CLI if operator else caller.user.name)
         ORIGIN.set(Request("amqpctl" if operator else "http", _peer(request)))
@@ -185,11 +199,12 @@ class AdminServer:
             _check_origin(request)
             body = await parsed(request, await read_body(request), route.definitions)
         try:
-            query = dict(parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict"))
+            pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
             raise BadRequest("the query is not UTF-8, or too long") from None
+        method, query = _method(request), dict(pairs)
         call = Call(
-            self._broker, self._server, self._rates, caller, _method(request), params, query, request.headers, body
+            self._broker, self._server, self._rates, caller, method, params, query, request.headers, body, pairs
         )
         try:
             while True:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from amqpd.metrics import Process
 
 _STATUS: Final = Path("/proc/self/status")
-_IO: Final = Path("/proc/self/io")
-_THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
+IO: Final = Path("/proc/self/io")
+THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
 MEMORY_NAMES: Final = (
     *("connection_readers", "connection_writers", "connection_channels", "connection_other", "queue_procs"),
     *("queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs"),
@@ -58,7 +58,7 @@ def node_item(call: Call) -> dict[str, Any]:
         "disk_free_alarm": "disk" in broker.alarms.raised,
         "fd_total": here.fd_limit,
         "sockets_total": here.fd_limit,
-        "proc_total": int(_THREADS_MAX.read_text("ascii")),
+        "proc_total": int(THREADS_MAX.read_text("ascii")),
         "rates_mode": "basic",
         "net_ticktime": 0,
         "db_dir": str(broker.settings.data_dir),
@@ -83,7 +83,7 @@ def node_item(call: Call) -> dict[str, Any]:
 def _counted(call: Call, here: Process) -> dict[str, Any]:
     """What changes, each with its rate: 0 where nobody has taken samples of it."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    io = _numbers(_IO)
+    io = numbers(IO)
     counts = {
         "mem_used": here.rss_bytes,
         "disk_free": disk_free_bytes(call.broker.settings.data_dir),
@@ -103,7 +103,7 @@ def _counted(call: Call, here: Process) -> dict[str, Any]:
     return {**found, **churn(call)}
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def numbers(path: Path) -> dict[str, int]:
     """Lines of `name: number` of a file of /proc; empty where the kernel does not say."""
     try:
         text = path.read_text("ascii")
@@ -134,7 +134,7 @@ def memory_sizes(call: Call) -> dict[str, int]:
     """Resident bytes by what they are for, in RabbitMQ's categories: program files, message bodies on their way in, and
     all else; the others are Erlang's.
     """
-    status = _numbers(_STATUS)
+    status = numbers(_STATUS)
     code = status.get("RssFile", 0)
     total = code + status.get("RssAnon", 0) + status.get("RssShmem", 0)
     readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)

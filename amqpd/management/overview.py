@@ -1,4 +1,4 @@
-"""The broker as a whole: overview, nodes, listeners, metrics, and the page at `/`."""
+"""The broker as a whole: overview, nodes, listeners, and the page at `/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from amqpd.management.router import Route
 from amqpd.management.samples import Spans
 from amqpd.management.slices import Slices
 from amqpd.management.spans import spans
-from amqpd.metrics import CONTENT_TYPE, prometheus
 from amqpd.routing.registry import exchange_type_names
 
 if TYPE_CHECKING:
@@ -200,14 +199,7 @@ async def auth_attempts(call: Call) -> Reply:
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 
-# -- metrics, page ---------------------------------------------------------------------------------------------------
-
-
-async def metrics(call: Call) -> Reply:
-    """Prometheus text; sums only, no names, so it asks nobody who he is, as RabbitMQ's does not."""
-    counts = await Totals().count(call, list(call.broker.vhosts.values()))
-    queues, channels = await call.rates.totals(QUEUE), await call.rates.totals(CHANNEL)
-    return Reply(200, prometheus(call.broker, call.server.connections, counts, queues, channels).encode(), CONTENT_TYPE)
+# -- page ------------------------------------------------------------------------------------------------------------
 
 
 async def page(call: Call) -> Reply:
@@ -216,7 +208,6 @@ async def page(call: Call) -> Reply:
 
 ROUTES: Final = (
     Route("GET", "", Role.PUBLIC, page),
-    Route("GET", "metrics", Role.PUBLIC, metrics),
     Route("GET", "api/auth", Role.PUBLIC, auth_attempts),
     Route("GET", "api/overview", Role.MANAGEMENT, overview),
     Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),

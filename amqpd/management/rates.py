@@ -31,6 +31,7 @@ from amqpd.management.counted import (
     VhostSum,
     unroutable,
 )
+from amqpd.management.metrics.loop_lag import LoopLag
 from amqpd.management.samples import NO_SPANS, History, Span, Spans
 from amqpd.management.slices import Slices
 
@@ -70,11 +71,14 @@ class Rates:
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
         self._task: asyncio.Task[None] | None = None
+        self.loop_lag = LoopLag(broker.loop)
 
     def start(self) -> None:
+        self.loop_lag.start()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
+        self.loop_lag.stop()
         if self._task is not None:
             self._task.cancel()
 

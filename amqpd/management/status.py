@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from amqpd.metrics import Process
     from amqpd.settings import LimitSettings
 
-_PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
+_PURPOSES: Final = {
+    "amqp": "AMQP 0-9-1",
+    "amqp/ssl": "AMQP 0-9-1 over TLS",
+    "http": "HTTP API",
+    "https": "HTTPS API",
+    "http/prometheus": "Prometheus exporter API over HTTP",
+}
 _CATEGORIES: Final = (
     "allocated_unused", "atom", "binary", "code", "connection_channels", "connection_other", "connection_readers",
     "connection_writers", "metrics", "mgmt_db", "mnesia", "msg_index", "other_ets", "other_proc", "other_system",

@@ -137,6 +137,16 @@ class HttpSettings:
 
 
 @dataclass(frozen=True)
+class MetricsSettings:
+    """Prometheus metrics on a listener of their own, where nobody is asked for a password."""
+
+    host: str = _setting("127.0.0.1", SOME_TEXT, "Address that metrics are served on.")
+    port: int | None = _setting(
+        None, OFF_PORT, "Port for metrics without a password, usually 15692; 0 takes any free one."
+    )
+
+
+@dataclass(frozen=True)
 class AuthSettings:
     """How users log in, and how their passwords are kept."""
 
@@ -340,6 +350,7 @@ class Settings:
     )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
+    metrics: MetricsSettings = MetricsSettings()
     auth: AuthSettings = AuthSettings()
     definitions: DefinitionsSettings = DefinitionsSettings()
     log: LogSettings = LogSettings()

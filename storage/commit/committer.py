@@ -16,9 +16,11 @@ import errno
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from amqpd.storage.commit.job import JobPart, SyncJob
+from amqpd.storage.commit.sync_times import SyncTimes
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.producers import SUFFIX, write_snapshot
 from amqpd.storage.settle.removal import DELETED
@@ -157,7 +159,7 @@ class Committer:
 
     post: calls a function on the loop, from any thread. committed: what is called there with each job done.
     settle_due: what is called there when a `wake` has come due. elsewhere: has a function called by another thread:
-    removing a long log takes seconds, in which nothing would be synced.
+    removing a long log takes seconds, in which nothing would be synced. times: how long its jobs took.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Committer:
         self._committed = committed
         self._settle_due = settle_due
         self._elsewhere = elsewhere
+        self.times = SyncTimes()
         self._begin()
 
     def _begin(self) -> None:
@@ -217,12 +220,14 @@ class Committer:
 
     def _do(self, work: SyncJob | Removal | Task) -> None:
         if isinstance(work, SyncJob):
+            begun_s = time.perf_counter()
             try:
                 run_job(self._filesystem, work, self._root_fd)
             except Exception:  # a bug; but without an answer every publisher would wait for ever
                 logger.exception("the committer failed")
                 for part in work.parts:
                     part.failed = True
+            self.times.add(time.perf_counter() - begun_s, work.size_bytes, len(work.parts))
             self._post(self._committed, work)
         elif isinstance(work, Task):
             failed: OSError | None = None

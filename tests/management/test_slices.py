@@ -10,7 +10,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +35,7 @@ from amqpd.management import (
 )
 from amqpd.management.body import parse
 from amqpd.management.call import ApiError, Call, Caller
+from amqpd.management.metrics import routes as metrics
 from amqpd.management.rates import Rates
 from amqpd.management.slices import release
 from amqpd.server import Server
@@ -76,10 +77,17 @@ def declare(server: Server, count: int) -> None:
         bind(vhost, vhost.exchanges["amq.topic"], vhost.queues[name], f"a.{number}", {})
 
 
-def call(server: Server, params: dict[str, str] | None = None, body: Any = None, **query: str) -> Call:
+def call(
+    server: Server,
+    params: dict[str, str] | None = None,
+    body: Any = None,
+    pairs: Sequence[tuple[str, str]] = (),
+    **query: str,
+) -> Call:
     rates = Rates(server.broker, server.connections)
     caller = Caller(User("o", ("administrator",)), True)
-    return Call(server.broker, server, rates, caller, "GET", params or {}, query, SimpleNamespace(get=dict.get), body)
+    headers: Any = SimpleNamespace(get=dict.get)
+    return Call(server.broker, server, rates, caller, "GET", params or {}, query, headers, body, pairs)
 
 
 V = {"vhost": "/"}
@@ -98,7 +106,9 @@ HANDLERS = {
     "definitions": lambda server: definitions.get_definitions(call(server)),
     "definitions of a vhost": lambda server: definitions.get_vhost_definitions(call(server, V)),
     "overview": lambda server: overview.overview(call(server)),
-    "metrics": lambda server: overview.metrics(call(server)),
+    "metrics": lambda server: metrics.metrics(call(server)),
+    "metrics per object": lambda server: metrics.per_object(call(server)),
+    "detailed metrics": lambda server: metrics.detailed(call(server, pairs=[("family", "queue_coarse_metrics")])),
     "rates": lambda server: Rates(server.broker, server.connections).sweep(),
     "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["guest"] * FEW})),
 }

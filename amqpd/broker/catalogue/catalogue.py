@@ -11,8 +11,9 @@ from amqpd.broker.catalogue.declared import Declared
 from amqpd.broker.catalogue.deletion import Deletions
 from amqpd.broker.catalogue.keeping import Keeping
 from amqpd.broker.catalogue.stored_offsets import StoredOffsets
-from amqpd.broker.counters import Ended
+from amqpd.broker.counters import Ended, EndedUnroutable
 from amqpd.broker.events import Events
+from amqpd.broker.queues.kinds import KINDS
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.metadata import Metadata
 from amqpd.storage.storage import Storage
@@ -41,6 +42,9 @@ class Catalogue:
         self.queue_deleted_count = 0
         # What queues that are gone had counted, so that totals never fall; see amqpd.metrics.
         self.ended_queues = Ended()
+        # The same by their kinds (classic, quorum, stream).
+        self.ended_of_kind = {kind: Ended() for kind in KINDS}
+        self.ended_unroutable = EndedUnroutable()
 
     def _count_deleted(self, count: int) -> None:
         self.queue_deleted_count += count

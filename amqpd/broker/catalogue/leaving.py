@@ -31,6 +31,7 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     count = queue.ready_count + queue.delayed_count
     queue.deleted = True
     vhost.catalogue.ended_queues.add(queue_counts(queue))
+    vhost.catalogue.ended_of_kind[queue.kind].add(queue_counts(queue))
     vhost.counts.ended_queues.add(queue_counts(queue))
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)

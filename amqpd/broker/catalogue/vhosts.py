@@ -166,6 +166,9 @@ def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
     declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
     vhost.deleted = True
     del vhosts[vhost.name]
+    ended = vhosts.catalogue.ended_unroutable
+    ended.returned_count += vhost.counts.returned_count
+    ended.unroutable_count += vhost.unroutable_count
     about = {"vhost": vhost.name}
     log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
     vhosts.catalogue.events.tell("vhost.deleted", {"name": vhost.name})

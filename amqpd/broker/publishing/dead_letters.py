@@ -22,7 +22,7 @@ from amqpd.broker.catalogue.vhost import VHost
 from amqpd.broker.delivery import Entry
 from amqpd.broker.message import Envelope, Message
 from amqpd.broker.publishing.deaths import Dresser
-from amqpd.broker.publishing.origin import Dressed, Origin
+from amqpd.broker.publishing.origin import Dressed, Origin, Went
 from amqpd.broker.publishing.republisher import Republisher
 from amqpd.broker.queues.queue import Queue
 from amqpd.storage.queue_log import QueueLog
@@ -80,6 +80,8 @@ class DeadLetters:
         self._dresser = Dresser(vhosts)
         # The slice that the dresser's memory is of.
         self._slice: i64 = -1
+        # By the queue's kind and the reason: how many were published.
+        self.went: dict[tuple[str, str], Went] = {}
         # Of the last one: they come in floods of the same kind.
         self._dying: Dying | None = None
 
@@ -108,6 +110,11 @@ class DeadLetters:
         if dying is None or dying.queue is not queue or dying.reason != reason:
             dying = Dying(self, queue, reason)
             self._dying = dying
+            went = self.went.get((queue.kind, reason))
+            if went is None:
+                went = dying.went
+                self.went[(queue.kind, reason)] = went
+            dying.went = went
         return dying
 
     def is_behind(self) -> bool:

@@ -35,17 +35,27 @@ class Dressed:
 STAYS: Final = Dressed(Envelope("", ""), b"", PropertyInfo(0), [])
 
 
+@final
+class Went:
+    """How many messages of an origin, or of several that share it, were published once more, each once."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Origin:
     """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
 
     Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
     message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none.
+    went: how many of them were.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.offset: i64 = -1
+        self.went = Went()
 
     def log(self) -> QueueLog | None:
         """The log that offsets are of; None when nothing is in one. It is settled, and read for what is not in memory.

@@ -192,6 +192,7 @@ class Republisher(Confirmer):
             again = with_properties(message, dressed.envelope, dressed.properties, dressed.info)
             if not self._offer(pending, dressed, again, targets):
                 return
+            origin.went.count += 1
         if pending.first >= 0:
             self._published(origin, pending.first, pending.size, targets)
 
@@ -233,6 +234,7 @@ class Republisher(Confirmer):
                 if not self._offer(pending, dressed, again, targets):
                     self._take()
                     return count, size
+                origin.went.count += 1
             pending.first = offset + 1
             count += 1
             size += body_size

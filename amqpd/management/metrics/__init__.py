@@ -1,0 +1,1 @@
+"""What Prometheus asks for; see README.md."""
