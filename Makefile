@@ -10,13 +10,14 @@
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
 #   make compare      against RabbitMQ's recorded answers, makes docs/compatibility.md; make compare-record: records them anew
 #   make test-peer    beside a live RabbitMQ, two or three minutes, which CI runs as well
+#   make check-metrics  dashboards and alert rules against a real Prometheus, which `make test` does where there is one
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
 # What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
-INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model test_server.py test_wheel.py)
+INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model prometheus test_server.py test_wheel.py)
 MARKS := not on_demand and not ci_long and not peer
 # What took longest; .ci/run shows the slowest of all lanes.
 SLOWEST := --durations=40 --durations-min=1
@@ -42,7 +43,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run spark test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record clean"
+	@echo "targets: run spark test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
 
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
@@ -128,6 +129,14 @@ compare-record: $(VENV)/.installed $(VENV)/.dev
 .PHONY: test-peer
 test-peer: $(VENV)/.installed $(VENV)/.dev
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m peer interop
+
+# Dashboards and alert rules against a real Prometheus: Debian's package, installed when this is root. Part of `make test`, which
+# passes them over where there is none.
+.PHONY: check-metrics
+check-metrics: $(VENV)/.installed $(VENV)/.dev
+	@if ! command -v promtool >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus; fi
+	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) tests/prometheus
 
 # Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
 # for disks and starts most of the time: side by side. Then exports that are killed again and again.

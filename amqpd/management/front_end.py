@@ -31,8 +31,8 @@ SECTION: Final = "http.tls"
 
 
 class AdminFrontEnd(FrontEnd):
-    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, `prometheus` where `metrics.port`
-    is, and `unix`: amqpctl's socket in the data directory.
+    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, `prometheus` where
+    `metrics.port` is set, and `unix`: amqpctl's socket in the data directory.
 
     imported: called when all that serves HTTP is imported.
     """

@@ -1,0 +1,192 @@
+"""A Prometheus that scrapes a broker under load, both of this folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import pika
+import pika.exceptions
+import pytest
+
+from amqpd.testing import BrokerFailed, BrokerProcess
+
+REQUIRED = "TEST_REQUIRE_PROMETHEUS"
+"""Set where it may not be skipped: .ci/run does, as root."""
+
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: amqpd
+    static_configs: [{{targets: ["{target}"]}}]
+  - job_name: queues
+    metrics_path: /metrics/detailed
+    params:
+      family: [queue_coarse_metrics, queue_consumer_count, log_metrics, export_metrics, stream_consumer_metrics]
+    relabel_configs: [{{target_label: job, replacement: amqpd}}]
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+def tool(name: str) -> str:
+    """The path of prometheus or promtool. Skips where there is none, unless that is forbidden."""
+    found = shutil.which(name)
+    if found is None:
+        why = f"{name} is not here: Debian's package prometheus has it"
+        if os.environ.get(REQUIRED):
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    return tool("promtool")
+
+
+class Prometheus:
+    """Asked over HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, **query: str) -> Any:
+        """Raises: urllib.error.URLError."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=20) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(error.read().decode()) from None
+
+    def ask(self, expression: str) -> list[dict[str, Any]]:
+        """What it evaluates to now. Fails at what is no expression, or cannot be joined."""
+        found = self.get("/api/v1/query", query=expression)
+        assert found["resultType"] == "vector", expression
+        samples: list[dict[str, Any]] = found["result"]
+        return samples
+
+
+class Load:
+    """A bit of everything, until it ends: publishers, consumers, what is dropped, returned, dead-lettered."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._ends = threading.Event()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="load")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        try:
+            with pika.BlockingConnection(pika.URLParameters(self._broker.url)) as connection:
+                self._declare(connection.channel())
+                publisher, consumer = connection.channel(), connection.channel()
+                consumer.basic_qos(prefetch_count=5)
+                consumer.basic_consume("acked", lambda channel, method, *_: channel.basic_ack(method.delivery_tag))
+                consumer.basic_consume("unasked", lambda *_: None, auto_ack=True)
+                consumer.basic_consume("events", lambda *_: None, arguments={"x-stream-offset": "first"})
+                publisher.confirm_delivery()
+                while not self._ends.is_set():
+                    self._once(publisher)
+                    connection.process_data_events(0.05)
+                    with pika.BlockingConnection(pika.URLParameters(self._broker.url)) as short:
+                        short.channel()
+        except (pika.exceptions.AMQPError, BrokerFailed, OSError) as error:
+            self.error = error
+
+    def _declare(self, channel: Any) -> None:
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        for name in ("acked", "unasked", "got", "dead", "exported"):
+            channel.queue_declare(name, durable=True)
+        channel.queue_declare("dying", durable=True, arguments={**dead, "x-max-length": 2})
+        channel.queue_declare("events", durable=True, arguments={"x-queue-type": "stream"})
+        self._broker.api("PUT", "/api/amqpd/exports/%2F/exported", {"name": "lake"})
+
+    def _once(self, channel: Any) -> None:
+        lasting = pika.BasicProperties(delivery_mode=2)
+        for name in ("acked", "unasked", "got", "exported", "dying", "dying", "dying", "events"):
+            channel.basic_publish("", name, b"x" * 200, lasting)
+        channel.basic_publish("amq.direct", "nowhere", b"x")
+        with suppress(pika.exceptions.UnroutableError):
+            channel.basic_publish("amq.direct", "nowhere", b"x", mandatory=True)
+        channel.basic_get("got", auto_ack=True)
+        channel.basic_get("got")
+        channel.basic_get("dead")
+        method = channel.basic_get("dying")[0]
+        if method is not None:
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        name = channel.queue_declare("").method.queue
+        channel.queue_delete(name)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory, promtool: str) -> Generator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("prometheus"), settings={"metrics.port": 0}) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def prometheus(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Generator[Prometheus]:
+    """With some seconds of load in it, which goes on."""
+    folder = tmp_path_factory.mktemp("data")
+    host, port = broker.ready.listeners["prometheus"]
+    (folder / "prometheus.yml").write_text(CONFIG.format(target=f"{host}:{port}"), "utf-8")
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        *(tool("prometheus"), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"),
+        *(f"--web.listen-address={address}", "--log.level=warn"),
+    ]
+    with (folder / "log").open("wb") as told, subprocess.Popen(command, stdout=told, stderr=told) as process:
+        try:
+            with Load(broker) as load:
+                found = Prometheus(f"http://{address}")
+                _await_samples(found, process, folder / "log", load)
+                yield found
+            assert load.error is None, load.error
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _await_samples(found: Prometheus, process: subprocess.Popen[bytes], log: Path, load: Load) -> None:
+    """Until both targets have been scraped often enough for a rate of what is counted."""
+    deadline = time.monotonic() + 90
+    while True:
+        assert process.poll() is None, log.read_text("utf-8")
+        assert load.error is None, load.error
+        try:
+            counted = found.ask('count_over_time(rabbitmq_global_messages_received_total{protocol="amqp091"}[1m])')
+            detailed = found.ask("count_over_time(rabbitmq_detailed_stream_consumer_max_offset_lag[1m])")
+            if counted and detailed and min(float(each["value"][1]) for each in (*counted, *detailed)) >= 5:
+                return
+        except OSError:
+            pass  # it does not listen yet
+        assert time.monotonic() < deadline, found.get("/api/v1/targets")
+        time.sleep(0.5)

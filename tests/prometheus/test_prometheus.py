@@ -1,0 +1,198 @@
+"""Dashboards and alert rules, ours and RabbitMQ's, by a real Prometheus on a broker under load: none is empty.
+
+RabbitMQ's are here as facts: which metrics its dashboard RabbitMQ-Overview (grafana.com 10991, those for 3.8 and for
+3.13) and the rules of its Kubernetes operator read, and in which form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"
+IDENTITY = 'rabbitmq_identity_info{rabbitmq_cluster="$cluster", namespace=""}'
+# Of panels; {0}: the metric, or a rate of it.
+SUM = "sum({0} * on(instance) group_left(rabbitmq_cluster) " + IDENTITY + ")"
+SUM_OF_JOB = "sum({0} * on(instance, job) group_left(rabbitmq_cluster) " + IDENTITY + ")"
+BY_NODE = "sum({0} * on(instance) group_left(rabbitmq_cluster, rabbitmq_node) " + IDENTITY + ") by(rabbitmq_node)"
+BY_JOB_AND_NODE = (
+    "sum({0} * on(instance, job) group_left(rabbitmq_cluster, rabbitmq_node) " + IDENTITY + ") by(rabbitmq_node)"
+)
+GAUGES = (
+    *("rabbitmq_queue_messages_ready", "rabbitmq_queue_messages_unacked", "rabbitmq_queues", "rabbitmq_connections"),
+    *("rabbitmq_channels", "rabbitmq_channel_consumers", "rabbitmq_global_publishers", "rabbitmq_global_consumers"),
+    *("rabbitmq_consumers", "rabbitmq_build_info", "rabbitmq_erlang_uptime_seconds"),
+    *("rabbitmq_resident_memory_limit_bytes", "rabbitmq_process_resident_memory_bytes"),
+    *("rabbitmq_disk_space_available_bytes", "rabbitmq_disk_space_available_limit_bytes"),
+    *("rabbitmq_process_max_fds", "rabbitmq_process_open_fds"),
+    *("rabbitmq_process_max_tcp_sockets", "rabbitmq_process_open_tcp_sockets"),
+)
+CHANNEL_COUNTERS = (
+    *("messages_published_total", "messages_confirmed_total", "messages_unroutable_dropped_total"),
+    *("messages_unroutable_returned_total", "messages_delivered_total", "messages_delivered_ack_total"),
+    *("messages_redelivered_total", "messages_acked_total", "get_total", "get_ack_total", "get_empty_total"),
+)
+GLOBAL_COUNTERS = (
+    *("received", "received_confirm", "confirmed", "routed", "unroutable_dropped", "unroutable_returned", "delivered"),
+    *("delivered_consume_auto_ack", "delivered_consume_manual_ack", "delivered_get_auto_ack"),
+    *("delivered_get_manual_ack", "get_empty", "redelivered", "acknowledged"),
+)
+CHURN = (
+    *("connections_opened", "connections_closed", "channels_opened", "channels_closed"),
+    *("queues_declared", "queues_created", "queues_deleted"),
+)
+COUNTERS = (
+    *(f"rabbitmq_channel_{name}" for name in CHANNEL_COUNTERS),
+    *(f"rabbitmq_global_messages_{name}_total" for name in GLOBAL_COUNTERS),
+    *(f"rabbitmq_{name}_total" for name in CHURN),
+    "rabbitmq_queue_messages_published_total",
+)
+NEVER_RISE = frozenset({"rabbitmq_channel_messages_redelivered_total", "rabbitmq_global_messages_redelivered_total"})
+"""In this load nothing is delivered again."""
+
+CLUSTER = "group_left(rabbitmq_cluster) max by (instance, rabbitmq_cluster) (rabbitmq_identity_info)"
+NODE = (
+    "group_left(rabbitmq_cluster, rabbitmq_node) "
+    "max by (instance, rabbitmq_node, rabbitmq_cluster) (rabbitmq_identity_info)"
+)
+OPERATOR_RULES = {
+    # Name: what its rule compares with a bound; without the bound it has to be there.
+    "UnroutableMessages, dropped": "sum by(namespace, rabbitmq_cluster) "
+    f"(increase(rabbitmq_channel_messages_unroutable_dropped_total[5m]) * on (instance) {CLUSTER})",
+    "UnroutableMessages, returned": "sum by(namespace, rabbitmq_cluster) "
+    f"(increase(rabbitmq_channel_messages_unroutable_returned_total[5m]) * on (instance) {CLUSTER})",
+    "MemoryAlarm": "max by(rabbitmq_cluster) "
+    f"(max_over_time(rabbitmq_alarms_memory_used_watermark[5m]) * on(instance) {CLUSTER})",
+    "RabbitmqDiskAlarm": "max by(rabbitmq_cluster) "
+    f"(max_over_time(rabbitmq_alarms_free_disk_space_watermark[5m]) * on(instance) {CLUSTER})",
+    "RabbitmqFileDescriptorAlarm": "max by(rabbitmq_cluster) "
+    f"(max_over_time(rabbitmq_alarms_file_descriptor_limit[5m]) * on(instance) {CLUSTER})",
+    "FileDescriptorsNearLimit": "sum by(namespace, rabbitmq_cluster, pod, rabbitmq_node) "
+    f"(max_over_time(rabbitmq_process_open_fds[5m]) * on(instance) {NODE}) / "
+    f"sum by(namespace, rabbitmq_cluster, pod, rabbitmq_node) (rabbitmq_process_max_fds * on(instance) {NODE})",
+    "TCPSocketsNearLimit": "sum by(namespace, rabbitmq_cluster, pod, rabbitmq_node) "
+    f"(max_over_time(rabbitmq_process_open_tcp_sockets[5m]) * on(instance) {NODE}) / "
+    f"sum by(namespace, rabbitmq_cluster, pod, rabbitmq_node) (rabbitmq_process_max_tcp_sockets * on(instance) {NODE})",
+    "HighConnectionChurn": "(sum by (namespace, rabbitmq_cluster) "
+    f"(rate(rabbitmq_connections_closed_total[5m]) * on (instance) {CLUSTER}) + sum by (namespace, rabbitmq_cluster) "
+    f"(rate(rabbitmq_connections_opened_total[5m]) * on (instance) {CLUSTER})) / "
+    f"sum by (namespace, rabbitmq_cluster) (rabbitmq_connections * on (instance) {CLUSTER})",
+    "LowDiskWatermarkPredicted, free": "predict_linear(rabbitmq_disk_space_available_bytes[24h], 60*60*24) "
+    f"* on (instance) {NODE}",
+    "LowDiskWatermarkPredicted, limit": f"rabbitmq_disk_space_available_limit_bytes * on (instance) {NODE}",
+    "QueueIsGrowing": f"avg_over_time(rabbitmq_detailed_queue_messages[10m]) * on (instance) {CLUSTER}",
+    "QueueHasNoConsumers": "(((rabbitmq_detailed_queue_consumers{vhost=\"/\", queue=~\".*\"} == 0) + "
+    "rabbitmq_detailed_queue_messages) > 0) * on (instance, job) group_left(rabbitmq_cluster) rabbitmq_identity_info",
+}
+
+
+def numbers(samples: list[dict[str, Any]]) -> list[float]:
+    return [float(each["value"][1]) for each in samples]
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "path", ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_metrics&family=log_metrics"]
+    )
+    def test_promtool_finds_nothing_wrong(self, broker: BrokerProcess, promtool: str, path: str) -> None:
+        host, port = broker.ready.listeners["prometheus"]
+        with urllib.request.urlopen(f"http://{host}:{port}{path}") as answer:
+            text = answer.read()
+        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+        # It says so and goes on: names are RabbitMQ's.
+        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+class TestRabbitMqsDashboard:
+    @pytest.fixture
+    def cluster(self, prometheus: Any) -> str:
+        found = prometheus.ask("rabbitmq_identity_info")
+        assert len(found) == 1
+        name: str = found[0]["metric"]["rabbitmq_cluster"]
+        return name
+
+    @pytest.mark.parametrize("shape", [SUM, SUM_OF_JOB, BY_NODE, BY_JOB_AND_NODE])
+    def test_no_panel_is_empty(self, prometheus: Any, cluster: str, shape: str) -> None:
+        empty, still = [], []
+        for name in (*GAUGES, *COUNTERS):
+            what = name if name in GAUGES else f"rate({name}[60s])"
+            found = numbers(prometheus.ask(shape.replace("{0}", what).replace("$cluster", cluster)))
+            if not found or any(math.isnan(value) for value in found):
+                empty.append(name)
+            elif name in COUNTERS and name not in NEVER_RISE and sum(found) == 0:
+                still.append(name)
+        assert (empty, still) == ([], [])
+
+    def test_its_variables_have_values(self, prometheus: Any) -> None:
+        for name in ("rabbitmq_cluster", "rabbitmq_node"):
+            assert prometheus.get(f"/api/v1/label/{name}/values")
+        found = prometheus.ask("rabbitmq_build_info * on(instance) group_left(rabbitmq_node) rabbitmq_identity_info")
+        assert {"rabbitmq_version", "erlang_version", "prometheus_plugin_version", "prometheus_client_version"} <= set(
+            found[0]["metric"]
+        )
+
+
+class TestRabbitMqsRules:
+    @pytest.mark.parametrize("rule", OPERATOR_RULES)
+    def test_what_it_looks_at_is_there(self, prometheus: Any, rule: str) -> None:
+        assert numbers(prometheus.ask(OPERATOR_RULES[rule]))
+
+
+class TestOurs:
+    def test_no_panel_of_the_dashboard_is_empty(self, prometheus: Any) -> None:
+        dashboard = json.loads((GRAFANA / "amqpd.json").read_text("utf-8"))
+        expressions = [
+            (panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel.get("targets", ())
+        ]
+        assert len(expressions) > 30
+        empty = []
+        for title, expression in expressions:
+            found = numbers(prometheus.ask(expression.replace("$instance", ".*")))
+            if not found or any(math.isnan(value) for value in found):
+                empty.append((title, expression))
+        assert empty == []
+
+    def test_panels_do_not_overlap(self) -> None:
+        taken: set[tuple[int, int]] = set()
+        for panel in json.loads((GRAFANA / "amqpd.json").read_text("utf-8"))["panels"]:
+            place = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, panel["title"]
+            assert max(x for x, _ in cells) < 24
+            taken |= cells
+
+    def test_promtool_takes_the_rules(self, promtool: str) -> None:
+        done = subprocess.run(
+            [promtool, "check", "rules", str(GRAFANA / "alerts.yml")], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_what_the_rules_look_at_is_there(self, prometheus: Any) -> None:
+        text = (GRAFANA / "alerts.yml").read_text("utf-8")
+        named = {name for line in re.findall(r"^ *expr: (.*)$", text, re.MULTILINE) for name in metrics_in(line)}
+        assert len(named) > 12
+        assert sorted(name for name in named if not prometheus.ask(name)) == []
+
+    def test_an_alert_that_is_due_fires(self, prometheus: Any) -> None:
+        """Its expression says so: messages are dropped all the time."""
+        text = (GRAFANA / "alerts.yml").read_text("utf-8")
+        expression = re.search(r"alert: AmqpdUnroutable\n *expr: (.*)", text)
+        assert expression is not None
+        assert prometheus.ask(expression[1])
+
+
+def metrics_in(expression: str) -> list[str]:
+    return re.findall(r"\b((?:rabbitmq|amqpd)_\w+)", expression)
