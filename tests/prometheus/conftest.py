@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,18 +27,17 @@ from amqpd.testing import BrokerFailed, BrokerProcess
 REQUIRED = "TEST_REQUIRE_PROMETHEUS"
 """Set where it may not be skipped: .ci/run does, as root."""
 
-CONFIG = """
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
-scrape_configs:
-  - job_name: amqpd
-    static_configs: [{{targets: ["{target}"]}}]
-  - job_name: queues
-    metrics_path: /metrics/detailed
-    params:
-      family: [queue_coarse_metrics, queue_consumer_count, log_metrics, export_metrics, stream_consumer_metrics]
-    relabel_configs: [{{target_label: job, replacement: amqpd}}]
-    static_configs: [{{targets: ["{target}"]}}]
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+OFTEN = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+
+
+def configuration(target: str) -> str:
+    """As the page has it, but for how often, and the port."""
+    block = re.search(r"^```yaml\n(scrape_configs:\n.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    assert block[1].count("127.0.0.1:15692") == 2
+    return OFTEN + block[1].replace("127.0.0.1:15692", target)
+
 
 
 def tool(name: str) -> str:
@@ -157,7 +157,7 @@ def prometheus(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) 
     """With some seconds of load in it, which goes on."""
     folder = tmp_path_factory.mktemp("data")
     host, port = broker.ready.listeners["prometheus"]
-    (folder / "prometheus.yml").write_text(CONFIG.format(target=f"{host}:{port}"), "utf-8")
+    (folder / "prometheus.yml").write_text(configuration(f"{host}:{port}"), "utf-8")
     address = f"127.0.0.1:{free_port()}"
     command = [
         *(tool("prometheus"), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"),

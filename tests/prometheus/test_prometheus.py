@@ -180,6 +180,18 @@ class TestOurs:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
+    def test_each_rule_fires_when_it_should_and_else_does_not(self, promtool: str, tmp_path: Path) -> None:
+        rules = (GRAFANA / "alerts.yml").read_text("utf-8")
+        cases = Path(__file__).with_name("alerts_test.yml").read_text("utf-8")
+        (tmp_path / "alerts.yml").write_text(rules, "utf-8")
+        (tmp_path / "cases.yml").write_text(cases, "utf-8")
+        done = subprocess.run(
+            [promtool, "test", "rules", "cases.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        named = set(re.findall(r"alert: (\w+)", rules))
+        assert named == set(re.findall(r'alertname="(\w+)"', cases))
+
     def test_what_the_rules_look_at_is_there(self, prometheus: Any) -> None:
         text = (GRAFANA / "alerts.yml").read_text("utf-8")
         named = {name for line in re.findall(r"^ *expr: (.*)$", text, re.MULTILINE) for name in metrics_in(line)}
