@@ -71,11 +71,12 @@ class Rates:
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
         self._task: asyncio.Task[None] | None = None
-        self.loop_lag = LoopLag(broker.loop)
+        self.loop_lag = LoopLag()
 
     def start(self) -> None:
-        self.loop_lag.start()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self.loop_lag.start(loop)
+        self._task = loop.create_task(self._run())
 
     def stop(self) -> None:
         self.loop_lag.stop()

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -19,6 +20,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.management.metrics import families
+from amqpd.management.metrics.loop_lag import BOUNDS_S, LoopLag
 from amqpd.management.metrics.routes import DETAILED_GROUPS
 from amqpd.management.metrics.text import Family, Sheet, labels
 from amqpd.management.slices import Slices
@@ -101,6 +103,24 @@ class TestText:
         assert Family("rabbitmq_queue_messages", "gauge", "").detailed() == "rabbitmq_detailed_queue_messages"
         assert Family("amqpd_log_bytes", "gauge", "").detailed() == "amqpd_detailed_log_bytes"
         assert Family("rabbitmq_cluster_vhost_status", "gauge", "").detailed() == "rabbitmq_cluster_vhost_status"
+
+
+class TestLoopLag:
+    """With a loop that says what time it is."""
+
+    def test_what_holds_the_loop_shows(self) -> None:
+        now, calls = [100.0], []
+        loop: Any = SimpleNamespace(time=lambda: now[0], call_at=lambda at, *call: calls.append((at, *call)))
+        lag = LoopLag()
+        lag.start(loop)
+        for late_s in (0.0, 0.03, 5.0):
+            at, look, *arguments = calls.pop()
+            now[0] = at + late_s
+            look(*arguments)
+        assert len(calls) == 1
+        counts = dict(zip((*BOUNDS_S, 9.0), lag.counts, strict=True))
+        assert {bound for bound, count in counts.items() if count} == {0.001, 0.05, 9.0}
+        assert abs(lag.total_s - 5.03) < 1e-9
 
 
 class TestTable:

@@ -17,22 +17,24 @@ BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 class LoopLag:
     """counts: by bucket, one more than BOUNDS_S. total_s: of all. Cost: 4 timers a second, some 10 us each."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
         self.total_s = 0.0
-        self._loop = loop
         self._due_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        self._due_at = self._loop.time() + INTERVAL_S
-        self._timer = self._loop.call_at(self._due_at, self._look)
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on until `stop`."""
+        self._due_at = loop.time() + INTERVAL_S
+        self._timer = loop.call_at(self._due_at, self._look, loop)
 
-    def _look(self) -> None:
-        late_s = max(0.0, self._loop.time() - self._due_at)
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.add(max(0.0, loop.time() - self._due_at))
+        self.start(loop)
+
+    def add(self, late_s: float) -> None:
         self.counts[bisect_left(BOUNDS_S, late_s)] += 1
         self.total_s += late_s
-        self.start()
 
     def stop(self) -> None:
         if self._timer is not None:
