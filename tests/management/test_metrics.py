@@ -32,6 +32,26 @@ HEADING = re.compile(r"# TYPE (\S+) (gauge|counter|histogram)\n# HELP (\S+) (.*)
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\\n]|\\["\\n])*)"')
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(" + LABEL.pattern + "(?:," + LABEL.pattern + r")*)\})? (\S+)")
 
+HEARD = Path(__file__).with_name("rabbitmq_metrics.txt")
+MISSING = {
+    "rabbitmq_raft_.*": "there is no Raft",
+    ".*_process_(reductions_total|memory_bytes)": "a queue, a channel, a connection is no process",
+    "rabbitmq_(msg_store|queue_index|schema_db)_.*": "there is no message store, and no Mnesia",
+    "rabbitmq_io_(seek|reopen)_ops_total": "files are appended to, and not opened anew",
+    "rabbitmq_io_(read|write|seek)_time_seconds_total": "what the kernel takes for it is not measured",
+    "rabbitmq_erlang_(gc_reclaimed_bytes_total|net_ticktime_seconds|scheduler_run_queue)": "of Erlang alone",
+    "rabbitmq_queue_.*(_ram|_ram_bytes|_paged_out|_paged_out_bytes)": "a message is in the log, or in both",
+    "rabbitmq_queue_messages_persistent(_bytes)?": "not counted apart",
+    "rabbitmq_queue_disk_(reads|writes)_total": "not counted by queue",
+    "rabbitmq_queue_head_message_timestamp": "wants the head message read",
+    "rabbitmq_connection_(incoming_packets_total|outgoing_packets_total|pending_packets)": "packets are not counted",
+    "rabbitmq_global_messages_dead_lettered_confirmed_total": "all are confirmed, each reason's count is that",
+}
+"""Names that RabbitMQ has, and why they are not here."""
+LABELS_LESS = {"channel", "exchange", "exchange_vhost"}
+"""Deliveries are counted by queue, publishes by channel and by queue, what is unroutable by vhost."""
+LABELS_MORE = {"rabbitmq_build_info": {"product_name", "product_version", "build"}}
+
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -348,6 +368,41 @@ class TestObjects:
         found = set(ask(f"/metrics/detailed?family={family}"))
         extra = {"rabbitmq_detailed_queue_consumers"} if family == "queue_metrics" else set()
         assert found - {"rabbitmq_build_info", "rabbitmq_identity_info"} - extra <= names
+
+
+class TestBesideRabbitMq:
+    """What 3.10.8 was heard to say is on record: each name is here, with its kind and labels, or has a reason."""
+
+    @pytest.mark.parametrize("path", ["metrics", "per-object"])
+    def test_each_name_is_here(self, ask: Callable[[str], Samples], broker: BrokerProcess, path: str) -> None:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("beside-rabbitmq")
+            channel.basic_publish("", "beside-rabbitmq", b"x")
+            found = ask("/metrics" if path == "metrics" else "/metrics/per-object")
+            channel.queue_delete("beside-rabbitmq")
+        kinds = {family.name: family.kind for family in families.ALL}
+        wrong = []
+        for line in HEARD.read_text("ascii").splitlines():
+            where, kind, name, *given = line.split()
+            if where != path or any(re.fullmatch(pattern, name) for pattern in MISSING):
+                continue
+            if name not in found or kinds[name] != kind.replace("untyped", "gauge"):
+                wrong.append((name, "is not here", kind))
+                continue
+            labelled = set(given[0].split(",")) if given else set()
+            for key in found[name]:
+                less = labelled - set(dict(key))
+                if less - LABELS_LESS or set(dict(key)) - labelled - LABELS_MORE.get(name, set()):
+                    wrong.append((name, "has other labels", str(key)))
+        assert wrong == []
+
+    def test_no_reason_is_idle(self) -> None:
+        names = [line.split()[2] for line in HEARD.read_text("ascii").splitlines() if not line.startswith("#")]
+        assert [pattern for pattern in MISSING if not any(re.fullmatch(pattern, name) for name in names)] == []
+        here = {family.name for family in families.ALL}
+        excused = {name for name in names for pattern in MISSING if re.fullmatch(pattern, name)}
+        assert sorted(excused & here) == []
 
 
 class TestWhoMayAsk:

@@ -104,6 +104,7 @@ QUEUE: Final = _group(
     ("queue_consumer_utilisation", GAUGE, "Same as consumer capacity"),
     ("queue_messages_bytes", GAUGE, "Size in bytes of ready and unacknowledged messages"),
     ("queue_messages_ready_bytes", GAUGE, "Size in bytes of ready messages"),
+    ("queue_messages_unacked_bytes", GAUGE, "Size in bytes of all unacknowledged messages"),
     ("queue_messages_delayed_retry", GAUGE, "Messages that wait for their next try"),
 )
 # Of a queue's own counters, in the order of QUEUE_COUNTERS; `channel_` as RabbitMQ counts them, where the channels are.

@@ -18,6 +18,7 @@ from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.channel.counters import channel_counts
 from amqpd.management.connections import pid
 from amqpd.management.counted import lengths
+from amqpd.management.counts import unacked_apart
 from amqpd.management.metrics import families
 from amqpd.management.metrics.text import labels
 from amqpd.storage.local_log import LocalLog
@@ -63,6 +64,11 @@ class LogSpan:
 def queue_bytes(queue: Queue) -> int:
     """Of the bodies that are ready and unacked."""
     return queue.order.hot_bytes if queue.store is None else queue.store.size_bytes
+
+
+def unacked_bytes(queue: Queue) -> int:
+    """Of the bodies that consumers hold and that are not ready as well, as those of a stream are."""
+    return max(0, queue_bytes(queue) - int(queue.ready_bytes)) if unacked_apart(queue) else 0
 
 
 def export_lags(call: Call, queue: Queue) -> dict[str, int]:
@@ -152,6 +158,7 @@ class Reader:
             "queue_consumer_utilisation": utilisation,
             "queue_messages_bytes": queue_bytes(queue),
             "queue_messages_ready_bytes": int(queue.ready_bytes),
+            "queue_messages_unacked_bytes": unacked_bytes(queue),
             "queue_messages_delayed_retry": int(queue.delayed_count),
         }
         self._put(families.QUEUE, values, given)

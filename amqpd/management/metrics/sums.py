@@ -15,7 +15,7 @@ from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
 from amqpd.management.counted import lengths
 from amqpd.management.metrics import families
 from amqpd.management.metrics.node import put
-from amqpd.management.metrics.objects import LogSpan, channel_gauges, hindmost_export, queue_bytes
+from amqpd.management.metrics.objects import LogSpan, channel_gauges, hindmost_export, queue_bytes, unacked_bytes
 from amqpd.management.metrics.text import labels
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Sums:
         gauges["queue_messages_delayed_retry"] += int(queue.delayed_count)
         gauges["queue_messages_bytes"] += queue_bytes(queue)
         gauges["queue_messages_ready_bytes"] += int(queue.ready_bytes)
+        gauges["queue_messages_unacked_bytes"] += unacked_bytes(queue)
         if queue.consumers:
             gauges["queue_consumers"] += len(queue.consumers)
             self._utilised += call.rates.utilisation(queue)
