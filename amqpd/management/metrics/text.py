@@ -102,7 +102,9 @@ class Sheet:
         size = 0
         while self._lines:
             lines = self._lines.pop(next(iter(self._lines)))
-            for line in lines:
+            lines.reverse()
+            while lines:
+                line = lines.pop()
                 piece.append(line)
                 size += len(line)
                 if size >= CHUNK_BYTES:
