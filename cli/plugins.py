@@ -13,6 +13,7 @@ from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, Failure, Refused, UsageError
 
 GROUP: Final = "Plugin Management"
 BUILT_IN: Final = {
+    "rabbitmq_auth_mechanism_ssl": "Certificates of TLS clients as logins (setting auth.mechanisms)",
     "rabbitmq_consistent_hash_exchange": "Exchanges of type x-consistent-hash and x-modulus-hash",
     "rabbitmq_delayed_message_exchange": "Exchanges of type x-delayed-message",
     "rabbitmq_event_exchange": "The exchange amq.rabbitmq.event (setting event_exchange_vhost)",

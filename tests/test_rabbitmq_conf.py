@@ -12,13 +12,17 @@ import pika.exceptions
 import pytest
 
 from amqpd import __main__ as program
+from amqpd.cli.plugins import BUILT_IN
 from amqpd.settings import Loaded, SettingsError, load, rows, value_of
 from amqpd.settings.rabbitmq_environment import VARIABLES
-from amqpd.settings.rabbitmq_keys import ROWS, matching, size_bytes
+from amqpd.settings.rabbitmq_keys import ROWS, matching
+from amqpd.settings.rabbitmq_plugins import PART_OF_IT
+from amqpd.settings.rabbitmq_translation import size_bytes
 from amqpd.testing import BrokerProcess
 
 HERE = Path(__file__).parent
 DOC = HERE.parent / "docs" / "rabbitmq-conf.md"
+SHA512 = "rabbit_password_hashing_sha512"
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +86,17 @@ class TestFormat:
             ("ssl_options.verify = maybe\n", "rabbitmq.conf:1: ssl_options.verify must be verify_peer or verify_none"),
             ("default_pass = encrypted:abc\n", "rabbitmq.conf:1: default_pass is encrypted"),
             ("auth_backends.1 = ldap\n", "rabbitmq.conf:1: auth_backends.1 cannot be ldap: amqpd keeps its users"),
-            ("load_definitions = x.json\n", "rabbitmq.conf:1: load_definitions cannot be obeyed: start without it"),
-            ("management.ssl.port = 1\n", "rabbitmq.conf:1: management.ssl.port cannot be obeyed: the admin API"),
+            ("load_definitions = x.json\n", "load_definitions: there is no file or directory x.json"),
+            ("definitions.https.url = x\n", "rabbitmq.conf:1: definitions.https.url cannot be obeyed: amqpd imports"),
+            ("management.ssl.port = 1\n", "http.tls.port needs http.tls.certificate and http.tls.key"),
+            ("management.ssl.password = x\n", "rabbitmq.conf:1: management.ssl.password cannot be obeyed: amqpd reads"),
+            ("prometheus.ssl.port = 1\n", "rabbitmq.conf:1: prometheus.ssl.port cannot be obeyed: metrics over TLS"),
+            ("prometheus.path = /m\n", "rabbitmq.conf:1: prometheus.path cannot be /m: amqpd has metrics at /metrics"),
+            ("auth_mechanisms.1 = ANONYMOUS\n", "rabbitmq.conf:1: auth_mechanisms.1 cannot be ANONYMOUS: amqpd knows"),
+            ("auth_mechanisms.1 = EXTERNAL\n", "EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or"),
+            ("ssl_cert_login_san_type = other_name\n", "auth.ssl_cert_login_san_type must be one of dns, ip, email, uri"),
+            ("password_hashing_module = x\n", "rabbitmq.conf:1: password_hashing_module must be rabbit_password"),
+            ("listeners.tcp.a = unix:/run/a.sock:0\n", "rabbitmq.conf:1: listeners.tcp.a cannot be unix:/run/a.sock"),
             ("proxy_protocol = true\n", "rabbitmq.conf:1: proxy_protocol cannot be true"),
             ("ssl_options.versions.1 = tlsv1.3\n", "rabbitmq.conf:1: ssl_options.versions.1: amqpd talks TLS 1.2"),
             ("listeners.tcp = none\n", "amqp.port is off and amqp.tls.port too: nobody could connect"),
@@ -136,6 +149,18 @@ class TestKeys:
             ("log.file = a.log\nlog.dir = /var/log\nlog.file.level = critical\n", "log.file", Path("/var/log/a.log")),
             ("log.file = false\nlog.console.formatter = json\n", "log.format", "json"),
             ("management.tcp.port = 1234\n", "http.port", 1234),
+            ("auth_mechanisms.1 = PLAIN\n", "auth.mechanisms", ("PLAIN",)),
+            ("ssl_cert_login_from = subject_alt_name\n", "auth.ssl_cert_login_from", "subject_alternative_name"),
+            ("ssl_cert_login_san_type = email\n", "auth.ssl_cert_login_san_type", "email"),
+            ("ssl_cert_login_san_index = 1\n", "auth.ssl_cert_login_san_index", 1),
+            ("load_definitions = rabbitmq.conf\n", "load_definitions", Path("rabbitmq.conf")),
+            ("definitions.local.path = .\n", "definitions.local.path", Path()),
+            ("definitions.skip_if_unchanged = true\n", "definitions.skip_if_unchanged", True),
+            (f"password_hashing_module = {SHA512}\n", "auth.password_hashing", SHA512),
+            ("prometheus.tcp.ip = 0.0.0.0\n", "metrics.port", 15692),
+            ("prometheus.tcp.port = 9000\n", "metrics.port", 9000),
+            ("prometheus.return_per_object_metrics = true\n", "metrics.return_per_object_metrics", True),
+            ("max_channels_per_connection = 9\n", "amqp.channel_max", 9),
             ("management.listener.ip = 0.0.0.0\n", "http.host", "0.0.0.0"),
         ],
     )
@@ -157,6 +182,24 @@ class TestKeys:
         assert (tls.certificate, tls.key, tls.ca) == (Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
         assert tls.fail_if_no_peer_certificate
         assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd talks TLS 1.2 and 1.3, always"]
+
+    def test_tls_of_the_admin_api(self, tmp_path: Path) -> None:
+        """rabbit: without a key of management.tcp there is no plain HTTP; each of both ways to say it."""
+        for name in ("cert.pem", "key.pem", "ca.pem"):
+            (tmp_path / name).touch()
+        files = "cacertfile = ca.pem", "certfile = cert.pem", "keyfile = key.pem", "verify = verify_peer"
+        text = "".join(f"management.ssl.{line}\n" for line in files)
+        http = read(text).settings.http
+        assert (http.port, http.tls.port, http.tls.verify_peer, http.tls.ca) == (None, 15671, True, Path("ca.pem"))
+        http = read(f"{text}management.ssl.port = 1\nmanagement.tcp.idle_timeout = 5\n").settings.http
+        assert (http.port, http.tls.port) == (15672, 1)
+        old = "".join(f"management.listener.ssl_opts.{line}\n" for line in files) + "management.listener.port = 7\n"
+        http = read(f"{old}management.listener.ssl = true\nmanagement.listener.ip = ::1\n").settings.http
+        assert (http.port, http.tls.port, http.tls.host, http.tls.verify_peer) == (None, 7, "::1", True)
+        http = read(f"{old}management.listener.ssl = false\n").settings.http
+        assert (http.port, http.tls.port, http.tls.certificate) == (7, None, None)
+        settings = read("auth_mechanisms.1 = EXTERNAL\nauth_mechanisms.2 = PLAIN\n" + text).settings
+        assert settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
 
     def test_what_changes_nothing_is_a_line_each(self) -> None:
         loaded = read("net_ticktime = 60\nmqtt.listeners.tcp.default = 1883\nauth_mechanisms.1 = PLAIN\n")
@@ -247,6 +290,35 @@ class TestEnvironment:
         assert load(["--config", "amqpd.toml"], environ).settings.amqp.heartbeat_s == 2
         told = load([], {"RABBITMQ_CONFIG_FILE": "/none/rabbitmq"}).notes
         assert list(told) == ["environment: RABBITMQ_CONFIG_FILE: there is no file /none/rabbitmq.conf"]
+
+
+class TestPlugins:
+    """`rabbitmq_prometheus` is metrics on a port of their own, as RabbitMQ's image has them."""
+
+    def test_the_file_beside_it(self, tmp_path: Path) -> None:
+        (tmp_path / "enabled_plugins").write_text("% mine\n[rabbitmq_management,rabbitmq_prometheus,rabbitmq_mqtt].\n")
+        loaded = read("heartbeat = 1\n")
+        assert loaded.settings.metrics.port == 15692
+        assert loaded.sources["metrics.port"] == "file enabled_plugins"
+        assert list(loaded.notes) == ["enabled_plugins: rabbitmq_mqtt changes nothing: amqpd has no such plugin"]
+        assert read("prometheus.tcp.port = 9000\n").settings.metrics.port == 9000
+        environ = {"RABBITMQ_ENABLED_PLUGINS": "rabbitmq_management", "RABBITMQ_CONFIG_FILE": "rabbitmq"}
+        (tmp_path / "rabbitmq.conf").write_text("heartbeat = 1\n")
+        assert load([], environ).settings.metrics.port is None
+
+    def test_variables(self, tmp_path: Path) -> None:
+        (tmp_path / "plugins").write_text("[rabbitmq_prometheus].")
+        for environ in (
+            {"RABBITMQ_ENABLED_PLUGINS": "rabbitmq_management,rabbitmq_prometheus"},
+            {"RABBITMQ_ENABLED_PLUGINS_FILE": "plugins"},
+        ):
+            assert load([], environ).settings.metrics.port == 15692
+        (tmp_path / "plugins").write_bytes(b"\xff")
+        assert "cannot be read" in load([], {"RABBITMQ_ENABLED_PLUGINS_FILE": "plugins"}).notes[0]
+
+    def test_what_is_part_of_amqpd(self) -> None:
+        """rabbitmq-plugins shows the same."""
+        assert set(BUILT_IN) == PART_OF_IT
 
 
 class TestProgram:

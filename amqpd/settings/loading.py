@@ -116,10 +116,10 @@ def _read_rabbitmq_files(
     named: str, environ: Mapping[str, str], sources: dict[str, str], notes: list[str], problems: list[str]
 ) -> dict[str, object]:
     """Values of `rabbitmq.conf` and those beside it, where one is named, by setting's name. named: by `--config`."""
-    variables = "RABBITMQ_CONFIG_FILE", "RABBITMQ_CONFIG_FILES"
-    if not named.endswith(RABBITMQ_ENDINGS) and not any(environ.get(each) for each in variables):
+    variables = ("CONFIG_FILE", "CONFIG_FILES", "ENABLED_PLUGINS_FILE", "ENABLED_PLUGINS")
+    if not named.endswith(RABBITMQ_ENDINGS) and not any(environ.get(f"RABBITMQ_{each}") for each in variables):
         return {}
-    from amqpd.settings import rabbitmq_conf, rabbitmq_environment
+    from amqpd.settings import rabbitmq_conf, rabbitmq_environment, rabbitmq_plugins
 
     main, more = rabbitmq_environment.files({} if named.endswith(RABBITMQ_ENDINGS) else environ, notes)
     if named.endswith(RABBITMQ_ENDINGS):
@@ -131,7 +131,8 @@ def _read_rabbitmq_files(
         problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_environment.NO_CONFIG}; then take the file away")
     if more is None:
         more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
-    found = rabbitmq_conf.read(main, more, environ)
+    plugins = rabbitmq_plugins.enabled(main.parent if main is not None else None, environ, notes)
+    found = rabbitmq_conf.read(main, more, environ, plugins)
     notes += found.notes
     problems += found.problems
     sources.update(found.sources)

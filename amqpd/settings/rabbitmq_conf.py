@@ -21,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from amqpd.settings.rabbitmq_keys import ROWS, Translation, matching
+from amqpd.settings.rabbitmq_keys import ROWS, matching
+from amqpd.settings.rabbitmq_plugins import PROMETHEUS
+from amqpd.settings.rabbitmq_translation import Translation
 
 DEPTH_MAX: Final = 16
 _KEY: Final = r"(?P<key>(?:\\\.|[A-Za-z0-9_-])+(?:\.(?:\\\.|[A-Za-z0-9_-])+)*)"
@@ -53,8 +55,12 @@ class Found(NamedTuple):
     problems: list[str]
 
 
-def read(main: Path | None, more: Sequence[Path], environ: Mapping[str, str]) -> Found:
-    """The files, in this order, as settings. Cost: some 30 us a line. Raises: nothing, see `problems`."""
+def read(
+    main: Path | None, more: Sequence[Path], environ: Mapping[str, str], plugins: Mapping[str, str] | None = None
+) -> Found:
+    """The files, in this order, as settings. plugins: enabled -> where that is said.
+
+    Cost: some 30 us a line. Raises: nothing, see `problems`."""
     problems: list[str] = []
     given: dict[tuple[str, ...], Given] = {}
     for path in [*([main] if main else []), *more]:
@@ -62,6 +68,8 @@ def read(main: Path | None, more: Sequence[Path], environ: Mapping[str, str]) ->
     translation = Translation()
     for one in given.values():
         _translate(one, translation)
+    if plugins and PROMETHEUS in plugins:
+        translation.metrics((), "", plugins[PROMETHEUS].removeprefix("file "))
     translation.finish()
     return Found(translation.values, translation.sources, translation.notes, problems + translation.problems)
 

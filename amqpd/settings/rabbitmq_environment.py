@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from amqpd.settings.rabbitmq_keys import LEVELS, size_bytes
+from amqpd.settings.rabbitmq_plugins import FILE as ENABLED_PLUGINS_FILE
+from amqpd.settings.rabbitmq_plugins import NAMES as ENABLED_PLUGINS
+from amqpd.settings.rabbitmq_translation import LEVELS, size_bytes
 
 PREFIX: Final = "RABBITMQ_"
 SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
@@ -133,6 +135,8 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     *(Variable(f"{name}_FILE", f"`{setting}`, from a file", _file) for name, setting in WITH_FILE.items()),
     Variable(CONFIG_FILE, "that `rabbitmq.conf` is read, named with its ending or without", _file),
     Variable(CONFIG_FILES, "a directory, or a pattern: read behind it, instead of `conf.d/*.conf` beside it", _file),
+    Variable(ENABLED_PLUGINS, "names with commas; with `rabbitmq_prometheus` `metrics.port` is 15692", _file),
+    Variable(ENABLED_PLUGINS_FILE, "likewise a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
     _becomes("NODE_PORT", "amqp.port"),
     _becomes("NODE_IP_ADDRESS", "amqp.host"),
     Variable("RABBITMQ_LOGS", "`log.file`; `-` is standard error", _logs),
@@ -145,7 +149,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         TLS_KEYS, "SSL_CACERTFILE", "SSL_CERTFILE", "SSL_KEYFILE", "SSL_VERIFY", "SSL_FAIL_IF_NO_PEER_CERT", "SSL_DEPTH"
     ),
     *_refused(
-        "the admin API of this version speaks plain HTTP; put a proxy with TLS in front of it",
+        "put management.ssl.* into rabbitmq.conf",
         "MANAGEMENT_SSL_CACERTFILE", "MANAGEMENT_SSL_CERTFILE", "MANAGEMENT_SSL_KEYFILE", "MANAGEMENT_SSL_VERIFY",
         "MANAGEMENT_SSL_FAIL_IF_NO_PEER_CERT", "MANAGEMENT_SSL_DEPTH",
     ),
@@ -154,7 +158,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     *_nothing("it is about Erlang", "CTL_ERL_ARGS", "CTL_DIST_PORT_MIN", "CTL_DIST_PORT_MAX", "DIST_PORT"),
     *_nothing("it is about Erlang", "SERVER_START_ARGS", "IO_THREAD_POOL_SIZE", "DISTRIBUTION_BUFFER_SIZE"),
     *_nothing("it is about Erlang", "MAX_NUMBER_OF_PROCESSES", "MAX_NUMBER_OF_ATOMS"),
-    *_nothing("amqpd's plugins are part of it", "ENABLED_PLUGINS", "ENABLED_PLUGINS_FILE", "PLUGINS_DIR"),
+    *_nothing("amqpd's plugins are part of it", "PLUGINS_DIR"),
     *_nothing("amqpd's plugins are part of it", "PLUGINS_EXPAND_DIR"),
     *_nothing("amqpd has no feature flags", "FEATURE_FLAGS", "FEATURE_FLAGS_FILE", "LOG_FF_REGISTRY"),
     *_nothing("all of it is in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),

@@ -144,6 +144,9 @@ class MetricsSettings:
     port: int | None = _setting(
         None, OFF_PORT, "Port for metrics without a password, usually 15692; 0 takes any free one."
     )
+    return_per_object_metrics: bool = _setting(
+        False, BOOLEAN, "Whether /metrics on that port has what /metrics/per-object has, instead of sums."
+    )
 
 
 @dataclass(frozen=True)

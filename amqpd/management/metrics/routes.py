@@ -39,6 +39,11 @@ async def metrics(call: Call) -> Reply:
     return await _all(call, False)
 
 
+async def open_metrics(call: Call) -> Reply:
+    """On their own listener: rabbit: `prometheus.return_per_object_metrics` makes them what per-object is."""
+    return await _all(call, call.broker.settings.metrics.return_per_object_metrics)
+
+
 async def per_object(call: Call) -> Reply:
     """Everything one by one."""
     return await _all(call, True)
@@ -78,7 +83,7 @@ async def detailed(call: Call) -> Reply:
 
 OPEN_ROUTES: Final = tuple(
     Route("GET", path, Role.PUBLIC, handler)
-    for path, handler in (("metrics", metrics), ("metrics/per-object", per_object), ("metrics/detailed", detailed))
+    for path, handler in (("metrics", open_metrics), ("metrics/per-object", per_object), ("metrics/detailed", detailed))
 )
 """Those of their own listener."""
 ROUTES: Final = (
