@@ -27,8 +27,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqpd.testing import BrokerProcess
 
 T = TypeVar("T")
-TEST_TIMEOUT_S = 30
-"""A conversation takes milliseconds; what hangs is ended by pytest-timeout and shown."""
 
 
 @dataclass
@@ -187,10 +185,3 @@ def pytest_configure(config: pytest.Config) -> None:
     """A client that leaves a socket to the collector, or uses what Python deprecates, is no failure of a broker."""
     for category in ("ResourceWarning", "DeprecationWarning", "pytest.PytestUnraisableExceptionWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every interop test is bounded, unless it says otherwise."""
-    for item in items:
-        if "interop" in item.path.parts and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))

@@ -20,7 +20,6 @@ import pytest
 from celery import Celery, chain, group
 from celery.exceptions import TaskRevokedError
 
-pytestmark = pytest.mark.timeout(180)
 Eventually = Callable[..., Any]
 HERE = Path(__file__).parent
 # A pool process that ends waits until its parent has read its last results, 30 s at most (billiard's

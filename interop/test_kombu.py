@@ -347,7 +347,7 @@ def test_ensure_connection_and_errors(broker: Any) -> None:
             Connection(f"amqp://guest:guest@{broker.host}:{nobody.getsockname()[1]}//") as connection,
             pytest.raises(kombu.exceptions.OperationalError),
         ):
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=2)
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=30)
 
 
 def test_publish_retries_on_a_broken_connection(broker: Any, queue: Queue) -> None:

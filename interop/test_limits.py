@@ -134,7 +134,7 @@ def test_alarms_by_hand(broker: Any, unique: Unique, eventually: Any, how: str) 
     if how == "disk limit":
         begin, end = ("set_disk_free_limit", "900000000GB"), ("set_disk_free_limit", "50MB")
     told: list[str] = []
-    with pika.BlockingConnection(broker.pika(blocked_connection_timeout=20)) as connection:
+    with pika.BlockingConnection(broker.pika(blocked_connection_timeout=60)) as connection:
         connection.add_on_connection_blocked_callback(lambda _c, frame: told.append(frame.method.reason))
         connection.add_on_connection_unblocked_callback(lambda _c, _frame: told.append("unblocked"))
         channel = connection.channel()

@@ -36,9 +36,9 @@ def connect(broker: Any) -> Iterator[Callable[..., amqp.Connection]]:
             "userid": broker.user,
             "password": broker.password,
             "virtual_host": broker.vhost,
-            "connect_timeout": 5,
-            "read_timeout": 10,
-            "write_timeout": 10,
+            "connect_timeout": 60,
+            "read_timeout": 60,
+            "write_timeout": 60,
         }
         connection = amqp.Connection(**{**settings, **changes})
         opened.append(connection)

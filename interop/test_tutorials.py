@@ -45,7 +45,7 @@ class Receiver(threading.Thread):
 
     def __enter__(self) -> Self:
         self.start()
-        assert self.ready.wait(10), "it did not get as far as consuming"
+        assert self.ready.wait(60), "it did not get as far as consuming"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,10 +5,12 @@ Kafka's clients make it, what a call costs, whatever else the machine does, and 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import hypothesis
 import pytest
@@ -16,6 +18,8 @@ import pytest
 import amqpd
 from amqpd._build import describe
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.settle.settled import DELIVERED
+from amqpd.storage.settle.settled_reader import SettledFile
 from amqpd.storage.tools.verify import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
@@ -23,10 +27,13 @@ sys.path.insert(0, str(Path(__file__).parent / "house"))  # for test_house.py be
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
 
-# An example that takes more than 200 ms, or ten that are made in more than a second, are a busy machine's doing.
+# The same examples in each run, so that a change is red for what it changed; TEST_RANDOM=1 looks for others. An example
+# that takes more than 200 ms, or ten that are made in more than a second, are a busy machine's doing.
 hypothesis.settings.register_profile(
     "amqpd",
     parent=hypothesis.settings(),  # which is another one in CI
+    derandomize="TEST_RANDOM" not in os.environ,
+    database=None,
     deadline=None,
     suppress_health_check=[*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow],
 )
@@ -57,23 +64,70 @@ def processor_s() -> Iterator[Callable[[Callable[[], object]], float]]:
         gc.enable()
 
 
+class Scene:
+    """One play of what has to be done before a time that the broker keeps: `seconds` of it, in milliseconds `ms`."""
+
+    def __init__(self, seconds: float, last: bool) -> None:
+        self.seconds = seconds
+        self.ms = int(seconds * 1000)
+        self.last = last
+        self.began_s = 0.0  # time.monotonic()
+        self.in_time = False
+
+    def __enter__(self) -> Self:
+        self.began_s = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.in_time = self.last or time.monotonic() - self.began_s < self.seconds
+        return not self.in_time and kind is not None and issubclass(kind, Exception)
+
+
 @pytest.fixture(scope="session")
-def until_settled() -> Callable[[BrokerProcess, str, int], None]:
-    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are
-    written within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
+def in_time() -> Callable[[float], Iterator[Scene]]:
+    """Plays a scene, and again with four times as long when it was too slow itself: only what was in time counts.
+
+        for scene in in_time(0.5):                       # 0.5 s, then 2, 8, 32
+            with scene:
+                publish(expiration=str(scene.ms))        # a time that begins within the scene
+                assert is_there()                        # it cannot be over yet
+
+    What a scene finds that was too slow is forgotten, exceptions too, so each play has names and channels of its own. A
+    process may so be stopped for seconds at any line without a wrong verdict, and who is fast waits for half a second.
     """
 
-    def left(broker: BrokerProcess, queue: str) -> int:
+    def plays(seconds: float) -> Iterator[Scene]:
+        while True:
+            scene = Scene(seconds, last=seconds > 30)
+            yield scene
+            if scene.in_time:
+                return
+            seconds *= 4
+
+    return plays
+
+
+@pytest.fixture(scope="session")
+def until_settled() -> Callable[..., None]:
+    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are
+    written within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
+
+    delivered: also until it stands there that the message of this offset was given to a consumer.
+    """
+
+    def left(broker: BrokerProcess, queue: str) -> tuple[int, int]:
         for directory in queue_directories(FileSystem(), str(broker.data_dir)):
             report = check_queue(FileSystem(), directory)
             if report.queue == queue:
-                return report.next_offset - report.start_offset - report.settled_count
-        return -1
+                files = [SettledFile(path.read_bytes()) for path in Path(directory).glob("*.settled")]
+                marks = [a for file in files for kind, a, _, _ in file.entries if kind == DELIVERED]
+                return report.next_offset - report.start_offset - report.settled_count, max(marks, default=-1)
+        return -1, -1
 
-    def wait(broker: BrokerProcess, queue: str, count: int) -> None:
+    def wait(broker: BrokerProcess, queue: str, count: int, delivered: int = -1) -> None:
         deadline = time.monotonic() + 60
-        while (now := left(broker, queue)) != count:
-            assert time.monotonic() < deadline, f"{now} messages are left in {queue} on disk, not {count}"
+        while (now := left(broker, queue))[0] != count or now[1] < delivered:
+            assert time.monotonic() < deadline, f"{now} (left, delivered) of {queue} on disk, not {count}, {delivered}"
             time.sleep(0.02)
 
     return wait

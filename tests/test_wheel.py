@@ -17,7 +17,6 @@ from amqpd._build import is_compiled
 
 ROOT = Path(__file__).parent.parent
 LINKED = ("routing", "storage", "cli")
-pytestmark = pytest.mark.timeout(180)
 
 
 def run(*command: str | Path, cwd: Path, **environ: str) -> str:

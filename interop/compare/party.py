@@ -20,7 +20,7 @@ from .programs import NO_TOOLS, Tools
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "conformance"))
 import wire
 
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 60.0
 FRAME_MAX: Final = 131072
 CAPABILITIES: Final = dict.fromkeys(
     [

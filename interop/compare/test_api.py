@@ -24,7 +24,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Beside]:
     return found
 
 
-@pytest.mark.timeout(180)
 def test_the_status_is_rabbitmqs(answers: list[Beside]) -> None:
     assert beside.statuses(answers) == []
 

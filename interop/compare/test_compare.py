@@ -37,7 +37,6 @@ def compared(ours: Address, request: pytest.FixtureRequest) -> dict[str, list[st
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.timeout(120)  # the first one waits for all of them
 def test_ours_answers_as_rabbitmq_did(name: str, compared: dict[str, list[str]]) -> None:
     found = compared[name]
     if found and not_yet(name):

@@ -199,7 +199,7 @@ def test_blocked_connection(broker: Any, unique: Unique, eventually: Eventually)
         pytest.skip("the control command knows no memory watermark")
     assert probe.returncode == 0, probe.stderr
     told: list[str] = []
-    with pika.BlockingConnection(broker.pika(blocked_connection_timeout=20)) as connection:
+    with pika.BlockingConnection(broker.pika(blocked_connection_timeout=60)) as connection:
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue
         connection.add_on_connection_blocked_callback(lambda _c, frame: told.append(frame.method.reason))

@@ -212,7 +212,7 @@ def test_consume_generator(connection: pika.BlockingConnection, queue: str) -> N
     channel.basic_qos(prefetch_count=4)
     send(channel, queue, *"abcdef")
     got = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=20):
+    for method, _, body in channel.consume(queue, inactivity_timeout=60):
         assert method is not None
         got.append(body.decode())
         channel.basic_ack(method.delivery_tag)

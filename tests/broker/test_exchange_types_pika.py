@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
@@ -256,17 +256,20 @@ def test_a_copy_is_returned_and_confirmed(shared: BrokerProcess) -> None:
         assert taken(channel, "ddm") == ["a"]
 
 
-def test_a_ttl(shared: BrokerProcess) -> None:
+def test_a_ttl(shared: BrokerProcess, in_time: Callable[[float], Any]) -> None:
     with channel_of(shared) as channel:
-        bound(channel, "ddt", "x-message-deduplication", "ddt", x_cache_size=100, x_cache_ttl=2000)
-        own = {"x-deduplication-header": "own", "x-cache-ttl": 60_000}
-        for body in ("a", "a"):
-            once(channel, "ddt", body)
-            put(channel, "ddt", "own", headers=own)
-        channel.connection.sleep(2.5)
-        once(channel, "ddt", "a")
-        put(channel, "ddt", "own", headers=own)
-        assert taken(channel, "ddt") == ["a", "own", "a"]
+        for scene in in_time(0.3):
+            name = f"ddt{scene.ms}"
+            bound(channel, name, "x-message-deduplication", name, x_cache_size=100, x_cache_ttl=scene.ms)
+            own = {"x-deduplication-header": "own", "x-cache-ttl": 600_000}
+            with scene:
+                for body in ("a", "a"):
+                    once(channel, name, body)
+                    put(channel, name, "own", headers=own)
+        channel.connection.sleep(scene.seconds * 1.5)
+        once(channel, name, "a")
+        put(channel, name, "own", headers=own)
+        assert taken(channel, name) == ["a", "own", "a"]
 
 
 def test_what_is_refused_has_not_been_seen(shared: BrokerProcess) -> None:

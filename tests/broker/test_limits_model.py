@@ -92,7 +92,6 @@ steps = st.one_of(
 )
 
 
-@pytest.mark.timeout(300)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(arguments=argument_sets(), steps=steps, window=st.sampled_from([1, 3, 4096]))
 def test_beside_a_naive_twin(make_room, arguments: Arguments, steps: list[tuple], window: int) -> None:

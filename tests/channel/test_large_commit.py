@@ -109,7 +109,7 @@ def test_a_consumer_waits_for_it(connection: pika.BlockingConnection, amqpd_vhos
     def consume() -> None:
         with connect(amqpd_vhost.url) as other:
             channel = other.channel()
-            for method, _, body in channel.consume("durable", auto_ack=True, inactivity_timeout=20):
+            for method, _, body in channel.consume("durable", auto_ack=True, inactivity_timeout=60):
                 if method is None:
                     break
                 found.append(int(body))

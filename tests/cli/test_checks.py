@@ -169,7 +169,7 @@ def test_definitions_to_what_is_no_file(broker: FakeBroker, ctl: Ctl, tmp_path: 
     reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")))
     reader.start()
     assert ctl("export_definitions", str(pipe)).code == 0
-    reader.join(10)
+    reader.join(60)
     assert json.loads(read[0]) == DEFINITIONS
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 

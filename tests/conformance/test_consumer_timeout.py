@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from deliveries import fill, rest
+from deliveries import eventually, fill, rest
 from parties import Broker
 from peer import Peer
 
@@ -20,15 +21,27 @@ TEXT = (
     "configured, see consumers doc guide to learn more"
 )
 ARGUMENT = {"x-consumer-timeout": TIMEOUT_MS}
-# Where something has to be done in time.
-LONGER_MS = 2000
-LONGER = {"x-consumer-timeout": LONGER_MS}
+InTime = Callable[[float], Any]
 
 
 @pytest.fixture(autouse=True)
 def ours(broker_is_ours: bool) -> None:
     if not broker_is_ours:
         pytest.skip("RabbitMQ looks once a minute, and cancels consumers of quorum queues alone")
+
+
+@pytest.fixture
+def connect(broker: Broker) -> Iterator[Callable[[], Peer]]:
+    """Peers as the fixture `peer` has one."""
+    with ExitStack() as opened:
+
+        def peer() -> Peer:
+            peer = opened.enter_context(broker.peer())
+            peer.handshake()
+            peer.channel()
+            return peer
+
+        yield peer
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +95,17 @@ def test_other_consumers_of_the_channel_go_on(peer: Peer) -> None:
     assert peer.content("basic.deliver").body == b"3"
 
 
-def test_another_one_gets_them_at_once(peer: Peer) -> None:
-    declare(peer)
-    peer.channel(2)
-    peer.call("basic.consume", queue=peer.q, consumer_tag="slow", arguments=LONGER)
-    peer.publish(payload=b"1")
-    peer.content("basic.deliver")
-    peer.call("basic.consume", 2, queue=peer.q, consumer_tag="other")
+def test_another_one_gets_them_at_once(connect: Callable[[], Peer], in_time: InTime) -> None:
+    for scene in in_time(0.5):
+        with scene:
+            peer = connect()
+            declare(peer)
+            peer.channel(2)
+            arguments = {"x-consumer-timeout": scene.ms}
+            peer.call("basic.consume", queue=peer.q, consumer_tag="slow", arguments=arguments)
+            peer.publish(payload=b"1")
+            peer.content("basic.deliver")
+            peer.call("basic.consume", 2, queue=peer.q, consumer_tag="other")
     peer.expect("basic.cancel", within=WITHIN_S)
     again = peer.content("basic.deliver", 2)
     assert (again.method["redelivered"], again.body) == (True, b"1")
@@ -107,20 +124,30 @@ def test_a_second_late_answer_is_one_too_many(peer: Peer, answer: str) -> None:
     peer.expect_channel_close(406, text=f"unknown delivery tag {tag}")
 
 
-def test_acks_in_time_and_automatic_ones(peer: Peer) -> None:
-    declare(peer, **LONGER)
+def test_automatic_acks_are_in_time(peer: Peer) -> None:
+    declare(peer, **ARGUMENT)
     peer.call("basic.consume", queue=peer.q, consumer_tag="auto", no_ack=True)
     peer.publish()
     peer.content("basic.deliver")
-    time.sleep(LONGER_MS / 1000 * 1.5)
-    peer.call("basic.cancel", consumer_tag="auto")
-    peer.call("basic.consume", queue=peer.q)
-    for _ in range(6):
-        peer.publish()
-        tag = peer.content("basic.deliver").method["delivery_tag"]
-        time.sleep(LONGER_MS / 4000)
-        peer.method("basic.ack", delivery_tag=tag)
+    time.sleep(TIMEOUT_MS / 1000 * 3)
     peer.fence()
+
+
+def test_acks_in_time(connect: Callable[[], Peer], in_time: InTime) -> None:
+    """Each delivery is acked after a third of what it has, and all together take twice as long."""
+    for scene in in_time(0.6):
+        peer = connect()
+        declare(peer, x_consumer_timeout=scene.ms)
+        peer.call("basic.consume", queue=peer.q)
+        for _ in range(6):
+            with scene:
+                peer.publish()
+                tag = peer.content("basic.deliver").method["delivery_tag"]
+                time.sleep(scene.seconds / 3)
+                peer.method("basic.ack", delivery_tag=tag)
+                peer.fence()
+            if not scene.in_time:
+                break
 
 
 def test_who_cannot_be_told_has_his_channel_closed(broker: Broker) -> None:
@@ -155,7 +182,7 @@ def test_the_setting_and_the_other_answer(closing: Broker) -> None:
             peer.content("basic.deliver")
         peer.expect_channel_close(406, 0, 0, TEXT)
         assert rest(peer) == [(0, True), (1, True)]
-    assert "has timed out waiting for a delivery acknowledgement. Timeout used: 250 ms" in closing.process.stderr
+    assert closing.process.says("has timed out waiting for a delivery acknowledgement. Timeout used: 250 ms")
 
 
 def test_the_consumers_own_comes_before_the_setting(closing: Broker) -> None:
@@ -170,26 +197,33 @@ def test_the_consumers_own_comes_before_the_setting(closing: Broker) -> None:
         peer.fence()
 
 
-def test_what_a_cancelled_consumer_has_is_still_counted(peer: Peer) -> None:
-    declare(peer, **LONGER)
-    peer.call("basic.consume", queue=peer.q, consumer_tag="gone")
-    peer.publish(payload=b"5")
-    tag = peer.content("basic.deliver").method["delivery_tag"]
-    peer.call("basic.cancel", consumer_tag="gone")
-    time.sleep(LONGER_MS / 1000 * 1.5)
+def test_what_a_cancelled_consumer_has_is_still_counted(connect: Callable[[], Peer], in_time: InTime) -> None:
+    for scene in in_time(0.3):
+        with scene:
+            peer = connect()
+            declare(peer, x_consumer_timeout=scene.ms)
+            peer.call("basic.consume", queue=peer.q, consumer_tag="gone")
+            peer.publish(payload=b"5")
+            tag = peer.content("basic.deliver").method["delivery_tag"]
+            peer.call("basic.cancel", consumer_tag="gone")
+    eventually(peer, peer.q, 1)
     peer.method("basic.ack", delivery_tag=tag)
     peer.fence()
     assert rest(peer) == [(5, True)]
 
 
-def test_a_transaction_may_take_its_time(peer: Peer) -> None:
-    declare(peer, **LONGER)
-    fill(peer, 1)
-    peer.call("tx.select")
-    peer.call("basic.consume", queue=peer.q)
-    tag = peer.content("basic.deliver").method["delivery_tag"]
-    peer.method("basic.ack", delivery_tag=tag)
-    time.sleep(LONGER_MS / 1000 * 1.5)
+def test_a_transaction_may_take_its_time(connect: Callable[[], Peer], in_time: InTime) -> None:
+    for scene in in_time(0.3):
+        with scene:
+            peer = connect()
+            declare(peer, x_consumer_timeout=scene.ms)
+            fill(peer, 1)
+            peer.call("tx.select")
+            peer.call("basic.consume", queue=peer.q)
+            tag = peer.content("basic.deliver").method["delivery_tag"]
+            peer.method("basic.ack", delivery_tag=tag)
+            peer.fence()
+    time.sleep(scene.seconds * 2)
     peer.call("tx.commit")
     assert rest(peer) == []
 

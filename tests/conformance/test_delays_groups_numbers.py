@@ -18,6 +18,7 @@ from wire import Field, method, properties, publish
 
 OURS = "has this by plugins, or not at all"
 Arguments = dict[str, Any]
+InTime = Callable[[float], Any]
 
 
 def exchange(id_: str, kind: str, arguments: Arguments, why: str) -> Case:
@@ -365,21 +366,31 @@ def test_no_header_breaks_anything(broker_is_ours: bool, peer: Peer, kind: str, 
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 
-def test_a_delay_arrives_negated(broker_is_ours: bool, speaker: Peer) -> None:
+def test_a_delay_arrives_negated(broker_is_ours: bool, speaker: Peer, in_time: InTime) -> None:
     if not broker_is_ours:
         pytest.skip(OURS)
     delayed(speaker)
     speaker.call("confirm.select")
-    ahead = int(time.time() * 1000) + 1500  # Far enough that the broker has it before it is due, however slow both are.
-    for headers in ({"x-deliver-at": Field("l", ahead)}, {"x-delay": 20}, {"x-delay": "30"}, {"x-delay": -5}):
-        speaker.publish("k", b"x", properties(headers=headers, delivery_mode=2), exchange=speaker.x, mandatory=True)
-    acked = 0
-    while acked < 4:
-        ack = speaker.expect("basic.ack")
-        acked = ack["delivery_tag"] if ack["multiple"] else acked + 1
-    eventually(speaker, speaker.q, 4)
-    got = [speaker.get() for _ in range(4)]
-    assert [each and each.method["exchange"] for each in got] == [speaker.x] * 4
+    confirmed = 0
+
+    def publish_delayed(*all_headers: Arguments) -> None:
+        nonlocal confirmed
+        for headers in all_headers:
+            props = properties(headers=headers, delivery_mode=2)
+            speaker.publish("k", b"x", props, exchange=speaker.x, mandatory=True)
+        due = confirmed + len(all_headers)
+        while confirmed < due:
+            ack = speaker.expect("basic.ack")
+            confirmed = ack["delivery_tag"] if ack["multiple"] else confirmed + 1
+
+    publish_delayed({"x-delay": 20}, {"x-delay": "30"}, {"x-delay": -5})
+    for scene in in_time(0.2):  # a time that has passed when the broker hears of it is no delay
+        with scene:
+            ahead = int(time.time() * 1000) + scene.ms
+            publish_delayed({"x-deliver-at": Field("l", ahead)})
+    eventually(speaker, speaker.q, confirmed)
+    got = [speaker.get() for _ in range(confirmed)]
+    assert [each and each.method["exchange"] for each in got] == [speaker.x] * confirmed
     due = [{"x-delay": -5}, {"x-delay": -20}, {"x-delay": -30}, {"x-delivered-at": Field("l", ahead)}]
     found = [each.props for each in got if each is not None]
     for headers in due:

@@ -92,7 +92,6 @@ def test_f4_half_a_frame_and_silence(broker: Broker, witness: Witness) -> None:
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(120)
 def test_f4_half_a_frame_is_not_kept_for_ever(broker: Broker, broker_is_ours: bool) -> None:
     """A mid-frame timer of 60 s where heartbeats are off."""
     if not broker_is_ours:

@@ -153,7 +153,7 @@ class Injector:
         assert self._process.stderr is not None
         line = self._process.stderr.readline()
         if "attached" not in line:
-            self._process.wait(10)
+            self._process.wait(60)
             raise OSError(f"strace may not attach: {line.strip()}")
 
     @staticmethod

@@ -31,7 +31,7 @@ DESCRIPTOR: Final = re.compile(r"^\d+<(?P<what>[^>]*)>")
 STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 ACK: Final = b"\x00\x3c\x00\x50"
 DURABLE: Final = b"\x10\x00\x02"
-PATIENCE_S: Final = 20
+PATIENCE_S: Final = 60
 
 
 class Call(NamedTuple):

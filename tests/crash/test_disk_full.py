@@ -9,6 +9,7 @@ drained and counted.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ DISK_SIZE_BYTES = 32 << 20
 BODY_SIZE_BYTES = 8000
 QUEUES = ("a", "b")
 UNBLOCKED_S = 2.0
+FULL_BYTES = 1 << 20  # what is left lies between the pieces in which the broker takes its space
 
 
 class Account:
@@ -61,11 +63,13 @@ async def new_publisher(port: int, account: Account) -> Publisher:
     return Publisher(link, BODY_SIZE_BYTES, account.published)
 
 
-async def publish_until_held(publisher: Publisher) -> None:
-    """Until a second has passed in which nothing was answered: some were nacked, or the link is not read any more."""
+async def publish_until_held(publisher: Publisher, disk: Path) -> None:
+    """Until the disk is full and a second has passed in which nothing was answered: some were nacked, or the link is
+    not read any more.
+    """
     quiet_since = time.monotonic()
     before = -1
-    while time.monotonic() - quiet_since < 1.0:
+    while time.monotonic() - quiet_since < 1.0 or shutil.disk_usage(disk).free > FULL_BYTES:
         if publisher.unanswered < 100:
             for number in range(20):
                 publisher.publish(QUEUES[number % 2])
@@ -131,7 +135,7 @@ async def cycles(tmp_path: Path, count: int, unblocked_s: float = 10 * UNBLOCKED
         filler = Filler(disk.path)
         for cycle in range(count):
             publisher = await new_publisher(broker.amqp_port, account)
-            await publish_until_held(publisher)
+            await publish_until_held(publisher, disk.path)
             free = filler.fill()
             assert free == 0, f"cycle {cycle}: {free} bytes are free"
             if cycle % 5 == 1:
@@ -177,7 +181,6 @@ async def cycles(tmp_path: Path, count: int, unblocked_s: float = 10 * UNBLOCKED
     )
 
 
-@pytest.mark.timeout(600)
 async def test_full_twice(tmp_path: Path) -> None:
     await cycles(tmp_path, 2)
 
@@ -189,7 +192,6 @@ async def test_full_twenty_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(600)
 async def test_heard_again_in_time(tmp_path: Path) -> None:
     """The promise itself, for a machine that does nothing else."""
     await cycles(tmp_path, 5, UNBLOCKED_S)

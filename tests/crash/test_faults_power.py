@@ -73,7 +73,6 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
     print(f"\n{torn} power cuts, seed {seed}: {ledger.totals()}")
 
 
-@pytest.mark.timeout(600)
 async def test_two_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 2, seed=1)
 
@@ -91,7 +90,6 @@ async def test_many_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, cuts, seed=int(os.environ.get("TEST_CRASH_SEED", "500")))
 
 
-@pytest.mark.timeout(60)
 def test_the_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
     """The fault itself: an unsynced file is gone, a synced one is not."""
     reason = LoopDisk.why_not()

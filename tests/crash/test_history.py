@@ -157,7 +157,6 @@ async def cuts(directory: Path, count: int, seed: int) -> None:
         await asyncio.to_thread(disk.unmount)
 
 
-@pytest.mark.timeout(600)
 async def test_two_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 2, seed=5)
 

@@ -263,13 +263,11 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
     return done
 
 
-@pytest.mark.timeout(600)
 async def test_names_over_kills(tmp_path: Path) -> None:
     assert await cycles(tmp_path / "data", 4, seed=2) >= 4 * COMMANDS_MIN, "too little went on between the kills"
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(600)
 async def test_names_over_thirty_kills(tmp_path: Path) -> None:
     seed = int(os.environ.get("TEST_CRASH_SEED", "30"))
     assert await cycles(tmp_path / "data", 30, seed) >= 30 * COMMANDS_MIN

@@ -136,7 +136,6 @@ async def test_two_hundred_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("queue_count", [1, 1000])
 async def test_ten_million(tmp_path: Path, queue_count: int) -> None:
     await asyncio.to_thread(make, tmp_path / "data", queue_count, 10_000_000)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -109,18 +109,16 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
     assert len(answered) >= count
 
 
-@pytest.mark.timeout(600)
 async def test_transactions_over_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 4, seed=3)
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(600)
 async def test_transactions_over_thirty_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 30, int(os.environ.get("TEST_CRASH_SEED", "31")))
 
 
-async def test_acks_of_a_transaction(tmp_path: Path) -> None:
+async def test_acks_of_a_transaction(tmp_path: Path, until_settled: Callable[..., None]) -> None:
     """Acks that were committed never return; those of an open transaction do, as redelivered."""
     broker = BrokerProcess(tmp_path / "data")
     try:
@@ -135,7 +133,7 @@ async def test_acks_of_a_transaction(tmp_path: Path) -> None:
         link.ack(tags[39], multiple=True)
         await link.tx_commit()
         link.ack(tags[69], multiple=True)  # and no commit
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(until_settled, broker, "acks", 60, delivered=99)
         await asyncio.to_thread(broker.kill)
         await link.gone.wait()
         await asyncio.to_thread(broker.start)

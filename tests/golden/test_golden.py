@@ -133,7 +133,7 @@ def test_a_broker_releases_what_was_delayed(tmp_path: Path, make: ModuleType) ->
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         channel = connection.channel()
         came = []
-        for _, properties, body in channel.consume("numbered", auto_ack=True, inactivity_timeout=20):
+        for _, properties, body in channel.consume("numbered", auto_ack=True, inactivity_timeout=60):
             assert properties is not None, f"only {came}"
             came.append((body, dict(properties.headers or {})))
             if len(came) == 4 + len(make.DELAYS_MS):

@@ -116,7 +116,6 @@ def check(case: Case, consumer: SlowConsumer, told: dict[str, Any], left: int) -
         assert min(told["each"]) > max(told["each"]) / 4, told["each"]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_flood(tmp_path: Path, name: str) -> None:
     best = 1e9
@@ -146,7 +145,6 @@ def disk_pace(directory: Path, size: int) -> float:
 
 @pytest.mark.on_demand
 @pytest.mark.compiled_only
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_flood_of_a_minute(tmp_path: Path, name: str) -> None:
     """Needs up to 30 GB of disk. A durable queue's publisher has half the pace of the bare disk, or 100 MB/s."""
@@ -249,7 +247,6 @@ async def traffic(clients: list[Small], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.timeout(120)
 async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
     """Each has 2 messages a second, beside two clients that send without a bound."""
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error"})

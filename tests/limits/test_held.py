@@ -76,7 +76,6 @@ async def until_all(given: set[int], count: int) -> None:
 
 
 @pytest.mark.compiled_only
-@pytest.mark.timeout(240)
 async def test_a_thousand_readers_wait_for_the_first_publish(held: Held) -> None:
     port = held.process.amqp_port
     publisher = await connect(port)
@@ -103,7 +102,6 @@ def properties(number: int) -> bytes:
 
 
 @pytest.mark.compiled_only
-@pytest.mark.timeout(240)
 async def test_ten_filters_look_through_forty_thousand_records(held: Held) -> None:
     """Each for one of the last; while others are served."""
     port = held.process.amqp_port

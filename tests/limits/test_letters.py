@@ -115,7 +115,6 @@ async def complete(link: Link, *, durable: bool, consumer: SlowConsumer) -> None
     print(f"\n{len(seen)} letters, {len(taken)} taken, {left} left", end="")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["expired", "maxlen, durable"])
 async def test_a_flood_of_letters(tmp_path: Path, name: str) -> None:
     best = 1e9
@@ -128,7 +127,6 @@ async def test_a_flood_of_letters(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.on_demand
 @pytest.mark.compiled_only
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 async def test_a_long_flood_of_letters(tmp_path: Path, name: str) -> None:
     assert await measure(tmp_path / "data", name, LONG_S, strict=True) < 1

@@ -74,7 +74,6 @@ async def witness(data_dir: Path, kind: str, seconds: float) -> tuple[list[float
         await asyncio.to_thread(broker.kill)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", MISBEHAVIOURS)
 async def test_the_others_go_on(tmp_path: Path, kind: str) -> None:
     """A single body is over in less than the short form takes, so what it delays is counted as a part of 30 s."""
@@ -90,7 +89,6 @@ async def test_the_others_go_on(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.compiled_only
 @pytest.mark.on_demand
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [*MISBEHAVIOURS, "large_bodies"])
 async def test_the_others_go_on_for_thirty_seconds(tmp_path: Path, kind: str) -> None:
     took, _ = await witness(tmp_path / "data", kind, LONG_S)

@@ -38,7 +38,7 @@ class Unix(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         # By the directory's descriptor: a socket's path has at most 107 bytes, a data directory more.
         directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         try:

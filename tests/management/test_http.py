@@ -155,7 +155,7 @@ class TestRequests:
         assert answer.status == 413
 
     def test_a_body_too_large_without_its_length(self, amqpd_broker, v):
-        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
             sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
             chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
@@ -166,7 +166,7 @@ class TestRequests:
                     sent += 65536
             except OSError:
                 pass  # it hung up at the limit, which is the point
-            sock.settimeout(10)
+            sock.settimeout(60)
             answer = b""
             try:
                 while part := sock.recv(65536):
@@ -185,14 +185,14 @@ class TestRequests:
 
     @pytest.mark.parametrize("body", [b"zz\r\n{}\r\n", b"2\r\n{}xx\r\n0\r\n\r\n"])
     def test_a_body_in_broken_chunks(self, amqpd_broker, v, body):
-        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
             sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
             assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
         assert "Traceback" not in amqpd_broker.stderr
 
     def test_what_is_no_http(self, amqpd_broker, api):
-        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 10) as sock:
+        with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             sock.sendall(b"AMQP\x00\x00\x09\x01\r\n\r\n")
             assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
         assert api("GET", "/api/whoami").status == 200

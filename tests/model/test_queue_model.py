@@ -11,7 +11,6 @@ The queues' windows in memory are shrunk, so that cold reads and spills happen i
 from __future__ import annotations
 
 import pamqp.commands as spec
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -400,4 +399,4 @@ QueueMachine.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-TestQueue = pytest.mark.timeout(300)(QueueMachine.TestCase)
+TestQueue = QueueMachine.TestCase

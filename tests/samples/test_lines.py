@@ -27,7 +27,7 @@ class Client:
         self.writer.write("".join(f"{line}\n" for line in said).encode())
 
     async def hear(self) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return (await self.reader.readline()).decode().rstrip("\n")
 
     async def ask(self, line: str) -> str:

@@ -66,7 +66,7 @@ class Answers:
         return lambda error: self._arrived.put((name, error))
 
     def take(self, count: int) -> list[tuple[object, BaseException | None]]:
-        return [self._arrived.get(timeout=20) for _ in range(count)]
+        return [self._arrived.get(timeout=60) for _ in range(count)]
 
 
 def post(function: Callable[..., object], *arguments: object) -> None:

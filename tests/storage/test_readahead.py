@@ -60,7 +60,7 @@ class ColdFileSystem(FileSystem):
         super().close(fd)
 
     def fetch(self, fd: int, size: int, position: int) -> None:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.fetches += 1
         self.fetched_bytes += size
         if self.failing:
@@ -289,13 +289,13 @@ def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
 
     def slowly(path: str) -> None:
         begun.set()
-        let_go.wait(10)
+        let_go.wait(60)
         remove(path)
 
     reading.filesystem.remove_tree = slowly  # type: ignore[method-assign]
     gone: list[bool] = []
     reading.storage.delete_queue(reading.store, lambda: gone.append(True))
-    assert begun.wait(10)
+    assert begun.wait(60)
     other.append_parts(ROUTE, b"\x00\x00", b"one", True)
     reading.storage.commits.end_of_turn()
     reading.until(lambda: other.high_watermark == 1)
