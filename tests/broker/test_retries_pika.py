@@ -266,6 +266,8 @@ def test_kill_while_they_wait(own_broker, until_settled, in_time, kind, prioriti
             early = all_of(channel, name)
             assert early == [*range(3, 200, 4), *range(200, 300)]
             assert shown(own_broker, name) == (100, 0, 0, 100)
+        if not scene.in_time and connection.is_open:
+            connection.close()
     got, body = wait_for(channel, name, scene.seconds + 30)
     assert time.monotonic() - scene.began_s >= scene.seconds
     assert (got.redelivered, body) == (True, b"0")
