@@ -60,9 +60,9 @@ def echo(value: Any) -> Any:
 
 @app.task(name="hold")
 def hold(started: str, release: str) -> str:
-    """Makes a file of the name `started` and runs until there is one named `release`, 20 s at most."""
+    """Makes a file of the name `started` and runs until there is one named `release`, 300 s at most."""
     Path(started).touch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not Path(release).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return "released"

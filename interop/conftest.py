@@ -119,7 +119,7 @@ class Broker:
         return subprocess.run([*self.ctl, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def wait_for(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "") -> T:
+def wait_for(condition: Callable[[], T], timeout_s: float = 120.0, what: str = "") -> T:
     """The first true value of `condition`. Fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001

@@ -24,7 +24,7 @@ Eventually = Callable[..., Any]
 HERE = Path(__file__).parent
 # A pool process that ends waits until its parent has read its last results, 30 s at most (billiard's
 # GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT); a parent that is told to stop while they are on the way never reads them.
-STOP_S = 45.0
+STOP_S = 120.0
 
 
 class Worker:
@@ -44,7 +44,7 @@ class Worker:
                 cwd=directory,
             )
 
-    def wait(self, timeout_s: float = 60.0) -> Worker:
+    def wait(self, timeout_s: float = 120.0) -> Worker:
         deadline = time.monotonic() + timeout_s
         while " ready." not in self.log.read_text():
             if self.process.poll() is not None or time.monotonic() > deadline:

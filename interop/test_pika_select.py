@@ -27,7 +27,7 @@ class Client:
         self.until(lambda: bool(self.events))
         self.opened = self.events.pop(0)
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         loop = self.connection.ioloop
 
