@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from amqpd.cli.errors import UsageError
 
-FORMATTERS: Final = ("table", "pretty_table", "json", "csv", "erlang")
+FORMATTERS: Final = ("table", "pretty_table", "json", "json_stream", "csv", "erlang")
 DATA_DIR: Final = "./amqpd-data"
 TIMEOUT_S: Final = 60
 
@@ -37,6 +37,8 @@ GENERAL: Final = (
     Option("silent", "s", "", "no informational messages and no table header row"),
     Option("vhost", "p", "<vhost>", "virtual host, for commands that work in one (default /)"),
     Option("formatter", "", "<name>", f"how a list is written: {', '.join(FORMATTERS)}"),
+    Option("dry-run", "", "", "do nothing: is the command right, and the broker there? of messages: how many?"),
+    Option("print-stacktrace", "", "", "accepted for rabbitmqctl's sake"),
     Option("data-dir", "", "<dir>", f"data directory of the broker (AMQPD_DATA_DIR; default {DATA_DIR})"),
     Option("uri", "", "<uri>", "talk HTTP(S) to http://USER:PASSWORD@HOST:15672, https://...:15671 (AMQPCTL_URI)"),
     Option("tls-ca-cert-file", "", "<file>", "https: whose certificates are believed (AMQPCTL_TLS_CA_CERT_FILE)"),
@@ -99,7 +101,6 @@ SPECIFIC: Final = (
     Option("correlation-id", "", "", "the id is the property correlation_id, not message_id"),
     Option("since", "", "<time>", "from what was recorded then on: ISO 8601 (UTC), or ms since 1970"),
     Option("until", "", "<time>", "up to what was recorded then"),
-    Option("dry-run", "", "", "count, and do nothing"),
     Option("detach", "", "", "do not wait for the end of the job"),
     Option("skip-if-unchanged", "", "", "import nothing where all of it is there already"),
     Option("skip-unsupported", "", "", "leave out what cannot be kept, and say so"),
@@ -171,7 +172,14 @@ class CommandLine(NamedTuple):
 
     @property
     def formatter(self) -> str:
-        return self.given.get("formatter", "table")
+        """What kind of text is wanted; json_stream is JSON, see `stream`."""
+        name = self.given.get("formatter", "table")
+        return "json" if name == "json_stream" else name
+
+    @property
+    def stream(self) -> bool:
+        """Whether the rows of a list are wanted one by one, each on its line, with no array around them."""
+        return self.given.get("formatter") == "json_stream"
 
     @property
     def vhost(self) -> str:

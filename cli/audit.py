@@ -32,8 +32,8 @@ def audit_log(context: Context) -> None:
     columns = wanted(RECORDS, context.operands)
     given = context.line.given
     follow: bool = "follow" in given
-    if follow and context.line.formatter == "json":
-        raise UsageError("--follow goes on without end, which --formatter json cannot show: pretty_table, or csv")
+    if follow and context.line.formatter == "json" and not context.line.stream:
+        raise UsageError("--follow goes on without end, which --formatter json cannot show: json_stream, or csv")
     query: dict[str, object] = {each: given[each] for each in ("since", "until", "where") if each in given}
     left = context.line.number("limit")
     if "since" not in given and "where" not in given:

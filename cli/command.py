@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TextIO
 from amqpd.cli.arguments import TIMEOUT_S, CommandLine
 from amqpd.cli.client import Client
 from amqpd.cli.errors import DATA, Failure, UsageError
-from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, term
+from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines, term
 from amqpd.cli.terminal import bold
 
 GROUPS: Final = (
@@ -93,7 +93,9 @@ class Context:
             self.out.write(text + "\n")
 
     def show(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        if "formatter" not in self.line.given and self.out.isatty():
+        if self.line.stream:
+            self.out.write(json_lines(columns, rows))
+        elif "formatter" not in self.line.given and self.out.isatty():
             self.out.write(aligned(columns, rows, self.line.headers, lambda text: bold(text, self.out)))
         else:
             self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))

@@ -1,11 +1,11 @@
-"""Rows as text: table, pretty_table, json, csv, erlang; on a terminal, unless one is asked for, aligned columns.
+"""Rows as text: table, pretty_table, json, json_stream, csv, erlang; on a terminal, where none is asked for, aligned.
 
 A row is a list of JSON values, in the order of the columns. The shapes are rabbitmqctl 3.10's:
 
 - `table` (the default): cells separated by tabs, a header row. A list without rows has no header either.
 - `pretty_table`: the same with box characters. rabbitmqctl writes the terminal's line-drawing escapes; these are the
   Unicode characters that a terminal shows for them, so that a file holds them too.
-- `json`: an array, one object per line.
+- `json`: an array, one object per line; `json_stream`: the objects alone.
 - `csv`: every cell quoted.
 - `erlang`: a list of property lists, a row on a line; names are binaries, `undefined` is what there is not.
 
@@ -55,8 +55,17 @@ def pretty_table(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> 
 
 def json_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
     """An array with an object per line; what there is not is "", as rabbitmqctl has it. headers: no matter."""
-    objects = [compact({name: "" if value is None else value for name, value in _cells(columns, row)}) for row in rows]
+    objects = _objects(columns, rows)
     return "[\n" + "\n,".join(objects) + ("\n]\n" if objects else "]\n")
+
+
+def json_lines(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    """An object per line, and nothing around them: `json_stream`."""
+    return "".join(f"{one}\n" for one in _objects(columns, rows))
+
+
+def _objects(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    return [compact({name: "" if value is None else value for name, value in _cells(columns, row)}) for row in rows]
 
 
 def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:

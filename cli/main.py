@@ -97,6 +97,10 @@ def _run(
         if client.tls.insecure:
             err.write(WARNING)
         command.check(line.operands)
+        if "dry-run" in line.given and "--dry-run" not in command.usage:
+            if command.needs_app:
+                client.get("/api/amqpd/ping")
+            return OK
         command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
     except (UsageError, AppStopped, AppRuns) as failure:
         out.flush()

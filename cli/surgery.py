@@ -204,7 +204,7 @@ def _failure(answer: Answer) -> Failure:
 
 _QUEUE: Final = ("<queue>", "the queue that the messages are in")
 _SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
-_SOME_OPTIONS: Final = ("where", "limit", "dry-run", "detach")
+_SOME_OPTIONS: Final = ("where", "limit", "detach")
 _TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
 
 COMMANDS: Final = (

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from fake_broker import Ctl, FakeBroker
 
 from amqpd.cli import formatters
 
@@ -133,3 +134,12 @@ def test_aligned_columns() -> None:
     assert text == "<name    messages  policy>\na              5\nlonger        10  x\n注文         100\n"
     assert formatters.aligned(("name",), [["a"]], False, str.upper) == "a\n"
     assert formatters.aligned(("name",), [], True, str.upper) == ""
+
+
+def test_an_object_on_each_line(broker: FakeBroker, ctl: Ctl) -> None:
+    broker.answers["GET", "/api/users"] = (200, [{"name": "a", "tags": []}, {"name": "b", "tags": ["x"]}])
+    said = ctl("list_users", "--formatter", "json_stream")
+    assert said == (0, '{"user":"a","tags":[]}\n{"user":"b","tags":["x"]}\n', "")
+    broker.answers["GET", "/api/users"] = (200, [])
+    assert ctl("list_users", "--formatter", "json_stream") == (0, "", "")
+    assert json.loads(ctl("version", "--formatter", "json_stream").out)["result"] == "ok"

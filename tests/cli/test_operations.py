@@ -100,3 +100,15 @@ def test_close_all_connections(
 def test_one_vhost_or_all(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("close_all_connections", "--global", "-p", "v", "bye")
     assert (result.code, broker.asked) == (64, [])
+
+
+def test_dry_runs(broker: FakeBroker, ctl: Ctl) -> None:
+    """rabbit: a command line is looked at, the node asked for, and nothing done."""
+    broker.answers["GET", "/api/amqpd/ping"] = (200, {})
+    assert ctl("--dry-run", "purge_queue", "q") == (0, "", "")
+    assert [each.method for each in broker.asked] == ["GET"]
+    assert ctl("--dry-run", "purge_queue").code == 64
+    assert ctl("--dry-run", "list_users", "x").code == 64
+    broker.stop()
+    assert ctl("--dry-run", "purge_queue", "q").code == 69
+    assert ctl("--dry-run", "--print-stacktrace", "hash_password", "p") == (0, "", "")
