@@ -86,7 +86,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "rabbitmq-upgrade": _names(
         _EVERYWHERE,
-        "await_online_quorum_plus_one await_online_synchronized_mirror post_upgrade",
+        "await_online_quorum_plus_one await_online_synchronized_mirror drain post_upgrade revive",
     ),
 }
 """By tool, in order of the names."""

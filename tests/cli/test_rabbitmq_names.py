@@ -14,7 +14,7 @@ from interop.compare.commands_3_13 import NAMES
 HEARD = Path(__file__).parents[1] / "samples" / "rabbitmq-3.10.8-commands.txt"
 LATER = {"decrypt_conf_value", "encrypt_conf_value", "message_size_stats", "reconcile_vhosts"}
 """Names of 4.x, of which it is said that they are."""
-GONE = [("rabbitmqctl", "hipe_compile"), ("rabbitmq-upgrade", "drain"), ("rabbitmq-upgrade", "revive")]
+GONE = [("rabbitmqctl", "hipe_compile")]
 """Of 3.10.8, which 3.13 does not have; amqpctl does."""
 
 
