@@ -191,7 +191,7 @@ class Committer:
         self._queue.put(work)
 
     def wake(self, delay_s: float) -> None:
-        """Calls `settle_due` on the loop after `delay_s`, unless work comes first."""
+        """Calls `settle_due` on the loop after `delay_s`, unless a job comes first, whose end does as much."""
         self._queue.put(delay_s)
 
     def close(self) -> None:
@@ -201,20 +201,22 @@ class Committer:
         self._filesystem.give_spare()
 
     def _run(self) -> None:
-        delay_s: float | None = None
+        due_s: float | None = None
         while True:
+            left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
             try:
-                work = self._queue.get(timeout=delay_s)
+                work = self._queue.get(timeout=left_s)
             except queue.Empty:
-                delay_s = None
+                due_s = None
                 self._post(self._settle_due)
                 continue
             if work is None:
                 return
             if isinstance(work, float):
-                delay_s = work
+                due_s = time.monotonic() + work
                 continue
-            delay_s = None
+            if isinstance(work, SyncJob):
+                due_s = None
             self._do(work)
             del work  # who asked for it is not kept until the next
 
