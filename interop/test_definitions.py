@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,16 +22,12 @@ from pika.exceptions import AMQPConnectionError
 
 from amqpd.testing import BrokerProcess
 from interop.bench import machine
-from interop.bench.rabbitmq import PACKAGE, SERVER, RabbitMQ, find_or_install
+from interop.bench.rabbitmq import PACKAGE, RabbitMQ, find_or_install, is_installed
+from interop.compare.definitions import keys_apart
 
 pytestmark = pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts both brokers itself")
 
 SHA256 = "rabbit_password_hashing_sha256"
-# What each broker says of itself, and what it makes up.
-STAMPS = (
-    "rabbit_version", "rabbitmq_version", "product_name", "product_version", "rabbitmq_definition_format",
-    "original_cluster_name", "explanation",
-)  # fmt: skip
 
 
 class Api:
@@ -130,26 +125,22 @@ def same(document: dict[str, Any], other: dict[str, Any]) -> bool:
     for each in (document, other):
         lines = set()
         for kind, items in each.items():
-            if kind not in STAMPS:
-                lines |= {f"{kind} {json.dumps(_known(kind, item), sort_keys=True)}" for item in items}
-        found.append({line for line in lines if "internal_cluster_id" not in line and "cluster_name" not in line})
+            if kind not in keys_apart(""):
+                names = keys_apart(kind) if kind == "global_parameters" else frozenset[str]()
+                known = [_known(kind, item) for item in items if item.get("name") not in names]
+                lines |= {f"{kind} {json.dumps(item, sort_keys=True)}" for item in known}
+        found.append(lines)
     for line in sorted(found[0] ^ found[1]):
         print("<" if line in found[0] else ">", line)
     return found[0] == found[1]
 
 
 def _known(kind: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Without what newer versions add, and in one form."""
-    item = {key: value for key, value in item.items() if key not in ("default_queue_type", "properties_key")}
+    """Without what one of the two does not have, and in one form."""
     if kind == "queues":
-        # 3.10 has it in the arguments alone.
-        item["arguments"] = {key: value for key, value in item["arguments"].items() if key != "x-queue-type"} | {
-            "x-queue-type": item.pop("type", None) or item["arguments"].get("x-queue-type", "classic")
-        }
-    if kind == "vhosts":
-        # 3.10.8 exports no more of them.
-        item = {"name": item["name"]}
-    return item
+        known = {"x-queue-type": item.get("type") or "classic"}
+        item = {**item, "arguments": known | item["arguments"]}
+    return {key: value for key, value in item.items() if key not in keys_apart(kind)}
 
 
 def can_log_in(port: int, user: str, password: str, vhost: str = "shop") -> bool:
@@ -166,7 +157,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RabbitM
     if os.environ.get("TEST_REQUIRE_RABBITMQ"):
         missing = find_or_install(print)
         assert not missing, missing
-    elif not (SERVER.exists() and shutil.which("erl")):
+    elif not is_installed():
         pytest.skip(f"needs RabbitMQ: apt install {PACKAGE}, or set TEST_REQUIRE_RABBITMQ=1")
     http_port = machine.free_port()
     config = f"management.tcp.port = {http_port}\nmanagement.tcp.ip = 127.0.0.1\n"

@@ -25,32 +25,13 @@ from amqpd.management.metrics.routes import DETAILED_GROUPS
 from amqpd.management.metrics.text import Family, Sheet, labels
 from amqpd.management.slices import Slices
 from amqpd.testing import BrokerProcess
+from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 HEADING = re.compile(r"# TYPE (\S+) (gauge|counter|histogram)\n# HELP (\S+) (.*)")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\\n]|\\["\\n])*)"')
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(" + LABEL.pattern + "(?:," + LABEL.pattern + r")*)\})? (\S+)")
-
-HEARD = Path(__file__).with_name("rabbitmq_metrics.txt")
-MISSING = {
-    "rabbitmq_raft_.*": "there is no Raft",
-    ".*_process_(reductions_total|memory_bytes)": "a queue, a channel, a connection is no process",
-    "rabbitmq_(msg_store|queue_index|schema_db)_.*": "there is no message store, and no Mnesia",
-    "rabbitmq_io_(seek|reopen)_ops_total": "files are appended to, and not opened anew",
-    "rabbitmq_io_(read|write|seek)_time_seconds_total": "what the kernel takes for it is not measured",
-    "rabbitmq_erlang_(gc_reclaimed_bytes_total|net_ticktime_seconds|scheduler_run_queue)": "of Erlang alone",
-    "rabbitmq_queue_.*(_ram|_ram_bytes|_paged_out|_paged_out_bytes)": "a message is in the log, or in both",
-    "rabbitmq_queue_messages_persistent(_bytes)?": "not counted apart",
-    "rabbitmq_queue_disk_(reads|writes)_total": "not counted by queue",
-    "rabbitmq_queue_head_message_timestamp": "wants the head message read",
-    "rabbitmq_connection_(incoming_packets_total|outgoing_packets_total|pending_packets)": "packets are not counted",
-    "rabbitmq_global_messages_dead_lettered_confirmed_total": "all are confirmed, each reason's count is that",
-}
-"""Names that RabbitMQ has, and why they are not here."""
-LABELS_LESS = {"channel", "exchange", "exchange_vhost"}
-"""Deliveries are counted by queue, publishes by channel and by queue, what is unroutable by vhost."""
-LABELS_MORE = {"rabbitmq_build_info": {"product_name", "product_version", "build"}}
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
