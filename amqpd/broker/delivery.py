@@ -48,6 +48,12 @@ class Entry:
         # Settled in a transaction that is not committed yet.
         self.in_transaction = False
 
+    def give_back(self) -> None:
+        """Who had it gives it back, or refuses it: it is nobody's now."""
+        if self.consumer is not None:
+            self.consumer.given_back_count += 1
+            self.consumer = None
+
     def __lt__(self, other: Entry) -> bool:
         return self.offset < other.offset
 
@@ -102,6 +108,10 @@ class Consumer:
         self.cancelled = False
         # Deliveries that wait for an answer.
         self.in_flight: i64 = 0
+        # All that it got, what of it had been delivered before, and what it gave back or refused.
+        self.delivered_count: i64 = 0
+        self.redelivered_count: i64 = 0
+        self.given_back_count: i64 = 0
         # Where there are filters: when it was served last, by the queue's count of such deliveries.
         self.served: i64 = 0
         # Of a stream: its place, and the source of what it gets.
@@ -335,10 +345,11 @@ class Source(Destination):
         # It stands in the line of those that look for what filters want (flow/scans.py).
         self.scan_wanted = False
         self.round_robin = RoundRobin()
-        # What is ready, and body bytes of it; what is with consumers.
+        # What is ready, and body bytes of it; what is with consumers, likewise.
         self.ready_count: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_count: i64 = 0
+        self.unacked_bytes: i64 = 0
         # What came back and waits for its next try, and body bytes of it (queues/retries.py).
         self.delayed_count: i64 = 0
         self.delayed_bytes: i64 = 0
@@ -353,6 +364,18 @@ class Source(Destination):
 
     def gone(self) -> bool:
         return self.deleted
+
+    # -- what is unacked
+
+    def hold(self, body_size: i64) -> None:
+        """A message of that size is with a consumer."""
+        self.unacked_count += 1
+        self.unacked_bytes += body_size
+
+    def let_go(self, body_size: i64) -> None:
+        """It is no more."""
+        self.unacked_count -= 1
+        self.unacked_bytes -= body_size
 
     # -- consumers
 

@@ -4,8 +4,8 @@ Each of its parts is an object of its own: what it publishes (broker/publishing/
 of that (`Confirms`), its open transaction (`Transaction`), and what it delivers (`Deliveries`). The rest of each AMQP
 class lives in the `on_*` module named after it; those are handed a channel and a command.
 
-A publish: `publish` has the publisher find the message's route, counts it, offers it to the queues and
-notes it for its confirm. It makes no task, decodes no table and formats no string.
+A publish: `publish` has the publisher find the message's route and count it, offers it to the queues and notes it for
+its confirm. It makes no task, decodes no table and formats no string.
 
 While a command waits for the disk (a declaration), the channel is `busy`: its owner keeps its later commands in
 order and hands them over afterwards.
@@ -43,7 +43,9 @@ class Channel(ChannelState):
         self.output = output
         self.owner = owner
         self.publisher = Publisher(session)
-        self.published_count: i64 = 0
+        # What reached no queue: sent back as mandatory, or dropped.
+        self.returned_count: i64 = 0
+        self.dropped_count: i64 = 0
         # From confirm.select or tx.select on; never both.
         self.confirms: Confirms | None = None
         self.transaction: Transaction | None = None
@@ -65,7 +67,6 @@ class Channel(ChannelState):
         if publisher.crowded:
             publisher.crowded = False
             self.owner.want_share()
-        self.published_count += 1
         route = publisher.route
         transaction = self.transaction
         if transaction is not None:
@@ -91,17 +92,24 @@ class Channel(ChannelState):
             if not accepted:
                 confirms.nack()
 
+    @property
+    def published_count(self) -> i64:
+        return self.publisher.published_count
+
     def offered(self, route: Route, message: Message) -> None:
         """A publish went to several queues, or to none: then it is returned if it must be."""
         count: i64 = len(route.destinations)
         self.owner.wants_look = True
         if count > 1 and route.routed:
             self.owner.offers += count
-        elif not route.routed and route.mandatory:
+        elif not route.routed and not route.mandatory:
+            self.dropped_count += 1
+        elif not route.routed:
             confirms = self.confirms
             if confirms is not None:
                 # What came before needs no disk either: its ack stands before the return, as its publish did.
                 confirms.confirm_early()
+            self.returned_count += 1
             self.session.vhost.counts.returned_count += 1
             self.output.send_return(self.number, message)
 

@@ -247,7 +247,10 @@ class Commit:
                 route = kept.still_there()
             if not route.routed:
                 channel.session.vhost.unroutable_count += 1
-                if route.mandatory and not channel.closing:
+                if not route.mandatory:
+                    channel.dropped_count += 1
+                elif not channel.closing:
+                    channel.returned_count += 1
                     channel.session.vhost.counts.returned_count += 1
                     channel.output.send_return(channel.number, message)
                     channel.owner.wants_look = True

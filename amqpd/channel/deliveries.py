@@ -24,6 +24,7 @@ from amqpd.channel.events import consumer_deleted
 from amqpd.channel.output import CUT_BYTES, Output
 from amqpd.channel.overdue import Overdue
 from amqpd.channel.owner import ChannelOwner
+from amqpd.channel.served import DeliveryCounts
 from amqpd.channel.unacked import Unacked
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
@@ -111,6 +112,7 @@ class ChannelConsumer(Consumer):
         output = deliveries.output
         tag = deliveries.next_tag
         deliveries.next_tag = tag + 1
+        self.delivered_count += 1
         if entry is not None:
             self.in_flight += 1
             entry.consumer = self
@@ -133,6 +135,7 @@ class ChannelConsumer(Consumer):
         out.write(self._start)
         write_i64_be(out, tag)
         if redelivered:
+            self.redelivered_count += 1
             out.append(1)
             out.write(suffix[1:])
         else:
@@ -187,6 +190,7 @@ class ChannelConsumer(Consumer):
                 tag = deliveries.next_tag
                 deliveries.next_tag = tag + 1
                 self.in_flight += 1
+                self.delivered_count += 1
                 each.consumer = self
                 deliveries.unacked.add(tag, each)
                 deliveries.window_used += 1
@@ -241,10 +245,11 @@ class ChannelConsumer(Consumer):
 
 
 @final
-class Deliveries:
+class Deliveries(DeliveryCounts):
     """Of one channel."""
 
     def __init__(self, session: Session, output: Output, owner: ChannelOwner, number: i64) -> None:
+        super().__init__()
         self.session = session
         self.output = output
         self.owner = owner
@@ -258,7 +263,6 @@ class Deliveries:
         self.window_used: i64 = 0
         # Who took the window's last room: the next that comes free is for the consumers after it.
         self.window_turn: ChannelConsumer | None = None
-        self.acked_count: i64 = 0
         # What is settled waits for a commit, one by one.
         self.transactional = False
         # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
@@ -365,7 +369,7 @@ class Deliveries:
             queues[queue] = None
             # First, as the entry may be somebody's again when it is back.
             self.returned_credit(entry)
-            entry.consumer = None
+            entry.give_back()
             queue.requeue(entry, True, failed)
         for queue in queues:
             if not queue.deleted:
@@ -444,6 +448,7 @@ class Deliveries:
 
     def left(self, consumer: ChannelConsumer) -> None:
         """It takes nothing more. Its clock goes on while something of it is unacked."""
+        self.had().end(consumer)
         clock = consumer.clock
         if clock is None:
             return

@@ -178,12 +178,14 @@ def get(channel: Channel, command: BasicGet) -> None:
             _get_later(channel, command, queue)
         else:
             queue.get_empty_count += 1
+            channel.deliveries.had().got_nothing(queue)
             channel.output.send(channel.number, BasicGetEmpty())
         return
     message = outgoing(entry, queue.rules.counts_shown)
     assert message is not None  # get() has read it
     tag = channel.deliveries.next_tag
     channel.deliveries.next_tag = tag + 1
+    channel.deliveries.had().got(queue, command.no_ack, entry.redelivered)
     if command.no_ack:
         channel.deliveries.unacked.skip()
     else:
@@ -258,7 +260,7 @@ def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
 def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
     for entry in entries:
         channel.deliveries.returned_credit(entry)
-        entry.consumer = None  # as a dead letter it may wait for long
+        entry.give_back()  # as a dead letter it may wait for long
         entry.queue.reject(entry)
     channel.session.turn.want()
 

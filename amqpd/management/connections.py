@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.channel.counters import had_by_queue
 from amqpd.channel.deliveries import ChannelConsumer, Deliveries
 from amqpd.connection import certificate
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
@@ -96,6 +97,22 @@ def channel_name(channel: Channel | Deliveries) -> str:
     return f"{channel.session.name} ({channel.number})"
 
 
+def channel_details(call: Call, channel: Channel | Deliveries) -> dict[str, Any]:
+    """Whose it is: of a consumer, and of what is counted for a channel and something else."""
+    session = channel.session
+    host, port = session.peer
+    return {
+        "pid": pid(call, session, channel.number),
+        "name": channel_name(channel),
+        "number": channel.number,
+        "connection_name": session.name,
+        "user": session.user.name,
+        "node": call.node,
+        "peer_host": host,
+        "peer_port": port,
+    }
+
+
 def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[str, Any]:
     session = channel.session
     confirms, transaction, deliveries = channel.confirms, channel.transaction, channel.deliveries
@@ -154,20 +171,9 @@ def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
         item["stream"] = stream_item(queue, consumer.reader)
     if isinstance(consumer, ChannelConsumer):
         channel = consumer.deliveries
-        session = channel.session
         item["prefetch_count"] = consumer.prefetch_count
         item["consumer_timeout"] = consumer.clock.timeout_ms if consumer.clock is not None else 0
-        host, port = session.peer
-        item["channel_details"] = {
-            "pid": pid(call, session, channel.number),
-            "name": channel_name(channel),
-            "number": channel.number,
-            "connection_name": session.name,
-            "user": session.user.name,
-            "node": call.node,
-            "peer_host": host,
-            "peer_port": port,
-        }
+        item["channel_details"] = channel_details(call, channel)
     return item
 
 
@@ -297,8 +303,22 @@ async def get_channel(call: Call) -> Reply:
         if channel is not None:
             item = channel_item(call, connection, channel)
             item["consumer_details"] = [consumer_item(call, each) for each in channel.deliveries.consumers.values()]
-            # rabbit: with rates_mode basic nothing is counted between a channel and each of its exchanges and queues.
-            item["publishes"] = item["deliveries"] = []
+            channel.publisher.settle_counts()
+            item["publishes"] = [
+                {
+                    "exchange": {"name": sent.exchange, "vhost": channel.session.vhost.name},
+                    "stats": call.rates.pairs.published(sent),
+                }
+                for sent in channel.publisher.sent.values()
+                if sent.in_count > 0
+            ]
+            item["deliveries"] = [
+                {
+                    "queue": {"name": queue.name, "vhost": queue.vhost_name},
+                    "stats": call.rates.pairs.delivered(channel.deliveries, queue, had),
+                }
+                for queue, had in had_by_queue(channel.deliveries).items()
+            ]
             return one(call, item)
     raise NotThere(f"no channel '{name}'")
 

@@ -1,7 +1,8 @@
 """What rates are made of: the counters of each kind of object, in order, and how they are read.
 
 LENGTHS are how many messages there are, which rises and falls. A vhost's counters are those of its queues and channels,
-with what those had counted that have ended.
+with what those had counted that have ended. What publishers have sent through an exchange since their route changed
+last stands in no count yet: `settle` has them count it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
 from amqpd.management.counts import unacked_apart
+from amqpd.management.node_counts import NODE_COUNTERS, NodeCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from amqpd.broker.broker import Broker
+    from amqpd.broker.catalogue.exchange import Exchange
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.queues.queue import Queue
     from amqpd.connection.connection import Connection
     from amqpd.connection.connections import Connections
+    from amqpd.management.slices import Slices
 
 LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
 OCTETS: Final = ("recv_oct", "send_oct")
@@ -26,15 +32,18 @@ CHURN_COUNTERS: Final = (
     *("queue_declared", "queue_created", "queue_deleted"),
 )
 UNROUTABLE: Final = ("return_unroutable", "drop_unroutable")
+EXCHANGE_COUNTERS: Final = ("publish_in", "publish_out")
 VHOST_COUNTERS: Final = (*QUEUE_COUNTERS, "confirm", *UNROUTABLE, *LENGTHS, *OCTETS)
 
-QUEUE, CHANNEL, CONNECTION, CHURN, VHOST = range(5)
+QUEUE, CHANNEL, CONNECTION, CHURN, VHOST, EXCHANGE, NODE = range(7)
 NAMES: Final = (
     (*QUEUE_COUNTERS, *LENGTHS),
     CHANNEL_COUNTERS,
     OCTETS,
     CHURN_COUNTERS,
     VHOST_COUNTERS,
+    EXCHANGE_COUNTERS,
+    NODE_COUNTERS,
 )
 
 
@@ -80,6 +89,20 @@ def unroutable(vhost: VHost) -> tuple[int, int]:
     return (returned, max(0, vhost.unroutable_count - returned))
 
 
+def passed(exchange: Exchange) -> tuple[int, int]:
+    """In the order of EXCHANGE_COUNTERS."""
+    return (exchange.passed.in_count, exchange.passed.out_count)
+
+
+async def settle(connections: Iterable[Connection], slices: Slices) -> None:
+    """What publishers have sent is in the counts of its exchanges. connections: a snapshot. Cost: 0.2 us a channel."""
+    for connection in connections:
+        for channel in connection.channels.all():
+            channel.publisher.settle_counts()
+        if slices.due:
+            await slices.rest()
+
+
 class VhostSum:
     """Adds up a vhost's counters, piece by piece."""
 
@@ -118,7 +141,9 @@ class VhostSum:
         )
 
 
-READERS: Final[tuple[Any, ...]] = (counted_queue, channel_counts, counted_connection, Churn.counts, VhostSum.counts)
+READERS: Final[tuple[Any, ...]] = (
+    *(counted_queue, channel_counts, counted_connection, Churn.counts, VhostSum.counts, passed, NodeCounts.counts),
+)
 
 
 class Shown(NamedTuple):

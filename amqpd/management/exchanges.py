@@ -32,8 +32,12 @@ from amqpd.management.call import (
     clean_name,
     reply,
 )
+from amqpd.management.connections import channel_details
+from amqpd.management.counted import EXCHANGE, settle
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
+from amqpd.management.slices import Slices
+from amqpd.management.spans import spans
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.deduplication import Deduplication
 from amqpd.routing.recent_history import RecentHistory
@@ -45,7 +49,8 @@ if TYPE_CHECKING:
 COMMIT_WAIT_S: Final = 30.0
 
 
-def exchange_item(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+def exchange_item(call: Call, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+    """As of when publishers have settled last (`counted.settle`)."""
     followed = vhost.policies.obeyed_by(exchange)
     return {
         "name": exchange.name,
@@ -61,6 +66,7 @@ def exchange_item(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
         "messages_delayed": 0 if exchange.wheel is None else int(exchange.wheel.count()),
         "state": "unavailable" if exchange.unavailable else "running",
         **_kept(exchange),
+        "message_stats": call.rates.details(exchange, EXCHANGE, spans(call.query)),
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
     }
@@ -78,14 +84,31 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 async def get_exchanges(call: Call) -> Reply:
+    await settle(list(call.server.connections), Slices())
     pairs = [(v, x) for v in call.vhosts() for x in sorted(v.exchanges.values(), key=_name)]
-    return await listing(call, pairs, lambda pair: exchange_item(*pair), lambda pair: pair[1].name)
+    return await listing(call, pairs, lambda pair: exchange_item(call, *pair), lambda pair: pair[1].name)
 
 
 async def get_exchange(call: Call) -> Reply:
-    item = exchange_item(call.vhost(), call.exchange())
-    # rabbit: with rates_mode basic nothing is counted between an exchange and each channel and queue.
-    return one(call, {**item, "incoming": [], "outgoing": []})
+    slices = Slices()
+    await settle(list(call.server.connections), slices)
+    incoming = await _incoming(call, call.exchange(), slices)
+    # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
+    return one(call, {**exchange_item(call, call.vhost(), call.exchange()), "incoming": incoming, "outgoing": []})
+
+
+async def _incoming(call: Call, exchange: Exchange, slices: Slices) -> list[dict[str, Any]]:
+    """The channels that publish to it now. Cost: a look at each channel there is."""
+    found: list[dict[str, Any]] = []
+    for connection in list(call.server.connections):
+        for channel in connection.channels.all():
+            sent = channel.publisher.sent.get(exchange.passed)
+            if sent is not None and sent.in_count > 0 and not channel.closing:
+                details = channel_details(call, channel)
+                found.append({"channel_details": details, "stats": call.rates.pairs.published(sent)})
+        if slices.due:
+            await slices.rest()
+    return found
 
 
 async def put_exchange(call: Call) -> Reply:
@@ -143,6 +166,7 @@ async def publish(call: Call) -> Reply:
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
     await _offer(call, publisher, message)
+    publisher.settle_counts()
     return reply({"routed": publisher.route.routed})
 
 

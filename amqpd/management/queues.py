@@ -13,6 +13,8 @@ from amqpd.broker.catalogue.policy_table import NONE
 from amqpd.broker.consuming import refuse_of_streams
 from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.opening import opened
+from amqpd.channel.counters import had_by_queue
+from amqpd.channel.deliveries import ChannelConsumer, Deliveries
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import show
 from amqpd.management.call import (
@@ -29,8 +31,9 @@ from amqpd.management.call import (
     number,
     reply,
 )
-from amqpd.management.connections import connection_details, consumer_item, idle
+from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
 from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
+from amqpd.management.counts import head_timestamp, sizes
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -61,7 +64,6 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     opened = queue.can_open()
     store = queue.store
     owner: Any = queue.exclusive_owner
-    bytes_ready = queue.order.hot_bytes if store is None else store.size_bytes
     shown = parted(call.rates.details(queue, QUEUE, spans(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
     vhost = call.broker.vhosts.get(queue.vhost_name)
@@ -89,8 +91,8 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         **groups_item(queue),
         **retained_item(queue),
-        "message_bytes": bytes_ready,
-        "message_bytes_ready": queue.ready_bytes,
+        **sizes(queue),
+        "head_message_timestamp": head_timestamp(queue),
         "consumer_utilisation": round(call.rates.utilisation(queue), 3),
         "consumer_capacity": round(call.rates.utilisation(queue), 3),
         **_replicas(call, queue),
@@ -187,9 +189,35 @@ async def get_queue(call: Call) -> Reply:
     item = queue_item(call, queue)
     # The list leaves these out: they cost a walk over every consumer.
     item["consumer_details"] = _consumers(call, queue)
-    # rabbit: with rates_mode basic nothing is counted between a queue and each channel and exchange.
-    item["incoming"] = item["deliveries"] = []
+    # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
+    item["incoming"] = []
+    item["deliveries"] = await _deliveries(call, queue)
     return one(call, item)
+
+
+async def _deliveries(call: Call, queue: Queue) -> list[dict[str, Any]]:
+    """The channels that have had something of it and are there. Cost: a look at each channel there is."""
+    slices = Slices()
+    found: dict[Deliveries, None] = {}
+    for consumer in queue.consumers:
+        if isinstance(consumer, ChannelConsumer):
+            found[consumer.deliveries] = None
+    for connection in list(call.server.connections):
+        for channel in connection.channels.all():
+            served = channel.deliveries.served
+            if served is not None and queue in served.queues and not channel.closing:
+                found[channel.deliveries] = None
+        if slices.due:
+            await slices.rest()
+    items: list[dict[str, Any]] = []
+    for deliveries in found:
+        had = had_by_queue(deliveries).get(queue)
+        if had is not None:
+            stats = call.rates.pairs.delivered(deliveries, queue, had)
+            items.append({"channel_details": channel_details(call, deliveries), "stats": stats})
+        if slices.due:
+            await slices.rest()
+    return items
 
 
 def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:

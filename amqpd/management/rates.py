@@ -1,10 +1,13 @@
 """Rates: how fast each counter rose, sampled every five seconds; nothing on the message path knows of it.
 
-A sweep reads the plain integers of every queue, channel and connection, in slices, and compares them with those of the
-sweep before. Totals are exact at any time: what ended had its counts added up when it ended (`broker.ended_*`). Those
-who ask for samples of an object have its counts kept from then on: samples.py.
+A sweep reads the plain integers of every queue, channel, connection and exchange, in slices, and compares them with
+those of the sweep before. Totals are exact at any time: what ended had its counts added up when it ended
+(`broker.ended_*`). While nobody has asked for anything of it in five minutes, a sweep comes every minute only.
 
-Cost: some 3 us per object and sweep; 20 KB for an object with samples, of which there are HISTORIES_MAX at most.
+Samples (samples.py) are kept of the whole, of the node and of the first VHOSTS_KEPT vhosts from the start on; of any
+other object from the first request for them until nobody has asked for its longest time.
+
+Cost: some 3 us per object and sweep; 17 KB for an object with samples, of which there are HISTORIES_MAX at most.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from amqpd.management.counted import (
     CHANNEL,
     CHURN,
     CONNECTION,
+    EXCHANGE,
     LENGTHS,
     NAMES,
+    NODE,
     OCTETS,
     QUEUE,
     READERS,
@@ -29,10 +34,13 @@ from amqpd.management.counted import (
     VHOST_COUNTERS,
     Churn,
     VhostSum,
+    settle,
     unroutable,
 )
 from amqpd.management.metrics.loop_lag import LoopLag
-from amqpd.management.samples import NO_SPANS, History, Span, Spans
+from amqpd.management.node_counts import NodeCounts
+from amqpd.management.pairs import Pairs
+from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Moment, Span, Spans, details
 from amqpd.management.slices import Slices
 
 if TYPE_CHECKING:
@@ -44,8 +52,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
+IDLE_INTERVAL_S: Final = 60.0
+IDLE_AFTER_S: Final = 300.0
 HISTORIES_MAX: Final = 1000
-HISTORY_KEPT_S: Final = 600.0
+VHOSTS_KEPT: Final = 32
+# For how long those of an object are kept that nobody asks for, by kind: as long as its samples reach back.
+_KEPT_S: Final = {VHOST: 86400.0}
+_KEPT_ELSE_S: Final = 3600.0
 
 
 class Sample(NamedTuple):
@@ -65,6 +78,9 @@ class Rates:
         self._broker = broker
         self._connections = connections
         self.churn = Churn(broker, connections)
+        self.node = NodeCounts(broker, connections)
+        self.pairs = Pairs()
+        self._asked_at = time.monotonic()
         self._samples: dict[Any, Sample] = {}
         self._histories: dict[Any, History] = {}
         self._utilised: dict[Queue, float] = {}
@@ -92,10 +108,16 @@ class Rates:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
+            if not self.due(time.monotonic()):
+                continue
             try:
                 await self.sweep()
             except Exception:
                 log.exception("rates: a sweep failed; the next one is tried")
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a sweep: somebody has asked lately, or the last one is long ago. now: monotonic, s."""
+        return now < self._asked_at + IDLE_AFTER_S or now >= self._swept_at + IDLE_INTERVAL_S
 
     async def sweep(self) -> None:
         """Reads all counters once."""
@@ -106,7 +128,8 @@ class Rates:
         sums = [[0.0] * len(names) for names in NAMES]
         totals = [self._ended(kind) for kind in range(len(NAMES))]
         by_vhost = {vhost: VhostSum(vhost) for vhost in self._broker.vhosts.values()}
-        for kind in (QUEUE, CHANNEL, CONNECTION, CHURN):
+        await settle(list(self._connections), slices)
+        for kind in (QUEUE, CHANNEL, CONNECTION, CHURN, EXCHANGE, NODE):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
                 after[thing] = sample = _sampled(counts, before.get(thing), kind, elapsed, wall)
@@ -124,6 +147,7 @@ class Rates:
                 sums[VHOST][index] += rate
                 totals[VHOST][index] += counts[index]
         await self._note_utilisation(slices)
+        await self.pairs.sweep(elapsed, slices)
         self._samples = after
         await _let_go(before, slices)
         self._sums = [tuple(each) for each in sums]
@@ -136,17 +160,23 @@ class Rates:
             vhost = self._broker.vhosts.get(thing.vhost_name)
             if vhost in by_vhost:
                 by_vhost[vhost].add_queue(counts)
-        elif kind != CHURN and thing.session.vhost in by_vhost:
+        elif kind in (CHANNEL, CONNECTION) and thing.session.vhost in by_vhost:
             found = by_vhost[thing.session.vhost]
             (found.add_channel if kind == CHANNEL else found.add_connection)(counts)
 
     async def _keep(self, totals: list[tuple[int, ...]], slices: Slices) -> None:
-        """Samples of those that somebody has asked for; what is gone or forgotten is let go."""
+        """Samples of the whole, and of those that somebody has asked for; what is gone or forgotten is let go."""
         now = time.time()
+        for kind in (QUEUE, CHANNEL, VHOST):
+            self._begin(kind, kind, totals[kind], now)
+        for thing in (self.churn, self.node, *list(self._broker.vhosts.values())[:VHOSTS_KEPT]):
+            if thing in self._samples:
+                kind = CHURN if thing is self.churn else NODE if thing is self.node else VHOST
+                self._begin(thing, kind, self._samples[thing].counts, now).asked_at = now
         for thing, history in list(self._histories.items()):
             if isinstance(thing, int):
                 history.add(now, totals[thing])
-            elif thing in self._samples and history.asked_at > now - HISTORY_KEPT_S:
+            elif thing in self._samples and history.asked_at > now - _KEPT_S.get(history.kind, _KEPT_ELSE_S):
                 history.add(now, self._samples[thing].counts)
             else:
                 self._histories.pop(thing, None)
@@ -159,8 +189,10 @@ class Rates:
             return [queue for vhost in self._broker.vhosts.values() for queue in vhost.queues.values()]
         if kind == CHANNEL:
             return [each for owner in self._connections for each in owner.channels.all() if not each.closing]
-        if kind == CHURN:
-            return [self.churn]
+        if kind == EXCHANGE:
+            return [exchange for vhost in self._broker.vhosts.values() for exchange in vhost.exchanges.values()]
+        if kind in (CHURN, NODE):
+            return [self.churn if kind == CHURN else self.node]
         return list(self._connections)
 
     def _ended(self, kind: int) -> list[int]:
@@ -178,6 +210,7 @@ class Rates:
 
     def shown(self, thing: object, kind: int, counts: Sequence[int], within: Spans = NO_SPANS) -> dict[str, Any]:
         """The same for counts that were read already."""
+        self._asked_at = time.monotonic()
         sample = self._samples.get(thing)
         per_s = sample.per_s if sample is not None else _NO_RATES[kind]
         return self._details(thing, kind, counts, per_s, within)
@@ -215,6 +248,7 @@ class Rates:
 
     async def totals(self, kind: int, within: Spans = NO_SPANS) -> dict[str, Any]:
         """Likewise for all queues or channels since the broker's start, those that ended included."""
+        self._asked_at = time.monotonic()
         slices = Slices()
         # Chosen before the first rest: what ends meanwhile keeps its counts and is in no sum yet.
         counts, things = self._ended(kind), self._all(kind)
@@ -229,27 +263,31 @@ class Rates:
         self, thing: object, kind: int, counts: Sequence[int], per_s: Sequence[float], within: Spans
     ) -> dict[str, Any]:
         """A total is its kind's, as a thing."""
-        history = self._history(thing, tuple(counts)) if within is not NO_SPANS else None
         now = time.time()
+        history = self._begin(thing, kind, counts, now) if within is not NO_SPANS else None
+        moments: dict[Span, list[Moment]] = {}
         found: dict[str, Any] = {}
         for index, name in enumerate(NAMES[kind]):
             found[name] = counts[index]
             found[f"{name}_details"] = detail = {"rate": per_s[index]}
             span = _span_of(name, kind, within)
             if history is not None and span is not None:
-                detail.update(history.details(index, span, now, counts[index]))
+                history.asked_at = now
+                if span not in moments:
+                    moments[span] = history.moments(span, now, counts)
+                detail.update(details(moments[span], index, span))
         if "deliver" in found:
             _add_together(found)
         return found
 
-    def _history(self, thing: object, counts: tuple[int, ...]) -> History:
-        now = time.time()
+    def _begin(self, thing: object, kind: int, counts: Sequence[int], now: float) -> History:
+        """Its samples, which begin now if there are none; beyond HISTORIES_MAX they are forgotten again."""
         history = self._histories.get(thing)
         if history is None:
-            history = History(now, counts)
-            if len(self._histories) < HISTORIES_MAX:
+            whole = isinstance(thing, int) or kind in (CHURN, NODE)
+            history = History(now, kind, counts, GLOBAL if whole or kind == VHOST else BASIC)
+            if whole or len(self._histories) < HISTORIES_MAX:
                 self._histories[thing] = history
-        history.asked_at = now
         return history
 
 
@@ -262,7 +300,7 @@ def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s:
     if seen is None:
         # A counter began at 0; messages were there before the first sweep.
         counters = len(NAMES[kind]) - len(LENGTHS) if kind == QUEUE else len(counts)
-        base = (0,) * counters + counts[counters:] if kind != VHOST else counts
+        base = (0,) * counters + counts[counters:] if kind not in (VHOST, NODE) else counts
         return Sample(counts, _NO_RATES[kind] if counts == base else _per_s(counts, base, elapsed_s), now)
     if counts == seen.counts:
         return seen if seen.per_s is _NO_RATES[kind] else Sample(seen.counts, _NO_RATES[kind], seen.changed_at)
@@ -282,6 +320,8 @@ def _per_s(counts: Sequence[int], base: Sequence[int], elapsed_s: float) -> tupl
 
 
 def _span_of(name: str, kind: int, within: Spans) -> Span | None:
+    if kind == NODE:
+        return within.node
     if name in OCTETS:
         return within.octets
     if kind == VHOST and name in LENGTHS:

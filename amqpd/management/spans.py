@@ -9,7 +9,7 @@ from amqpd.management.call import number
 from amqpd.management.samples import NO_SPANS, Span, Spans
 
 SAMPLES_MAX: Final = 1000
-PREFIXES: Final = ("msg_rates", "lengths", "data_rates")
+PREFIXES: Final = ("msg_rates", "lengths", "data_rates", "node_stats")
 _AGE_MAX_S: Final = 7 * 86400
 
 

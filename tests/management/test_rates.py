@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from amqpd.management.call import BadRequest
-from amqpd.management.samples import KEPT, NO_SPANS, History, Span
+from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, details
 from amqpd.management.spans import spans
 
 
 class TestSpans:
     def test_are_asked_for_in_pairs(self):
         found = spans({"msg_rates_age": "60", "msg_rates_incr": "5", "lengths_age": "60"})
-        assert found == (Span(60, 5), None, None)
+        assert found == (Span(60, 5), None, None, None)
         assert spans({"page": "1"}) is NO_SPANS
 
     @pytest.mark.parametrize(
@@ -27,21 +27,48 @@ class TestSpans:
 
 class TestHistory:
     def test_newest_first_and_the_oldest_before_all(self):
-        history = History(1000.0, (10, 0))
+        history = History(1000.0, 0, (10, 0))
         history.add(1005.0, (20, 0))
         history.add(1010.0, (50, 0))
-        found = history.details(0, Span(20, 5), 1012.0, 70)
+        found = details(history.moments(Span(20, 5), 1012.0, (70, 0)), 0, Span(20, 5))
         moments = [(each["timestamp"], each["sample"]) for each in found["samples"]]
         assert moments == [(1010000, 70), (1005000, 20), (1000000, 10), (995000, 10), (990000, 10)]
         assert found["avg_rate"] == (70 - 10) / 20
         assert found["avg"] == sum(sample for _, sample in moments) / 5
 
-    def test_keeps_so_many_and_shares_those_that_are_alike(self):
-        history = History(0.0, (1, 2))
-        for number in range(1000):
-            history.add(5.0 * number, (1, number - number + 2))
-        assert len(history.kept) == KEPT
-        assert len({id(counts) for _, counts in history.kept}) == 1
+    @pytest.mark.parametrize(
+        ("steps", "span"), [(BASIC, Span(600, 5)), (BASIC, Span(3600, 60)), (GLOBAL, Span(28800, 600))]
+    )
+    def test_the_longer_ago_the_coarser(self, steps, span):
+        """A counter that says when it was: each sample is of its moment, to within a step."""
+        history = History(0.0, 0, (0,), steps)
+        end = 2 * 86400
+        for moment in range(5, end + 1, 5):
+            history.add(float(moment), (moment,))
+        moments = history.moments(span, float(end), (end,))
+        assert len(moments) == span.age // span.increment + 1
+        assert all(0 <= at // 1000 - counts[0] <= span.increment for at, counts in moments)
+
+    def test_a_day_at_half_hours(self):
+        history = History(0.0, 0, (0,), GLOBAL)
+        end = 2 * 86400
+        for moment in range(5, end + 1, 5):
+            history.add(float(moment), (moment,))
+        moments = history.moments(Span(86400, 1800), float(end), (end,))
+        assert [counts[0] for _, counts in moments] == list(range(end, end - 86401, -1800))
+
+    @pytest.mark.parametrize(("steps", "most"), [(BASIC, 182), (GLOBAL, 280)])
+    def test_does_not_grow_for_ever(self, steps, most):
+        history = History(0.0, 0, (0,) * 11, steps)
+        for moment in range(5, 3 * 86400, 5):
+            history.add(float(moment), (moment,) * 11)
+        assert history.size_bytes() <= most * 8 * 12
+
+    def test_a_sweep_that_comes_late_leaves_the_last_one_standing(self):
+        history = History(0.0, 0, (1,))
+        history.add(60.0, (2,))
+        moments = history.moments(Span(60, 20), 60.0, (2,))
+        assert [counts[0] for _, counts in moments] == [2, 1, 1, 1]
 
 
 AGES = "msg_rates_age=20&msg_rates_incr=5&lengths_age=20&lengths_incr=5&data_rates_age=20&data_rates_incr=5"
@@ -148,15 +175,17 @@ def rates_of(tmp_path):
     names = ("published", "delivered", "delivered_no_ack", "get", "get_no_ack", "redelivered", "acked", "get_empty")
     counters = {f"{name}_count": 0 for name in (*names, "ready", "unacked", "delayed")}
     queue = Queue(vhost_name="v", kind="classic", consumers=[], **counters)
-    vhost = Queue(name="v", queues={"q": queue}, counts=VhostCounts(), unroutable_count=0)
+    vhost = Queue(name="v", queues={"q": queue}, exchanges={}, counts=VhostCounts(), unroutable_count=0)
     churn = dict.fromkeys(("queue_declared_count", "queue_created_count", "queue_deleted_count"), 0)
     broker = SimpleNamespace(
         vhosts={"v": vhost},
         channels=ChannelTotals(),
         catalogue=SimpleNamespace(ended_queues=Ended(), **churn),
+        settings=SimpleNamespace(data_dir=tmp_path),
     )
 
     class Connections(list):
         opened_count = closed_count = 0
+        by_name = ()
 
     return Rates(broker, Connections()), queue

@@ -14,6 +14,7 @@ from amqpd.broker.catalogue.exchange_arguments import alternate_of, delays_of
 from amqpd.broker.catalogue.unavailable import Unavailable
 from amqpd.broker.delaying import Delaying
 from amqpd.broker.destination import Versioned
+from amqpd.broker.passed import Passed
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import encode_table
 from amqpd.routing.exchange import ExchangeType
@@ -107,6 +108,7 @@ class Exchange:
         self.wheel: Delaying | None = None
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
+        self.passed = Passed()
         # The answer of `router.looks_at`, and the version that it holds for.
         self.looks_at = ROUTING_KEY
         self.looks_version = -1

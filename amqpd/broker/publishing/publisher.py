@@ -29,6 +29,7 @@ from amqpd.broker.access import check, check_topic_keys, is_topic_limited
 from amqpd.broker.destination import NotOpenYet, Versioned
 from amqpd.broker.message import Envelope, Message, make_message, message_in_parts
 from amqpd.broker.message_view import NO_MESSAGE, MessageView
+from amqpd.broker.passed import Passed, Sent
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.checks import judge, needs_judging, sender_selected
 from amqpd.broker.publishing.offering import TAKEN, offer
@@ -53,6 +54,7 @@ from amqpd.routing.looks import ROUTING_KEY
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
 EXCHANGES_MAX: Final = 64
+SENT_MAX: Final = 1024
 # Class, method and ticket of basic.publish.
 _PUBLISH: Final = b"\x00\x3c\x00\x28\x00\x00"
 
@@ -65,6 +67,10 @@ class Publisher:
         self.session = session
         # Of the message that `accept` or `compose` returned last.
         self.route = Route(Envelope("", ""), [], False, Versioned(), False)
+        self.published_count: i64 = 0
+        # As many of them are in `sent`, by exchange: all but those that went by `route`.
+        self._counted: i64 = 0
+        self.sent: dict[Passed, Sent] = {}
         # This turn of the loop writes to as many logs as one turn should: the front end reads on in the next. It is for
         # the front end to unset.
         self.crowded = False
@@ -129,9 +135,10 @@ class Publisher:
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
         if route.per_message or (info is not None and (info.direct_reply or info.surveyed != 0)):
-            return self._reroute(route, message)
-        if self.route is not route:
-            self.route = route
+            message = self._reroute(route, message)
+        elif self.route is not route:
+            self._go_by(route)
+        self.published_count += 1
         return message
 
     def compose(
@@ -147,8 +154,10 @@ class Publisher:
         info = self._look_into(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
         if route.per_message or info.direct_reply or info.surveyed != 0:
-            return self._reroute(route, message)
-        self.route = route
+            message = self._reroute(route, message)
+        else:
+            self._go_by(route)
+        self.published_count += 1
         return message
 
     def offer(self, route: Route, message: Message) -> bool:
@@ -228,7 +237,7 @@ class Publisher:
             info = message.info
         selected = info is not None and info.sender_selected
         if not selected and not route.per_message:
-            self.route = once_route(route, message) if info is not None and info.numbered else route
+            self._go_by(once_route(route, message) if info is not None and info.numbered else route)
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
@@ -243,12 +252,37 @@ class Publisher:
         destinations = router.route(vhost, exchange, keys, view, None, True)
         if selected and "BCC" in view.headers():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
-        self.route = route.to(destinations)
+        found = route.to(destinations)
         if info is not None and info.numbered:
-            self.route = once_route(self.route, message)
+            found = once_route(found, message)
         if selected and route.tap is not None:
-            self.route.keys = keys
+            found.keys = keys
+        self._go_by(found)
         return message
+
+    # -- counts ------------------------------------------------------------------------------------------------------
+
+    def _go_by(self, route: Route) -> None:
+        """The message that is accepted goes by this route. What went by the one before is counted."""
+        last = self.route
+        count = self.published_count - self._counted
+        if count > 0:
+            last.sent.add(count, last.queue_count)
+            self._counted = self.published_count
+        self.route = route
+
+    def settle_counts(self) -> None:
+        """All that was published is in `sent` and in what its exchanges count."""
+        self._go_by(self.route)
+
+    def _sent_through(self, route: Route, passed: Passed) -> Sent:
+        sent = self.sent.get(passed)
+        if sent is None:
+            if len(self.sent) >= SENT_MAX:
+                self.sent.clear()  # of exchanges that come and go; what they count themselves stays
+            sent = Sent(route.envelope.exchange, passed)
+            self.sent[passed] = sent
+        return sent
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
@@ -290,7 +324,8 @@ class Publisher:
                 self._routes_pause -= 1
                 cacheable = False
         else:
-            route, cacheable = _resolve(self.session, method)
+            route, passed, cacheable = _resolve(self.session, method)
+            route.sent = self._sent_through(route, passed)
             tap = self.session.vhost.tap
             if tap is not None:
                 route.trace(tap, None)
@@ -319,8 +354,10 @@ class Publisher:
         self._routes_size += len(method) + 8 * len(route.destinations)
 
 
-def _resolve(session: Session, method: bytes) -> tuple[Route, bool]:
-    """A basic.publish to its route, by way of every check; and whether that holds for the same bytes again."""
+def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
+    """A basic.publish to its route, by way of every check, what its exchange counts, and whether the route holds for
+    the same bytes again.
+    """
     try:
         command = commands.decode(method)
     except commands.MethodSyntaxError as error:
@@ -339,18 +376,18 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, bool]:
     if exchange.matcher is None:
         target = router.by_name(vhost, key)
         if target is None:
-            return Route(envelope, [], command.mandatory, exchange.routes, False), False
-        return Route(envelope, [target], command.mandatory, target, False), True
+            route = Route(envelope, [], command.mandatory, exchange.routes, False)
+        else:
+            route = Route(envelope, [target], command.mandatory, target, False)
+        return route, exchange.passed, target is not None
     by_key = router.looks_at(vhost, exchange) == ROUTING_KEY
     if vhost.unavailable:
         router.check_available(vhost, exchange, [key], by_key)
-    if not by_key:
-        return Route(envelope, [], command.mandatory, exchange.routes, True), True
-    destinations = router.route(vhost, exchange, [key], NO_MESSAGE)
-    route = Route(envelope, destinations, command.mandatory, exchange.routes, False)
-    if not exchange.alternate and not route.kept and not is_topic_limited(session, exchange):
+    destinations = router.route(vhost, exchange, [key], NO_MESSAGE) if by_key else []
+    route = Route(envelope, destinations, command.mandatory, exchange.routes, not by_key)
+    if by_key and not exchange.alternate and not route.kept and not is_topic_limited(session, exchange):
         route.matcher = exchange.matcher
-    return route, True
+    return route, exchange.passed, True
 
 
 def _remade(message: Message, properties: bytes) -> Message:

@@ -12,6 +12,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.destination import Destination, Versioned
 from amqpd.broker.message import FRAME_END_BYTE, Envelope, Message
+from amqpd.broker.passed import NOT_SENT
 from amqpd.broker.publishing.offering import prepare
 from amqpd.broker.tap import Tap
 from amqpd.storage.queue_log import QueueLog
@@ -48,6 +49,9 @@ class Route:
         # Whether it goes to a queue at all; what an exchange keeps of it is none, and stands last (`kept`).
         self.routed = len(destinations) > 0 and destinations[0].routed
         self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].routed
+        self.queue_count: i64 = len(destinations) - 1 if self.kept else len(destinations)
+        # What its publisher counts of its exchange.
+        self.sent = NOT_SENT
         # While the vhost is traced: who is told of each publish, and under which keys it is where CC or BCC name more.
         self.tap: Tap | None = None
         self.keys: list[str] | None = None
@@ -89,6 +93,7 @@ class Route:
     def to(self, destinations: list[Destination]) -> Route:
         """The same publish with destinations found for one message."""
         route = Route(self.envelope, destinations, self.mandatory, self.source, self.per_message)
+        route.sent = self.sent
         if self.tap is not None:
             route.trace(self.tap, self.keys)
         return route
@@ -112,6 +117,7 @@ class KnownExchange:
         self.name = route.envelope.exchange
         self.source = route.source
         self.version = route.version
+        self.sent = route.sent
         self.matcher = matcher
 
     def route(self, method: bytes, key_start: i64) -> Route | None:
@@ -127,4 +133,6 @@ class KnownExchange:
                 return None
             destinations.append(destination)
         suffix = b"\0" + method[6:bits] + FRAME_END_BYTE
-        return Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
+        route = Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
+        route.sent = self.sent
+        return route

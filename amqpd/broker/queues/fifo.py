@@ -57,6 +57,14 @@ class FifoOrder(ReadyOrder):
     def wants_first(self) -> bool:
         return not self.hot
 
+    def memory_count(self) -> i64:
+        return len(self.hot)
+
+    def first_at_hand(self) -> Message | None:
+        if self.returned:
+            return self.returned[0].message
+        return self.hot.first().message if self.hot else None
+
     # -- in
 
     def add(self, queue: Source, message: Message, offset: i64) -> bool:

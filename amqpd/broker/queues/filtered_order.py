@@ -348,6 +348,12 @@ class FilteredOrder(FifoOrder):
     def look_at_first(self, queue: Source) -> None:
         self.head(queue)
 
+    def first_at_hand(self) -> Message | None:
+        back = self._first_back()
+        if back is not None and self._is_first(back):
+            return back.message
+        return self.hot.first().message if self.hot else None
+
     def _is_first(self, back: Entry) -> bool:
         """Whether it is before all else that is ready."""
         if self.hot:

@@ -23,6 +23,7 @@ from heapq import heapify, heappop, heappush
 from mypy_extensions import i64
 
 from amqpd.broker.delivery import Consumer, Entry, Source
+from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.group_key import GroupKey
 from amqpd.broker.queues.grouped import GONE_MAX, Group, Holder, Line, Waiting
@@ -58,6 +59,13 @@ class GroupedWindow(ReadyOrder):
         self._callers: deque[Holder] = deque()
 
     # -- for who looks at it
+
+    def memory_count(self) -> i64:
+        return self.hot_count
+
+    def first_at_hand(self) -> Message | None:
+        node = self.first_free()
+        return node.entry.message if node is not None and node.entry is not None else None
 
     def groups_held(self, consumer: Consumer) -> i64:
         """How many groups are the consumer's just now."""

@@ -208,6 +208,19 @@ class LevelOrder(ReadyOrder):
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
+    def memory_count(self) -> i64:
+        return self._hot_count
+
+    def first_at_hand(self) -> Message | None:
+        for level in self._levels:
+            if level.returned:
+                return level.returned[0].message
+            if level.hot:
+                return level.hot[0].message
+            if level.cold_count > 0:
+                break
+        return None
+
     def _highest(self, queue: Source) -> Level | None:
         """The level that is served next, with something at hand unless its log has lost it."""
         for level in self._levels:

@@ -247,7 +247,7 @@ class Queue(Source):
                 offset = backing.append(message)
                 if offset < 0:
                     return False
-                self.unacked_count += 1
+                self.hold(message.body_size)
                 self.delivered_count += 1
                 self.order.passed(offset)
                 consumer.deliver(message, Entry(self, offset, message, False), False)
@@ -366,7 +366,7 @@ class Queue(Source):
             consumer.deliver(message, None, entry.redelivered)
         else:
             self.delivered_count += 1
-            self.unacked_count += 1
+            self.hold(entry.body_size)
             store = backing.store
             if store is not None and entry.offset >= backing.log_start:
                 self.order.mark_delivered(store, entry.offset)
@@ -389,7 +389,7 @@ class Queue(Source):
             backing.settle_with_turn(entry)
         else:
             self.get_count += 1
-            self.unacked_count += 1
+            self.hold(entry.body_size)
             store = backing.store
             if store is not None and entry.offset >= backing.log_start:
                 self.order.mark_delivered(store, entry.offset)
@@ -416,7 +416,7 @@ class Queue(Source):
     # -- home --------------------------------------------------------------------------------------------------------
 
     def settle(self, entry: Entry) -> None:
-        self.unacked_count -= 1
+        self.let_go(entry.body_size)
         self.acked_count += 1
         backing = self.backing
         store = backing.store
@@ -424,7 +424,7 @@ class Queue(Source):
             store.settle(entry.offset, entry.body_size)
 
     def reject(self, entry: Entry) -> None:
-        self.unacked_count -= 1
+        self.let_go(entry.body_size)
         self.acked_count += 1
         self.discard(entry, "rejected")
 
@@ -441,7 +441,7 @@ class Queue(Source):
         return self.order.drop_old(self, self.host, arrived_max_ms, count_max)
 
     def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
-        self.unacked_count -= 1
+        self.let_go(entry.body_size)
         if self.deleted:
             return
         enforcement = self.enforcement

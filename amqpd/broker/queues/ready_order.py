@@ -71,6 +71,16 @@ class ReadyOrder(Window):
         """Whether nothing is in memory yet, so that what `look_at_first` has asked the disk for is still wanted."""
         return False
 
+    # -- to be shown
+
+    def memory_count(self) -> i64:
+        """Entries in the window."""
+        return 0
+
+    def first_at_hand(self) -> Message | None:
+        """The message that is next, where it is in memory and that is known; nothing is read for it."""
+        return None
+
     def scan(self, queue: Source) -> bool:
         """Whether it knows all it has to know to give something out. Else a turn's share of the log was read, and the
         queue is pumped again; or its consumers were served, each at its own place.

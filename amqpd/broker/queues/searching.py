@@ -41,7 +41,7 @@ class TakingSearch(Search):
 
     def settle(self, entry: Entry) -> None:
         queue = self.queue
-        queue.unacked_count -= 1
+        queue.let_go(entry.body_size)
         queue.backing.settle(entry)
 
     def give_back(self, entry: Entry) -> None:
@@ -97,7 +97,7 @@ class FifoSearch(TakingSearch):
             entry = order.claim(queue, cursor, offset)
             if queue.ended(entry):
                 continue
-            queue.unacked_count += 1
+            queue.hold(entry.body_size)
             store = backing.store
             if store is not None and offset >= backing.log_start:
                 if cursor.refused_count == 0:
@@ -184,7 +184,7 @@ class LogSearch(TakingSearch):
         for entry in found:
             if queue.ended(entry):
                 continue
-            queue.unacked_count += 1
+            queue.hold(entry.body_size)
             store = queue.backing.store
             if store is not None and entry.offset >= queue.backing.log_start:
                 queue.order.mark_delivered(store, entry.offset)
