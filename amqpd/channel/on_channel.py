@@ -32,6 +32,7 @@ def close(channel: Channel, _command: ChannelClose) -> None:
 def release(channel: Channel) -> None:
     """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
     broker = channel.session.broker
+    channel.publisher.settle_counts()
     broker.channels.closed_count += 1
     broker.admission.close_channel(channel.session.user.name)
     broker.channels.ended.add(channel_counts(channel))

@@ -17,7 +17,7 @@ from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
 from amqpd.management.router import Route
-from amqpd.management.samples import Spans
+from amqpd.management.samples import POLICIES, Spans
 from amqpd.management.slices import Slices
 from amqpd.management.spans import spans
 from amqpd.routing.registry import exchange_type_names
@@ -131,7 +131,7 @@ async def overview(call: Call) -> Reply:
         "erlang_version": f"Python {platform.python_version()}",
         "erlang_full_version": f"Python {' '.join(sys.version.split())}",
         "release_series_support_status": "supported",
-        "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
+        "sample_retention_policies": {name: [step.age_s for step in steps] for name, steps in POLICIES.items()},
         "statistics_db_event_queue": 0,
         "rates_mode": "basic",
         "cluster_name": broker.cluster_name,

@@ -95,24 +95,11 @@ MISSING: Final = (
     _missing("/api/", "idle_since", "is told when a sweep of five seconds has seen it stand still"),
     _missing("/api/", "pending_raft_commands", "of Raft, which is not there"),
     _missing(
-        "/api/",
-        "deliver deliver_no_ack get get_no_ack get_empty redeliver drop_unroutable return_unroutable",
-        "a channel counts publishes, confirms, deliveries and acks; the others are told by queue and by vhost",
-    ),
-    _missing("/api/exchanges", "message_stats", "exchanges do not count yet"),
-    _missing(
         "/api/queues",
         "backing_queue_status memory recoverable_slaves open_files readers messages_dlx message_bytes_dlx totals "
         "single_active_consumer_ctag type_specific",
         "of RabbitMQ's implementations of queues; single_active_consumer_tag is told of every kind",
     ),
-    _missing(
-        "/api/queues",
-        "messages_ram messages_ready_ram messages_unacknowledged_ram messages_paged_out message_bytes_ram "
-        "message_bytes_paged_out messages_persistent message_bytes_persistent message_bytes_unacknowledged",
-        "messages lie in a log and are not counted by where else they are, nor by delivery mode",
-    ),
-    _missing("/api/queues", "head_message_timestamp", "the first message is read when it is due, not to be shown"),
 )
 
 
