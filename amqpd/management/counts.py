@@ -16,6 +16,16 @@ def unacked_apart(queue: Queue) -> int:
     return 0 if KINDS[queue.kind].stream else queue.unacked_count
 
 
+def unacked_bytes(queue: Queue) -> int:
+    """Of the bodies that consumers hold and that are not ready as well, as those of a stream are."""
+    return int(queue.unacked_bytes) if unacked_apart(queue) else 0
+
+
+def queue_bytes(queue: Queue) -> int:
+    """Of all bodies: ready, unacked, and waiting for their next try."""
+    return int(queue.ready_bytes) + unacked_bytes(queue) + int(queue.delayed_bytes)
+
+
 def sizes(queue: Queue) -> dict[str, int]:
     """By RabbitMQ's names: bytes by state, and how much of it lies in memory, is on the way to the disk or there.
 
@@ -24,8 +34,8 @@ def sizes(queue: Queue) -> dict[str, int]:
     """
     ready, unacked = int(queue.ready_count), unacked_apart(queue)
     waiting = int(queue.delayed_count)
-    ready_bytes, unacked_bytes = int(queue.ready_bytes), int(queue.unacked_bytes) if unacked else 0
-    whole, whole_bytes = ready + unacked + waiting, ready_bytes + unacked_bytes + int(queue.delayed_bytes)
+    ready_bytes, held_bytes = int(queue.ready_bytes), unacked_bytes(queue)
+    whole, whole_bytes = ready + unacked + waiting, queue_bytes(queue)
     if queue.store is None:
         in_memory, in_memory_bytes = whole, whole_bytes
         ready_in_memory, unacked_in_memory = ready, unacked
@@ -33,11 +43,11 @@ def sizes(queue: Queue) -> dict[str, int]:
         unacked_in_memory = 0 if queue.logged else unacked
         ready_in_memory = min(ready, int(queue.order.memory_count()))
         in_memory = ready_in_memory + unacked_in_memory
-        in_memory_bytes = min(ready_bytes, int(queue.order.hot_bytes)) + (0 if queue.logged else unacked_bytes)
+        in_memory_bytes = min(ready_bytes, int(queue.order.hot_bytes)) + (0 if queue.logged else held_bytes)
     return {
         "message_bytes": whole_bytes,
         "message_bytes_ready": ready_bytes,
-        "message_bytes_unacknowledged": unacked_bytes,
+        "message_bytes_unacknowledged": held_bytes,
         "message_bytes_ram": in_memory_bytes,
         "message_bytes_persistent": whole_bytes if queue.logged else 0,
         "message_bytes_paged_out": whole_bytes - in_memory_bytes,

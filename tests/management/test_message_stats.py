@@ -106,7 +106,8 @@ class TestExchanges:
         other.queue_declare("", exclusive=True)
         said(channel)
         found = api.get(f"/api/exchanges/{v}/x")
-        assert {each["channel_details"]["number"]: each["stats"]["publish"] for each in found["incoming"]} == {1: 2, 2: 1}
+        incoming = {each["channel_details"]["number"]: each["stats"]["publish"] for each in found["incoming"]}
+        assert incoming == {1: 2, 2: 1}
         assert found["outgoing"] == []
 
     def test_samples(self, api, v, channel):
@@ -147,9 +148,14 @@ class TestChannels:
         counts = {name: count for name, count in found["message_stats"].items() if not name.endswith("_details")}
         taken = counts["deliver"]
         assert taken in (2, 3)  # one more may have come for the ack
-        assert counts == {
-            **{"publish": 6, "confirm": 0, "deliver": taken, "deliver_no_ack": 0, "get": 1, "get_no_ack": 1},
-            **{"get_empty": 1, "redeliver": 1, "ack": 1, "return_unroutable": 0, "drop_unroutable": 0},
+        assert {name: count for name, count in counts.items() if count} == {
+            "publish": 6,
+            "deliver": taken,
+            "get": 1,
+            "get_no_ack": 1,
+            "get_empty": 1,
+            "redeliver": 1,
+            "ack": 1,
             "deliver_get": taken + 2,
         }
         deliveries = {each["queue"]["name"]: each["stats"] for each in found["deliveries"]}

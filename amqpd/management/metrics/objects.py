@@ -18,7 +18,7 @@ from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.channel.counters import channel_counts
 from amqpd.management.connections import pid
 from amqpd.management.counted import lengths
-from amqpd.management.counts import unacked_apart
+from amqpd.management.counts import queue_bytes, unacked_bytes
 from amqpd.management.metrics import families
 from amqpd.management.metrics.text import labels
 from amqpd.storage.local_log import LocalLog
@@ -59,16 +59,6 @@ class LogSpan:
         self.span_records += self.end_offset - self.first_offset
         self.bytes += sum(segment.size for segment in segments)
         self.segments += len(segments)
-
-
-def queue_bytes(queue: Queue) -> int:
-    """Of the bodies that are ready and unacked."""
-    return queue.order.hot_bytes if queue.store is None else queue.store.size_bytes
-
-
-def unacked_bytes(queue: Queue) -> int:
-    """Of the bodies that consumers hold and that are not ready as well, as those of a stream are."""
-    return max(0, queue_bytes(queue) - int(queue.ready_bytes)) if unacked_apart(queue) else 0
 
 
 def export_lags(call: Call, queue: Queue) -> dict[str, int]:

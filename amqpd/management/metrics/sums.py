@@ -13,9 +13,10 @@ from amqpd.broker.queues.kinds import KINDS
 from amqpd.broker.queues.opening import opened
 from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
 from amqpd.management.counted import lengths
+from amqpd.management.counts import queue_bytes, unacked_bytes
 from amqpd.management.metrics import families
 from amqpd.management.metrics.node import put
-from amqpd.management.metrics.objects import LogSpan, channel_gauges, hindmost_export, queue_bytes, unacked_bytes
+from amqpd.management.metrics.objects import LogSpan, channel_gauges, hindmost_export
 from amqpd.management.metrics.text import labels
 
 if TYPE_CHECKING:
