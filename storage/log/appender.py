@@ -5,7 +5,7 @@ closes the batch and writes all of the turn's batches in one `writev`. Offsets r
 never used twice, also when a write fails: what did not get into the files is named in `QueueLog.failed_ranges`.
 
 Where the log has a codec, a batch is compressed as it is closed. Of small messages it takes more then: the more there
-is of them, the less each of them takes.
+is of them, the less each of them takes. Where it has a `replica`, its batches are closed as Kafka takes them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mypy_extensions import i64
 from amqpd.storage.commit.turn_log import StoreContext, TurnLog
 from amqpd.storage.log.batch import (
     COMMIT_RECORDS,
+    COMPRESSION,
     CONTROL,
     LOG_APPEND_TIME,
     NO_PRODUCER,
@@ -33,6 +34,7 @@ from amqpd.storage.log.foreign import check_batches, place
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import RecordRoute, around_body, write_record, write_tombstone
+from amqpd.storage.log.replica import Replica
 from amqpd.storage.log.writing import append as append_to
 
 _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
@@ -45,7 +47,8 @@ _NO_PARTS: Final[list[bytes]] = []
 class Appender:
     """Puts messages at the end of one log. One per log (owner), whose `next_offset` and counts it moves on.
 
-    codec: how batches are compressed from the next one on, 0: not at all; see compression.py.
+    codec: how batches are compressed from the next one on, 0: not at all; see compression.py. replica: how they are
+    numbered and where they go besides, from the next one on; None: nowhere.
     """
 
     def __init__(self, owner: TurnLog, log: Log) -> None:
@@ -56,6 +59,7 @@ class Appender:
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
         self.codec: i64 = 0
+        self.replica: Replica | None = None
         self._persistent: bool = True
         self._timestamp_ms: i64 = 0
         self._body_bytes: i64 = 0
@@ -164,14 +168,18 @@ class Appender:
 
     def append_prepared(self, prepared: Prepared) -> i64:
         """See `QueueLog.append_prepared`. Cost: 1 us and the CRC per batch of 64 records."""
+        alone = self.replica is not None and len(prepared.batches) == 1
         self.begin_transaction()
+        if alone:
+            self._transaction_start = -1  # its own checksum makes it whole
         self._timestamp_ms = self._context.clock.time_ms()
         first: i64 = self.owner.next_offset
         for batch in prepared.batches:
             self._persistent = batch.persistent
             self._take(batch.count, batch.body_bytes)
             self._close(batch.records)
-        self.end_transaction()
+        if not alone:
+            self.end_transaction()
         return first
 
     def append_batches(self, data: bytes) -> i64:
@@ -182,6 +190,8 @@ class Appender:
         batches = check_batches(data)
         if self._transaction_start >= 0:
             raise ValueError("a transaction is open")
+        if self.replica is not None:
+            raise ValueError("another program's batches are not numbered for Kafka")
         if self._count > 0:
             self._close_batch()
         owner = self.owner
@@ -299,23 +309,33 @@ class Appender:
             producer = self._transaction_start
             sequence = self._sequence
             self._sequence += self._count
-        self._batches.append(
-            close_batch(
-                self._context.scratch,
-                records,
-                self.owner.next_offset - self._count,
-                self._count,
-                self._log.next_epoch(),
-                attributes,
-                self._timestamp_ms,
-                self._body_bytes,
-                producer,
-                sequence,
-                self._transaction_start,
-                more,
-                self._producer_epoch if self._transaction_start < 0 else 0,
-            )
+        epoch: i64 = self._producer_epoch if self._transaction_start < 0 else 0
+        replica = self.replica
+        if replica is not None:
+            if self._transaction_start >= 0:
+                raise ValueError("a transaction of a log that Kafka has is one batch")
+            attributes &= COMPRESSION
+            producer = replica.producer_id
+            epoch = replica.epoch
+            sequence = replica.number(self._count)
+        batch = close_batch(
+            self._context.scratch,
+            records,
+            self.owner.next_offset - self._count,
+            self._count,
+            self._log.next_epoch(),
+            attributes,
+            self._timestamp_ms,
+            self._body_bytes,
+            producer,
+            sequence,
+            self._transaction_start,
+            more,
+            epoch,
         )
+        self._batches.append(batch)
+        if replica is not None:
+            replica.closed.append(batch)
         if self._producing:
             self._base_sequence += self._count
         elif producer != NO_PRODUCER:

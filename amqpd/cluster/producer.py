@@ -1,0 +1,339 @@
+"""Logs into Kafka: a connection to each broker that leads a partition, and what goes over it (storage/replicated).
+
+`open` names a partition, `offer` gives it a log's next batch, `flush`, at the end of a loop turn, sends. What is
+answered moves the partition's high watermark and tells `on_moved`. At most IN_FLIGHT_MAX requests are on the way to a
+broker. Whatever ends without an answer is sent again, over a new connection, to whoever leads then.
+
+Two things end it (`on_fenced`, once): Kafka says that another has a later epoch, or has answered what cannot be; and
+a batch that has waited for longer than `delivery_timeout_s`. Behind that nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from librt.strings import BytesWriter
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.connection import ANSWER_TIMEOUT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
+from amqpd.storage.log.batch import ClosedBatch
+from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
+from amqpd.storage.replicated.fields import BadAnswer
+from amqpd.storage.replicated.partition import IN_FLIGHT_MAX, NO_LEADER, Partition
+from amqpd.storage.replicated.producing import Call, Producer, Producing
+from amqpd.storage.replicated.requests import (
+    Metadata,
+    ProducerId,
+    decode_find_coordinator,
+    decode_init_producer_id,
+    decode_metadata,
+    encode_find_coordinator,
+    encode_init_producer_id,
+    encode_metadata,
+)
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.1
+_PAUSE_S_MAX: Final = 2.0
+_TRANSACTION_TIMEOUT_MS: Final = 60_000
+
+
+class KafkaRefused(Exception):
+    """Kafka said no, and will say so again; the text has its words."""
+
+
+class KafkaProducer(Producer):
+    """The writer of some partitions, under the producer id and epoch that stand in the batches.
+
+    on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`).
+    on_fenced: nothing is sent any more; its text says why. Loop thread only; `close` it.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        *,
+        on_moved: Callable[[Partition], None],
+        on_refused: Callable[[Partition], None],
+        on_fenced: Callable[[str], None],
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+    ) -> None:
+        self.access = access
+        self.partitions: list[Partition] = []
+        self.on_moved = on_moved
+        self.on_refused = on_refused
+        self.on_fenced = on_fenced
+        self._answer_timeout_s = answer_timeout_s
+        self._delivery_timeout_ms = int(delivery_timeout_s * 1000)
+        self._client_id = access.client_id.encode()
+        self._loop = asyncio.get_running_loop()
+        self._producing = Producing(self)
+        self._scratch = BytesWriter()
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, KafkaConnection] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._wanted: set[Partition] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._clock: asyncio.TimerHandle | None = self._loop.call_later(1.0, self._each_second)
+        self.closed = False
+
+    # -- what there is to send
+
+    def open(self, topic: str, number: int, next_offset: int) -> Partition:
+        """A partition that nobody else writes to, whose next batch has that offset."""
+        opened = Partition(topic.encode(), number, next_offset)
+        self.partitions.append(opened)
+        self.leader_wanted(opened)
+        return opened
+
+    def offer(self, partition: Partition, batches: Iterable[ClosedBatch]) -> None:
+        """The partition's next batches; `flush` sends them. Nothing where it takes nothing more."""
+        now = self._now_ms()
+        for batch in batches:
+            self._producing.offer(partition, batch, now)
+
+    def flush(self) -> None:
+        """Sends what there is, as far as requests may be on the way. Cost: some 10 us, and that of the requests."""
+        self._flushing = False
+        if self._producing.over or self.closed:
+            return
+        now = self._now_ms()
+        due = self._producing.paused_until(now)
+        for leader in self._producing.leaders():
+            connection = self._connections.get(leader)
+            if connection is None:
+                self._connect(leader)
+            else:
+                self._fill(leader, connection, now)
+        if due >= 0 and self._timer is None:
+            self._timer = self._loop.call_later(max(0.001, (due - now) / 1000), self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def _fill(self, leader: int, connection: KafkaConnection, now: int) -> None:
+        while connection.unanswered < IN_FLIGHT_MAX and not connection.blocked and not connection.lost:
+            call = self._producing.take(leader, now)
+            if call is None:
+                return
+            connection.send(partial(self._encode, call), partial(self._answered, call))
+
+    def _encode(self, call: Call, number: int) -> list[bytes]:
+        return call.encode(self._scratch, number, self._client_id, int(self._answer_timeout_s * 500))
+
+    def _answered(self, call: Call, data: bytes | None) -> None:
+        self._flush_soon()
+        if data is None:
+            self._producing.lost(call, self._now_ms())
+        else:
+            self._producing.answered(call, data, self._now_ms())
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    # -- what `Producing` tells
+
+    def moved(self, partition: Partition) -> None:
+        self.on_moved(partition)
+
+    def refused(self, partition: Partition) -> None:
+        logger.error("%s %d takes nothing more: %s", partition.topic.decode(), partition.number, partition.text)
+        self.on_refused(partition)
+
+    def leader_wanted(self, partition: Partition) -> None:
+        self._wanted.add(partition)
+        if self._looking is None and not self.closed:
+            self._looking = self._loop.create_task(self._look_up())
+
+    def fenced(self, text: str) -> None:
+        logger.error("nothing more is sent to Kafka: %s", text)
+        self.on_fenced(text)
+
+    def _each_second(self) -> None:
+        """Whatever waits for too long ends all of it."""
+        self._clock = self._loop.call_later(1.0, self._each_second)
+        since = self._now_ms() - self._delivery_timeout_ms
+        for each in self.partitions:
+            if each.order and each.order[0].offered_ms < since:
+                name = f"{each.topic.decode()} {each.number}"
+                self._producing.end(f"{name}: no answer within {self._delivery_timeout_ms / 1000:g} s")
+                return
+
+    # -- brokers
+
+    def _connect(self, leader: int) -> None:
+        if leader not in self._connecting and not self.closed:
+            self._connecting[leader] = self._loop.create_task(self._open(leader))
+
+    async def _open(self, leader: int) -> None:
+        """A connection to that broker; one try, and a pause where it fails."""
+        try:
+            address = self._brokers.get(leader)
+            if address is None:
+                self._want_led_by(leader)
+                await asyncio.sleep(_PAUSE_S)
+                return
+            try:
+                connection = await open_connection(self.access, *address, self._answer_timeout_s)
+            except (OSError, KafkaUnfit) as error:
+                logger.warning("broker %d at %s:%d: %s", leader, *address, error)
+                self._want_led_by(leader)
+                await asyncio.sleep(_PAUSE_S)
+                return
+            connection.on_lost = partial(self._lost, leader, connection)
+            connection.on_writable = self._flush_soon
+            self._connections[leader] = connection
+        finally:
+            del self._connecting[leader]
+            self._flush_soon()
+
+    def _lost(self, leader: int, connection: KafkaConnection) -> None:
+        if self._connections.get(leader) is connection:
+            del self._connections[leader]
+            if not self.closed:
+                self._want_led_by(leader)
+                self._flush_soon()
+
+    def _want_led_by(self, leader: int) -> None:
+        """Perhaps another leads now what that broker did."""
+        for each in self.partitions:
+            if each.leader == leader:
+                self.leader_wanted(each)
+
+    async def _look_up(self) -> None:
+        """Asks who leads the wanted partitions until each has a leader."""
+        pause = _PAUSE_S
+        try:
+            while self._wanted and not self._producing.over:
+                asked = set(self._wanted)
+                metadata = await any_metadata(
+                    self.access, sorted({each.topic for each in asked}), list(self._brokers.values())
+                )
+                if metadata is not None:
+                    self._brokers.update(metadata.brokers)
+                    self._apply(metadata, asked)
+                self._flush_soon()
+                if self._wanted:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _PAUSE_S_MAX)
+        finally:
+            self._looking = None
+
+    def _apply(self, metadata: Metadata, asked: set[Partition]) -> None:
+        now = self._now_ms()
+        for each in asked:
+            leader = metadata.leaders.get((each.topic, each.number), NO_LEADER)
+            self._producing.leads(each, leader, now)
+            if leader != NO_LEADER:
+                self._wanted.discard(each)
+
+    # -- its end
+
+    async def close(self) -> None:
+        """Ends it. What has no answer by then may be in Kafka or not."""
+        self.closed = True
+        for timer in (self._timer, self._clock):
+            if timer is not None:
+                timer.cancel()
+        tasks = [*self._connecting.values(), *([self._looking] if self._looking is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            await connection.close()
+
+
+async def any_metadata(
+    access: KafkaAccess, topics: list[bytes], known: Iterable[tuple[str, int]] = ()
+) -> Metadata | None:
+    """What the first broker that answers says of the cluster and those topics; None: none answers.
+
+    known: addresses besides those of `access`, asked behind them.
+    """
+    for host, port in dict.fromkeys([*access.addresses, *known]):
+        try:
+            connection = await open_connection(access, host, port)
+            try:
+                client_id = connection.client_id
+                return decode_metadata(await connection.ask(lambda n, c=client_id: encode_metadata(n, c, topics)))  # type: ignore[misc]
+            finally:
+                await connection.close()
+        except (OSError, KafkaUnfit, BadAnswer) as error:
+            logger.warning("broker at %s:%d: %s", host, port, error)
+    return None
+
+
+async def init_producer_id(
+    access: KafkaAccess, transactional_id: str, held: ProducerId | None = None, timeout_s: float = 30.0
+) -> ProducerId:
+    """The producer id of that transactional id, with its next epoch: whoever has the one before is fenced, in each
+    partition from the first batch of the new epoch on that it gets.
+
+    held: what is held of it, to be renewed; refused where another has got a later one.
+    Raises: KafkaRefused; KafkaLost when no coordinator answers within `timeout_s`.
+    """
+    pause = _PAUSE_S
+    last = "no broker answers"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                code, text, found = await _init_once(access, transactional_id.encode(), held)
+                if found is not None:
+                    return found
+                if code and code not in ASK_AGAIN:
+                    raise KafkaRefused(f"{transactional_id}: {code_of(code).name} {text}".rstrip())
+                last = text or code_of(code).name
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_S_MAX)
+    except TimeoutError:
+        raise KafkaLost(f"no producer id of {transactional_id} within {timeout_s:g} s: {last}") from None
+
+
+async def _init_once(
+    access: KafkaAccess, transactional_id: bytes, held: ProducerId | None
+) -> tuple[int, str, ProducerId | None]:
+    """(code, text, the id) of one try; without the last it was none."""
+    text = "no broker answers"
+    for host, port in access.addresses:
+        try:
+            connection = await open_connection(access, host, port)
+            try:
+                client_id = connection.client_id
+                data = await connection.ask(lambda n, c=client_id: encode_find_coordinator(n, c, transactional_id))  # type: ignore[misc]
+                coordinator = decode_find_coordinator(data)
+            finally:
+                await connection.close()
+            if coordinator.code:
+                return coordinator.code, coordinator.text, None
+            connection = await open_connection(access, coordinator.host, coordinator.port)
+            try:
+                data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
+                answer = decode_init_producer_id(data)
+            finally:
+                await connection.close()
+            return answer.code, "", answer if answer.code == 0 else None
+        except (OSError, BadAnswer) as error:
+            text = str(error)
+        except KafkaUnfit as error:
+            raise KafkaRefused(str(error)) from error
+    return 0, text, None
+
+
+def _encode_init(client_id: bytes, transactional_id: bytes, held: ProducerId | None, number: int) -> bytes:
+    producer_id, epoch = (held.producer_id, held.epoch) if held is not None else (-1, -1)
+    return encode_init_producer_id(number, client_id, transactional_id, _TRANSACTION_TIMEOUT_MS, producer_id, epoch)

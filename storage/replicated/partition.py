@@ -1,0 +1,134 @@
+"""A partition as the one who writes it sees it: what was offered to it, in order, and how far Kafka has it.
+
+Its writer is the only one, so it knows each batch's offset beforehand. A batch is *waiting* until a request takes it,
+*in flight* until that request is answered or its connection ends, and *held* (still in `order`) until it and all before
+it are in Kafka; then the high watermark passes it.
+
+Something odd (an error that passes, a broken connection, another leader) makes the partition *drain*: nothing more is
+sent until nothing of it is in flight; then all that has no good answer goes again, the same bytes, oldest first. So
+never more than what five requests carry is unknown, which is as many batches as Kafka remembers of a producer: it knows
+a copy as one, and answers with the offset that the first has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.storage.log.batch import ClosedBatch
+
+IN_FLIGHT_MAX: Final[i64] = 5
+NO_LEADER: Final[i64] = -1
+
+
+@final
+class Offered:
+    """A batch on its way. offered_ms: since when, by the clock of whoever drives this."""
+
+    def __init__(self, batch: ClosedBatch, offered_ms: i64) -> None:
+        self.batch: ClosedBatch = batch
+        self.offered_ms: i64 = offered_ms
+        self.stored: bool = False  # it was answered well; what is before it was not yet
+
+
+@final
+class Partition:
+    """One partition of a topic, which nobody else writes to. next_offset: of the next batch that is offered.
+
+    high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
+    Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
+    list of those that have something to send. call: the number of the last request that took a batch of it.
+    unsafe_bytes: of what is held.
+    """
+
+    def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
+        self.topic: bytes = topic
+        self.number: i64 = number
+        self.next_offset: i64 = next_offset
+        self.high_watermark: i64 = next_offset
+        self.leader: i64 = NO_LEADER
+        self.closed: i64 = 0
+        self.text: str = ""
+        self.listed: bool = False
+        self.draining: bool = False
+        self.in_flight: i64 = 0
+        self.call: i64 = 0
+        self.unsafe_bytes: i64 = 0
+        self.not_before_ms: i64 = 0
+        self.order: deque[Offered] = deque()
+        self.waiting: deque[Offered] = deque()
+
+    def offer(self, batch: ClosedBatch, now_ms: i64) -> None:
+        """The next batch. Raises: ValueError when it does not follow the last one."""
+        if batch.base_offset != self.next_offset:
+            raise ValueError(f"a batch at offset {batch.base_offset}, expected {self.next_offset}")
+        self.next_offset = batch.last_offset + 1
+        self.unsafe_bytes += batch.size
+        offered = Offered(batch, now_ms)
+        self.order.append(offered)
+        self.waiting.append(offered)
+
+    def sendable(self, now_ms: i64) -> bool:
+        """Whether a batch may go with the next request to its leader."""
+        return (
+            self.in_flight < IN_FLIGHT_MAX
+            and not self.draining
+            and self.closed == 0
+            and len(self.waiting) > 0
+            and now_ms >= self.not_before_ms
+        )
+
+    def next_size(self) -> i64:
+        """Bytes of the batch that `take` gives."""
+        return self.waiting[0].batch.size
+
+    def take(self, call: i64) -> Offered:
+        """The next batch goes out, with the request of that number."""
+        self.in_flight += 1
+        self.call = call
+        return self.waiting.popleft()
+
+    def drain(self, not_before_ms: i64) -> None:
+        """Something that was sent has no good answer."""
+        if not_before_ms > self.not_before_ms:
+            self.not_before_ms = not_before_ms
+        self.draining = True
+
+    def came_back(self) -> None:
+        """A request that carried a batch of it is answered, or never will be. The last one ends the draining."""
+        self.in_flight -= 1
+        self.end_drain()
+
+    def end_drain(self) -> None:
+        """Where nothing is in flight, all that has no good answer is waiting again."""
+        if self.draining and self.in_flight == 0:
+            self.draining = False
+            self.waiting = deque([offered for offered in self.order if not offered.stored])
+
+    def oldest_unstored(self) -> Offered | None:
+        """The first batch that is not known to be in Kafka."""
+        for offered in self.order:
+            if not offered.stored:
+                return offered
+        return None
+
+    def stored(self, offered: Offered) -> bool:
+        """That batch is in Kafka. Returns whether the high watermark has risen."""
+        offered.stored = True
+        order = self.order
+        before: i64 = self.high_watermark
+        while order and order[0].stored:
+            batch = order.popleft().batch
+            self.high_watermark = batch.last_offset + 1
+            self.unsafe_bytes -= batch.size
+        return self.high_watermark > before
+
+    def close(self, code: i64, text: str) -> None:
+        """Nothing more is sent, and what is held never will be known to be in Kafka."""
+        self.closed = code
+        self.text = text
+        self.waiting.clear()
+        self.order.clear()
+        self.unsafe_bytes = 0

@@ -1,0 +1,69 @@
+"""A real Kafka for the tests of this folder, started once for all that need it.
+
+Where it cannot be had its tests are skipped with the reason, unless TEST_REQUIRE_KAFKA is set: then that is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+
+import kafka_rig
+import network
+
+from amqpd.cluster.access import KafkaAccess
+
+TEST_TIMEOUT_S = 600
+_names = count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+def need(missing: str) -> None:
+    """Skips the test where something is missing, or fails it."""
+    if missing and os.environ.get("TEST_REQUIRE_KAFKA"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
+    """One broker."""
+    need(kafka_rig.missing())
+    with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kafka_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
+    """Three brokers, each on a host of its own (network.py)."""
+    need(kafka_rig.missing() or network.missing())
+    with (
+        network.Network(3) as hosts,
+        kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=hosts.hosts) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def access(kafka: kafka_rig.Kafka) -> KafkaAccess:
+    """How `kafka` is reached."""
+    return KafkaAccess((kafka.bootstrap,))
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test has."""
+    return f"topic-{os.getpid()}-{next(_names)}"

@@ -1,0 +1,336 @@
+"""Apache Kafka for tests: one to three real brokers (KRaft), from jars, with small heaps, on loopback or in network
+namespaces of their own.
+
+    with Kafka(directory, brokers=1) as kafka:
+        kafka.bootstrap            # "127.0.0.1:41234"
+        kafka.kill(1); kafka.start(1)
+
+Every broker is a controller too. A cluster is formatted, started, and there once all its brokers know each other and
+have a controller. Its processes end with this one, whatever happens to it, and are ended by their process ids.
+
+Listeners of each broker: `PLAINTEXT` (also between brokers); `PROXIED`, the same under the address that is told to
+clients as that of a proxy; `SECURE`, SASL (PLAIN, SCRAM) inside TLS, where a key store is given.
+
+Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them. Java 17 or later: JAVA_HOME, else
+the path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+from network import Host
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAP_MIB = 256
+START_TIMEOUT_S = 180
+"""A broker is there after 4 s on a quiet machine."""
+
+_PR_SET_PDEATHSIG = 1
+_JAVA_OPTIONS = (
+    f"-Xmx{HEAP_MIB}m",
+    "-Xms64m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Xshare:auto",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dlog4j2.StatusLogger.level=OFF",
+)
+
+
+def jars() -> Path | None:
+    """The folder of Kafka's jars, if there is one."""
+    for place in (os.environ.get("AMQPD_KAFKA_JARS"), ROOT / ".venv" / "kafka"):
+        if place and list(Path(place).glob("kafka_2.13-*.jar")):
+            return Path(place)
+    return None
+
+
+def java() -> str | None:
+    """The program `java`, if there is one."""
+    home = os.environ.get("JAVA_HOME")
+    if home and Path(home, "bin", "java").is_file():
+        return str(Path(home, "bin", "java"))
+    return shutil.which("java")
+
+
+def missing() -> str:
+    """What a Kafka lacks here, and what brings it; "": nothing."""
+    if java() is None:
+        return "no Java: apt install default-jre-headless"
+    if jars() is None:
+        return "no jars of Kafka: make kafka (Debian: apt install maven)"
+    return ""
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody has now."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_java(main: str, *arguments: str, timeout_s: float = 120, **options: str) -> str:
+    """What a Java program of Kafka's jars prints. options: Java's system properties. Raises: CalledProcessError."""
+    return subprocess.run(
+        _java_command(main, *arguments, **options),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        preexec_fn=_end_with_parent,
+    ).stdout
+
+
+def _java_command(main: str, *arguments: str, **options: str) -> list[str]:
+    program = java()
+    assert program is not None
+    properties = [f"-D{name.replace('_', '.')}={value}" for name, value in options.items()]
+    return [program, *_JAVA_OPTIONS, *properties, "-cp", f"{jars()}/*", main, *arguments]
+
+
+@dataclass(frozen=True)
+class Secure:
+    """What the listener SECURE has: a PEM file of key and certificates, and who may log in."""
+
+    key_store: Path
+    users: dict[str, str]
+
+
+@dataclass
+class Broker:
+    """One of them. proxy_port: told to clients of the listener PROXIED; theirs is `proxied_port`."""
+
+    number: int
+    host: Host
+    port: int
+    controller_port: int
+    proxied_port: int
+    proxy_port: int
+    secure_port: int
+    directory: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    log: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """Of the listener PLAINTEXT."""
+        return f"{self.host.address}:{self.port}"
+
+
+class Kafka:
+    """A cluster. settings: of all brokers, besides and instead of those here. hosts: where they stand; one a broker."""
+
+    def __init__(
+        self,
+        directory: Path,
+        brokers: int = 1,
+        settings: dict[str, str] | None = None,
+        hosts: Sequence[Host] | None = None,
+        secure: Secure | None = None,
+    ) -> None:
+        self.directory = directory
+        self.settings = settings or {}
+        self.secure = secure
+        self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.brokers: dict[int, Broker] = {}
+        for number in range(1, brokers + 1):
+            host = hosts[number - 1] if hosts else Host("", "127.0.0.1")
+            ports = free_ports(5) if not hosts else [9092, 9093, 9094, 9095, 9096]
+            self.brokers[number] = Broker(number, host, *ports, directory / f"broker{number}")
+
+    def __enter__(self) -> Kafka:
+        try:
+            for number in self.brokers:
+                self._format(self.brokers[number])
+            for number in self.brokers:
+                self.start(number, wait=False)
+            self.wait_until_there()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all brokers."""
+        return ",".join(broker.address for broker in self.brokers.values())
+
+    @property
+    def proxied(self) -> str:
+        """The address of the first broker's proxy."""
+        return f"{self.brokers[1].host.address}:{self.brokers[1].proxy_port}"
+
+    # -- single brokers
+
+    def start(self, number: int, wait: bool = True) -> None:
+        """Starts that broker, and waits until the cluster is whole."""
+        broker = self.brokers[number]
+        assert broker.process is None
+        broker.log = (broker.directory / "log").open("ab")
+        command = [*broker.host.prefix, *_java_command("kafka.Kafka", str(broker.directory / "server.properties"))]
+        broker.process = subprocess.Popen(
+            command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+        )
+        if wait:
+            self.wait_until_there()
+
+    def kill(self, number: int, how: int = signal.SIGKILL) -> None:
+        """Ends that broker by a signal."""
+        broker = self.brokers[number]
+        assert broker.process is not None and broker.log is not None
+        broker.process.send_signal(how)
+        try:
+            broker.process.wait(60)
+        except subprocess.TimeoutExpired:
+            broker.process.kill()
+            broker.process.wait()
+        broker.log.close()
+        broker.process = broker.log = None
+
+    def stop(self) -> None:
+        """Ends all of them: what they hold is thrown away."""
+        for number, broker in self.brokers.items():
+            if broker.process is not None:
+                self.kill(number)
+
+    # -- the cluster
+
+    def wait_until_there(self) -> None:
+        """Until the running brokers know each other. Raises: RuntimeError, with the end of a broker's log."""
+        running = [broker for broker in self.brokers.values() if broker.process is not None]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        last: Exception | None = None
+        while True:
+            for broker in running:
+                if broker.process is not None and broker.process.poll() is not None:
+                    raise RuntimeError(f"Kafka's broker {broker.number} has ended:\n{self.told(broker.number)}")
+            try:
+                if self._known(running[0]) >= len(running):
+                    return
+            except (KafkaError, OSError) as error:
+                last = error
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Kafka is not there ({last!r}):\n{self.told(running[0].number)}")
+            time.sleep(0.2)
+
+    def _known(self, broker: Broker) -> int:
+        with socket.create_connection((broker.host.address, broker.port), 5):
+            pass
+        admin = KafkaAdminClient(bootstrap_servers=broker.address, bootstrap_timeout_ms=5000)
+        try:
+            return len(admin.describe_cluster()["brokers"])
+        finally:
+            admin.close()
+
+    def told(self, number: int) -> str:
+        """The end of what that broker has logged."""
+        return (self.brokers[number].directory / "log").read_text("utf-8", "replace")[-4000:]
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        """Waits until it holds. Raises: TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(0.05)
+
+    def partition_directory(self, number: int, topic: str, partition: int) -> Path:
+        """Where that broker keeps a partition."""
+        return self.brokers[number].directory / "data" / f"{topic}-{partition}"
+
+    def _format(self, broker: Broker) -> None:
+        broker.directory.mkdir(parents=True)
+        properties = broker.directory / "server.properties"
+        text = "".join(f"{name}={value}\n" for name, value in self._properties(broker).items())
+        properties.write_text(text, "utf-8")
+        scram = [] if self.secure is None else [
+            argument
+            for user, password in self.secure.users.items()
+            for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+            for argument in ("--add-scram", f"{kind}=[name={user},password={password}]")
+        ]
+        run_java("kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties), *scram)
+
+    def _properties(self, broker: Broker) -> dict[str, str]:
+        host = broker.host.address
+        copies = str(min(3, len(self.brokers)))
+        in_sync = str(min(2, len(self.brokers)))
+        voters = (f"{each.number}@{each.host.address}:{each.controller_port}" for each in self.brokers.values())
+        listeners = {"PLAINTEXT": broker.port, "CONTROLLER": broker.controller_port, "PROXIED": broker.proxied_port}
+        told = {"PLAINTEXT": broker.port, "PROXIED": broker.proxy_port}
+        kinds = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", "PROXIED": "PLAINTEXT"}
+        properties: dict[str, str] = {}
+        if self.secure is not None:
+            listeners["SECURE"] = told["SECURE"] = broker.secure_port
+            kinds["SECURE"] = "SASL_SSL"
+            properties = self._secure_properties(self.secure)
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(broker.number),
+            "controller.quorum.voters": ",".join(voters),
+            "listeners": ",".join(f"{name}://{host}:{port}" for name, port in listeners.items()),
+            "advertised.listeners": ",".join(f"{name}://{host}:{port}" for name, port in told.items()),
+            "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in kinds.items()),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(broker.directory / "data"),
+            "default.replication.factor": copies,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": copies,
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": in_sync,
+            "transaction.state.log.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "auto.create.topics.enable": "false",
+            "unclean.leader.election.enable": "false",
+            "num.network.threads": "2",
+            "num.io.threads": "2",
+            "log.cleaner.threads": "1",
+            "log.cleaner.dedupe.buffer.size": "4194304",
+            **properties,
+            **self.settings,
+        }
+
+    @staticmethod
+    def _secure_properties(secure: Secure) -> dict[str, str]:
+        module = "org.apache.kafka.common.security"
+        users = " ".join(f'user_{user}="{password}"' for user, password in secure.users.items())
+        scram = f"{module}.scram.ScramLoginModule required;"
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(secure.key_store),
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "listener.name.secure.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {users};",
+            "listener.name.secure.scram-sha-256.sasl.jaas.config": scram,
+            "listener.name.secure.scram-sha-512.sasl.jaas.config": scram,
+        }
