@@ -6,6 +6,7 @@
 #
 #   make run ARGS="--amqp.port 0"          PYTHON=python3.12 make test
 #   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
+#   make kafka        adds the Apache Kafka that tests/cluster starts
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
 #   make compare      against RabbitMQ's recorded answers, makes docs/compatibility.md; make compare-record: records them anew
@@ -43,7 +44,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run spark test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
+	@echo "targets: run spark kafka test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
 
 run: $(VENV)/.installed
 	@exec $(VENV)/bin/amqpd $(ARGS)
@@ -51,6 +52,20 @@ run: $(VENV)/.installed
 .PHONY: spark
 spark: $(VENV)/.installed $(VENV)/.spark
 	@echo "$(VENV)/bin/amqpctl export and format(\"amqp\") are ready; in a session of your own: PYSPARK_PYTHON=$(CURDIR)/$(VENV)/bin/python"
+
+# Apache Kafka's jars, for tests/cluster: Debian's maven brings them, and a Java.
+MAVEN ?= mvn
+COPY_JARS := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies
+.PHONY: kafka
+kafka: $(VENV)/kafka/.ready
+	@echo "$(VENV)/kafka has Kafka's jars: $(VENV)/bin/python -P -m pytest tests/cluster"
+
+$(VENV)/kafka/.ready: tests/cluster/kafka/pom.xml | $(VENV)/.created
+	@command -v $(MAVEN) >/dev/null || { echo "Kafka's jars come by Maven; on Debian: apt install maven" >&2; exit 1; }
+	@echo "downloading Kafka into $(VENV)/kafka: 44 MB"
+	@rm -rf $(@D)
+	@$(MAVEN) --batch-mode --quiet -f $< $(COPY_JARS) -DoutputDirectory='$(CURDIR)/$(@D)'
+	@touch $@
 
 # Most tests wait, for a JVM, a time-out, a disk: five lanes at once, each shown when it has ended, and what fails in one keeps
 # none from its end. Those that measure latency run alone, behind them.

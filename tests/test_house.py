@@ -104,6 +104,14 @@ class TestImports:
             and within(one.module, "amqpd.storage.export", "pyspark", "pyspark_amqp", "amqpd.cli")
         )
 
+    def test_a_node_without_kafka_imports_nothing_of_it(self) -> None:
+        assert not offences(
+            one
+            for one in all_imports()
+            if within(one.module, "amqpd.cluster", "amqpd.storage.replicated", "aiokafka", "kafka")
+            and not within(one.importer, "amqpd.cluster", "amqpd.storage.replicated")
+        )
+
     def test_protocol_does_no_input_or_output(self) -> None:
         assert not offences(
             one
@@ -119,7 +127,7 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.storage.export")
+        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.storage.export", "amqpd.cluster")
         assert not offences(
             one
             for one in all_imports()

@@ -23,8 +23,8 @@ from amqpd.cluster.connection import ANSWER_TIMEOUT_S, KafkaConnection, KafkaLos
 from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
 from amqpd.storage.replicated.fields import BadAnswer
-from amqpd.storage.replicated.partition import IN_FLIGHT_MAX, NO_LEADER, Partition
-from amqpd.storage.replicated.producing import Call, Producer, Producing
+from amqpd.storage.replicated.partition import NO_LEADER, Partition
+from amqpd.storage.replicated.producing import IN_FLIGHT_MAX, Call, Producer, Producing
 from amqpd.storage.replicated.requests import (
     Metadata,
     ProducerId,

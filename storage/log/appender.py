@@ -6,6 +6,12 @@ never used twice, also when a write fails: what did not get into the files is na
 
 Where the log has a codec, a batch is compressed as it is closed. Of small messages it takes more then: the more there
 is of them, the less each of them takes. Where it has a `replica`, its batches are closed as Kafka takes them.
+
+Kafka makes another batch of one that says when it was appended (LogAppendTime), takes no control record of a client,
+and drops the attributes that it leaves free when it makes one anew. So a batch for it has no attribute but its
+compression; its time stands in it as CreateTime, the same for all its records. A transient message of such a log is
+stored as a persistent one. A transaction is one batch: Kafka's markers are its own. Offsets are Kafka's too, so a batch
+that could not be written here goes there all the same: there is no gap.
 """
 
 from __future__ import annotations
@@ -34,13 +40,39 @@ from amqpd.storage.log.foreign import check_batches, place
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import RecordRoute, around_body, write_record, write_tombstone
-from amqpd.storage.log.replica import Replica
 from amqpd.storage.log.writing import append as append_to
 
 _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64
 _PACKED_RECORDS_MAX: Final[i64] = 1024
 _NO_PARTS: Final[list[bytes]] = []
+_SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
+
+
+@final
+class Replica:
+    """How batches are numbered that Kafka is to have as they are, and those that it has not been given yet.
+
+    sequence: of the next record; behind 2147483647 comes 0. closed: the batches, in order, until taken.
+    """
+
+    def __init__(self, producer_id: i64, epoch: i64, sequence: i64 = 0) -> None:
+        self.producer_id: i64 = producer_id
+        self.epoch: i64 = epoch
+        self.sequence: i64 = sequence
+        self.closed: list[ClosedBatch] = []
+
+    def number(self, count: i64) -> i64:
+        """The sequence of the first of the next `count` records."""
+        first: i64 = self.sequence
+        self.sequence = (first + count) & _SEQUENCE_MAX
+        return first
+
+    def take(self) -> list[ClosedBatch]:
+        """The batches that were closed since the last call, in order."""
+        closed = self.closed
+        self.closed = []
+        return closed
 
 
 @final

@@ -5,9 +5,14 @@ Its writer is the only one, so it knows each batch's offset beforehand. A batch 
 it are in Kafka; then the high watermark passes it.
 
 Something odd (an error that passes, a broken connection, another leader) makes the partition *drain*: nothing more is
-sent until nothing of it is in flight; then all that has no good answer goes again, the same bytes, oldest first. So
-never more than what five requests carry is unknown, which is as many batches as Kafka remembers of a producer: it knows
-a copy as one, and answers with the offset that the first has.
+sent until nothing of it is in flight; then all that has no good answer goes again, the same bytes, oldest first.
+
+Only the first WINDOW batches of those held are sent, which is as many as Kafka remembers of a producer: so it knows a
+copy as one, and answers with the offset that the first has. It would not be enough to have no more than five in flight:
+the oldest, stored, but answered by an error, and by one again when it is repeated, could meanwhile be passed by others.
+
+The first batch goes alone. From a producer that it does not know a partition takes any sequence: if the first one were
+refused for want of replicas, the second would be stored in its place.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from mypy_extensions import i64
 
 from amqpd.storage.log.batch import ClosedBatch
 
-IN_FLIGHT_MAX: Final[i64] = 5
+WINDOW: Final[i64] = 5
 NO_LEADER: Final[i64] = -1
 
 
@@ -27,8 +32,9 @@ NO_LEADER: Final[i64] = -1
 class Offered:
     """A batch on its way. offered_ms: since when, by the clock of whoever drives this."""
 
-    def __init__(self, batch: ClosedBatch, offered_ms: i64) -> None:
+    def __init__(self, batch: ClosedBatch, number: i64, offered_ms: i64) -> None:
         self.batch: ClosedBatch = batch
+        self.number: i64 = number  # among those of its partition
         self.offered_ms: i64 = offered_ms
         self.stored: bool = False  # it was answered well; what is before it was not yet
 
@@ -54,6 +60,8 @@ class Partition:
         self.listed: bool = False
         self.draining: bool = False
         self.in_flight: i64 = 0
+        self._window: i64 = 1
+        self._count: i64 = 0
         self.call: i64 = 0
         self.unsafe_bytes: i64 = 0
         self.not_before_ms: i64 = 0
@@ -66,17 +74,18 @@ class Partition:
             raise ValueError(f"a batch at offset {batch.base_offset}, expected {self.next_offset}")
         self.next_offset = batch.last_offset + 1
         self.unsafe_bytes += batch.size
-        offered = Offered(batch, now_ms)
+        offered = Offered(batch, self._count, now_ms)
+        self._count += 1
         self.order.append(offered)
         self.waiting.append(offered)
 
     def sendable(self, now_ms: i64) -> bool:
         """Whether a batch may go with the next request to its leader."""
         return (
-            self.in_flight < IN_FLIGHT_MAX
-            and not self.draining
-            and self.closed == 0
+            not self.draining
             and len(self.waiting) > 0
+            and self.waiting[0].number < self.order[0].number + self._window
+            and self.closed == 0
             and now_ms >= self.not_before_ms
         )
 
@@ -117,6 +126,7 @@ class Partition:
     def stored(self, offered: Offered) -> bool:
         """That batch is in Kafka. Returns whether the high watermark has risen."""
         offered.stored = True
+        self._window = WINDOW
         order = self.order
         before: i64 = self.high_watermark
         while order and order[0].stored:

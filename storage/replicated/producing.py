@@ -40,6 +40,9 @@ from amqpd.storage.replicated.produce import ProduceAnswer, TopicBatches, decode
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
 """Of batches in a request; one that is larger goes alone. Kafka takes 100 MiB (`socket.request.max.bytes`)."""
 
+IN_FLIGHT_MAX: Final[i64] = 5
+"""Requests on the way to one broker."""
+
 PAUSE_MS: Final[i64] = 100
 """Before what had no good answer is sent again."""
 

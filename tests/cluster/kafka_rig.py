@@ -11,13 +11,12 @@ have a controller. Its processes end with this one, whatever happens to it, and 
 Listeners of each broker: `PLAINTEXT` (also between brokers); `PROXIED`, the same under the address that is told to
 clients as that of a proxy; `SECURE`, SASL (PLAIN, SCRAM) inside TLS, where a key store is given.
 
-Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them. Java 17 or later: JAVA_HOME, else
-the path.
+Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them. Java 17 or later: JAVA_HOME,
+else the path.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -25,23 +24,26 @@ import socket
 import subprocess
 import time
 import uuid
+import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
-from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
 from network import Host
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAP_MIB = 256
 START_TIMEOUT_S = 180
 """A broker is there after 4 s on a quiet machine."""
 
-_PR_SET_PDEATHSIG = 1
 _JAVA_OPTIONS = (
     f"-Xmx{HEAP_MIB}m",
     "-Xms64m",
@@ -89,19 +91,19 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             each.close()
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _ends_with_us() -> list[str]:
+    """What stands before a command whose process shall not outlive this one."""
+    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 def run_java(main: str, *arguments: str, timeout_s: float = 120, **options: str) -> str:
     """What a Java program of Kafka's jars prints. options: Java's system properties. Raises: CalledProcessError."""
     return subprocess.run(
-        _java_command(main, *arguments, **options),
+        [*_ends_with_us(), *_java_command(main, *arguments, **options)],
         check=True,
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        preexec_fn=_end_with_parent,
     ).stdout
 
 
@@ -162,7 +164,7 @@ class Kafka:
             ports = free_ports(5) if not hosts else [9092, 9093, 9094, 9095, 9096]
             self.brokers[number] = Broker(number, host, *ports, directory / f"broker{number}")
 
-    def __enter__(self) -> Kafka:
+    def __enter__(self) -> Self:
         try:
             for number in self.brokers:
                 self._format(self.brokers[number])
@@ -196,9 +198,10 @@ class Kafka:
         broker = self.brokers[number]
         assert broker.process is None
         broker.log = (broker.directory / "log").open("ab")
-        command = [*broker.host.prefix, *_java_command("kafka.Kafka", str(broker.directory / "server.properties"))]
+        java_command = _java_command("kafka.Kafka", str(broker.directory / "server.properties"))
+        command = [*_ends_with_us(), *broker.host.prefix, *java_command]
         broker.process = subprocess.Popen(
-            command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent
+            command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL
         )
         if wait:
             self.wait_until_there()

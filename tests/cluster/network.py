@@ -16,6 +16,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 _NETWORK = "10.213.{}"
 
@@ -74,7 +75,7 @@ class Network:
             for index in range(count)
         ]
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> Self:
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
             _ip("address", "add", f"{self.address}/24", "dev", self._bridge)

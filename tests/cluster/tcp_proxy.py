@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Self
 
 TO_BROKER = "to the broker"
 FROM_BROKER = "from the broker"
 
 
 class TcpProxy:
-    """Listens at `port`, passes on to `target`. passed: bytes in each direction. cuts: how many connections it has cut."""
+    """Listens at `port`, passes on to `target`. passed: bytes in each direction. cuts: so many connections were."""
 
     def __init__(self, port: int, target: tuple[str, int]) -> None:
         self.port = port
@@ -26,7 +27,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> TcpProxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         return self
 

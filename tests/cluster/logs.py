@@ -1,0 +1,219 @@
+"""A local log whose batches are closed for Kafka, and what Kafka has of a partition, read in several ways."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from librt.strings import BytesWriter
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.connection import open_connection
+from amqpd.cluster.producer import KafkaProducer, any_metadata
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.replicated.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
+from amqpd.storage.replicated.partition import Partition
+from amqpd.storage.replicated.requests import ProducerId
+from amqpd.storage.storage import Storage
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka import KafkaConsumer
+    from kafka import TopicPartition as KafkaTopicPartition
+    from kafka.admin import KafkaAdminClient, NewTopic
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+PROPERTIES = b"\x10\x00\x02"
+MAGIC_AT = 16
+"""Where the magic byte stands in a batch: what comes before is the leader's to write."""
+
+Row = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]], int]
+"""Offset, key, value, headers, timestamp."""
+
+
+class Logs:
+    """A data directory, whose logs are written in the caller's thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.storage = Storage(directory, post=lambda function, *arguments: function(*arguments), inline=True)
+
+    def new(self, name: str, held: ProducerId) -> LocalLog:
+        """A log, whose batches have that producer id and epoch."""
+        _, log = self.storage.create_queue("v", name, "/")
+        log.appender.replica = Replica(held.producer_id, held.epoch)
+        return log
+
+    def turn(self) -> None:
+        """The turn ends: what was appended is written."""
+        self.storage.commits.end_of_turn()
+
+
+def take(log: LocalLog) -> list[ClosedBatch]:
+    """The batches that Kafka has not been given yet."""
+    assert log.appender.replica is not None
+    return log.appender.replica.take()
+
+
+def append(log: LocalLog, *bodies: bytes, persistent: bool = True) -> None:
+    """Messages, one batch if they fit."""
+    for body in bodies:
+        log.append_parts(ROUTE, PROPERTIES, body, persistent)
+
+
+def on_disk(directory: str | Path) -> list[bytes]:
+    """The batches in the segments of a log or of a partition of Kafka's."""
+    return [
+        batch for path in sorted(Path(directory).glob("*.log")) for batch in split_batches(path.read_bytes())
+    ]
+
+
+def split_batches(data: bytes) -> list[bytes]:
+    """The batches that stand one behind the other."""
+    found = []
+    at = 0
+    while at + int(HEADER_SIZE) <= len(data):
+        size = int(BatchHeader(data, at).size)
+        found.append(data[at : at + size])
+        at += size
+    assert at == len(data)
+    return found
+
+
+class Producer:
+    """A `KafkaProducer` whose partitions can be waited for."""
+
+    def __init__(self, access: KafkaAccess, **arguments: Any) -> None:
+        self.news = asyncio.Event()
+        self.refused: list[Partition] = []
+        self.ended: list[str] = []
+        self.kafka = KafkaProducer(
+            access,
+            on_moved=lambda _: self.news.set(),
+            on_refused=self._on_refused,
+            on_fenced=self._on_fenced,
+            **arguments,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kafka.close()
+
+    def _on_refused(self, partition: Partition) -> None:
+        self.refused.append(partition)
+        self.news.set()
+
+    def _on_fenced(self, text: str) -> None:
+        self.ended.append(text)
+        self.news.set()
+
+    def offer(self, partition: Partition, batches: list[ClosedBatch]) -> None:
+        """Batches, which go out now."""
+        self.kafka.offer(partition, batches)
+        self.kafka.flush()
+
+    async def until(self, *partitions: Partition, timeout_s: float = 120) -> None:
+        """Until all that was offered to them is in Kafka, or something was refused."""
+        async with asyncio.timeout(timeout_s):
+            while not (self.ended or self.refused) and any(each.order for each in partitions):
+                self.news.clear()
+                await self.news.wait()
+
+
+async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0, size_max: int = 1 << 20) -> Fetched:
+    """What one Fetch brings."""
+    metadata = await any_metadata(access, [topic.encode()])
+    assert metadata is not None
+    leader = metadata.leaders[topic.encode(), partition]
+    connection = await open_connection(access, *metadata.brokers[leader])
+    try:
+        place = FetchPlace(topic.encode(), partition, offset, size_max)
+        data = await connection.ask(
+            lambda number: encode_fetch(BytesWriter(), number, b"test", 500, size_max, [place])
+        )
+    finally:
+        await connection.close()
+    code, (found,) = decode_fetch(data)
+    assert code == 0
+    return found
+
+
+async def fetch_all(access: KafkaAccess, topic: str, partition: int, size_max: int = 1 << 20) -> list[bytes]:
+    """All batches of a partition."""
+    found: list[bytes] = []
+    offset = 0
+    while True:
+        answer = await fetch(access, topic, partition, offset, size_max)
+        assert answer.code == 0
+        batches = answer.batches()
+        found += batches
+        if not batches:
+            return found
+        offset = int(BatchHeader(batches[-1], 0).last_offset) + 1
+        if offset >= answer.high_watermark:
+            return found
+
+
+def rows(records: list[Record]) -> list[Row]:
+    """Records of ours as another program reads them."""
+    return [
+        (
+            record.offset,
+            b"eu.new",
+            None if record.tombstone else record.body,
+            [("exchange", b"orders"), ("properties", record.properties)],
+            record.timestamp_ms,
+        )
+        for record in records
+    ]
+
+
+def read_with_kafka_python(bootstrap: str, topic: str, partition: int, count: int) -> list[Row]:
+    """As its consumer gives them."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+    try:
+        at = KafkaTopicPartition(topic, partition)
+        consumer.assign([at])
+        consumer.seek(at, 0)
+        found: list[Row] = []
+        while len(found) < count:
+            for records in consumer.poll(timeout_ms=1000).values():
+                found += [(each.offset, each.key, each.value, list(each.headers), each.timestamp) for each in records]
+        return found
+    finally:
+        consumer.close()
+
+
+async def read_with_aiokafka(access: KafkaAccess, topic: str, partition: int, count: int) -> list[Row]:
+    """As its consumer gives them, reached by the same settings as ours."""
+    consumer = AIOKafkaConsumer(auto_offset_reset="earliest", enable_auto_commit=False, **access.aiokafka_options())
+    await consumer.start()
+    try:
+        at = TopicPartition(topic, partition)
+        consumer.assign([at])
+        consumer.seek(at, 0)
+        found: list[Row] = []
+        while len(found) < count:
+            for records in (await consumer.getmany(at, timeout_ms=1000)).values():
+                found += [(each.offset, each.key, each.value, list(each.headers), each.timestamp) for each in records]
+        return found
+    finally:
+        await consumer.stop()
+
+
+def create_topic(bootstrap: str, name: str, partitions: int = 1, copies: int = 1, **configs: str) -> None:
+    """A topic, as its queues' topics are made."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        settings = {key.replace("_", "."): value for key, value in configs.items()}
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=copies, topic_configs=settings)
+        admin.create_topics([topic])
+    finally:
+        admin.close()

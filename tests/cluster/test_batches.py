@@ -1,0 +1,232 @@
+"""A batch that a log of ours has is, from its magic byte on, the one that Kafka has: read back by Kafka's protocol,
+from Kafka's own files, by kafka-python, by aiokafka and by Java's tools.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from kafka_rig import Kafka, run_java
+from librt.strings import BytesWriter
+from logs import (
+    MAGIC_AT,
+    PROPERTIES,
+    ROUTE,
+    Logs,
+    Producer,
+    append,
+    create_topic,
+    fetch_all,
+    on_disk,
+    read_with_aiokafka,
+    read_with_kafka_python,
+    rows,
+    take,
+)
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.producer import init_producer_id
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.log.batch import COMPRESSION, LOG_APPEND_TIME, TRANSIENT, BatchHeader, ClosedBatch, close_batch
+from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import Record
+
+
+def fill(logs: Logs, log: LocalLog) -> None:
+    """Batches of every kind that a queue's log may have."""
+    append(log, b"one")
+    logs.turn()
+    append(log, *(b"message %d" % number for number in range(150)))  # 64, 64, 22
+    logs.turn()
+    append(log, b"kept", b"in memory", b"kept", persistent=False)
+    append(log, b"again on disk")
+    logs.turn()
+    for codec in (GZIP, SNAPPY, LZ4, ZSTD):
+        log.appender.codec = codec
+        append(log, *(b'{"number": %d, "state": "the same in all"}' % number for number in range(300)))
+        logs.turn()
+    append(log, b"x")  # too small to be worth it
+    logs.turn()
+    log.appender.codec = 0
+    parts = [b"part %d " % number * 10_000 for number in range(4)]
+    log.append_large(ROUTE, PROPERTIES, parts, sum(len(part) for part in parts), True)
+    logs.turn()
+    log.append_tombstone(ROUTE, PROPERTIES)
+    append(log, b"")
+    prepared = Prepared()
+    for number in range(10):
+        body = b"in one transaction %d" % number
+        prepared.append(ROUTE, PROPERTIES + body, 0, len(PROPERTIES), len(PROPERTIES), len(PROPERTIES + body), True)
+    prepared.close()
+    log.append_prepared(prepared)
+    logs.turn()
+
+
+def records_of(log: LocalLog) -> list[Record]:
+    return list(log.cursor.read(0, 1 << 30).records)
+
+
+async def test_a_stored_batch_is_what_kafka_has(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    create_topic(kafka.bootstrap, topic)
+    held = await init_producer_id(access, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", held)
+    fill(logs, log)
+    ours = on_disk(log.directory)
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        producer.offer(partition, take(log))
+        await producer.until(partition)
+        assert producer.ended == producer.refused == []
+        assert partition.high_watermark == log.next_offset
+
+    headers = [BatchHeader(batch, 0) for batch in ours]
+    assert len(ours) == len(headers) >= 14
+    assert {int(header.attributes) for header in headers} == {0, GZIP, SNAPPY, LZ4, ZSTD}
+    assert {(int(header.producer_id), int(header.producer_epoch)) for header in headers} == {
+        (held.producer_id, held.epoch)
+    }
+    assert [int(header.base_sequence) for header in headers] == [int(header.base_offset) for header in headers]
+
+    fetched = await fetch_all(access, topic, 0)
+    stored = on_disk(kafka.partition_directory(1, topic, 0))
+    for theirs in (fetched, stored):
+        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
+        assert [batch[:12] for batch in theirs] == [batch[:12] for batch in ours]  # offset and length
+    assert await fetch_all(access, topic, 0, size_max=1000) == fetched  # pieces of a batch are not taken for one
+
+    wanted = rows(records_of(log))
+    assert len(wanted) == log.next_offset
+    assert read_with_kafka_python(kafka.bootstrap, topic, 0, len(wanted)) == wanted
+    assert await read_with_aiokafka(access, topic, 0, len(wanted)) == wanted
+
+
+async def test_java_reads_it(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+    create_topic(kafka.bootstrap, topic)
+    held = await init_producer_id(access, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", held)
+    fill(logs, log)
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        producer.offer(partition, take(log))
+        await producer.until(partition)
+    records = records_of(log)
+
+    printed = run_java(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--partition", "0", "--offset", "earliest"),
+        *("--max-messages", str(len(records)), "--timeout-ms", "60000"),
+        *("--property", "print.key=true", "--property", "print.offset=true", "--property", "print.timestamp=true"),
+        *("--property", "null.literal=NULL"),
+    )
+    assert printed.splitlines() == [
+        f"CreateTime:{record.timestamp_ms}\tOffset:{record.offset}\teu.new\t"
+        + ("NULL" if record.tombstone else record.body.decode())
+        for record in records
+    ]
+
+    for directory in (Path(log.directory), kafka.partition_directory(1, topic, 0)):
+        files = sorted(str(path) for path in directory.glob("*.log"))
+        dumped = run_java("kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(files))
+        assert "isvalid: false" not in dumped
+        batches = re.findall(r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) baseSequence: (\d+)", dumped)
+        firsts = [int(BatchHeader(each, 0).base_offset) for each in on_disk(directory)]
+        assert [int(first) for first, *_ in batches] == firsts
+        assert set(re.findall(r"producerId: (\d+) producerEpoch: (\d+)", dumped)) == {
+            (str(held.producer_id), str(held.epoch))
+        }
+        assert len(re.findall(r"\| offset: \d+ ", dumped)) == len(records)
+
+
+def with_attributes(batch: ClosedBatch, attributes: int) -> ClosedBatch:
+    """The batch of a log that Kafka does not have: attributes of ours, checksum and all."""
+    header = BatchHeader(batch.header, 0)
+    count = int(header.count)
+    return close_batch(
+        BytesWriter(), batch.records, batch.base_offset, count, 0, attributes, batch.timestamp_ms, 0,
+        header.producer_id, header.base_sequence, -1, batch.more, header.producer_epoch,
+    )  # fmt: skip
+
+
+async def test_kafka_does_not_keep_a_time_that_a_log_of_its_own_has(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    """The time of an append is the leader's to say: Kafka makes another batch of it, checksum and all. So a log that
+    Kafka shall have is closed in the way that comes out of it unchanged.
+    """
+    create_topic(kafka.bootstrap, topic)
+    held = await init_producer_id(access, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", held)
+    append(log, b"a", b"b")
+    logs.turn()
+    (batch,) = take(log)
+    sent = with_attributes(batch, int(LOG_APPEND_TIME | TRANSIENT))
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        producer.offer(partition, [sent])
+        await producer.until(partition)
+        assert (partition.closed, partition.high_watermark) == (0, 2)
+    (theirs,) = await fetch_all(access, topic, 0)
+    assert theirs[MAGIC_AT:] != (sent.header + sent.records)[MAGIC_AT:]
+    assert theirs[MAGIC_AT:] == (batch.header + batch.records)[MAGIC_AT:]
+
+
+async def test_kafka_keeps_a_bit_that_it_leaves_free_only_while_it_need_not_look(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    """The mark of transient batches comes back from a topic that stores what it gets, and not from one that
+    compresses: so there is no such bit in what Kafka has.
+    """
+    create_topic(kafka.bootstrap, topic)
+    create_topic(kafka.bootstrap, topic + "-gzip", compression_type="gzip")
+    held = await init_producer_id(access, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", held)
+    append(log, *(b"the same" for _ in range(60)))
+    logs.turn()
+    (batch,) = take(log)
+    marked = with_attributes(batch, int(TRANSIENT))
+    for name, kept in ((topic, True), (topic + "-gzip", False)):
+        async with Producer(access) as producer:
+            partition = producer.kafka.open(name, 0, 0)
+            producer.offer(partition, [marked])
+            await producer.until(partition)
+            assert partition.high_watermark == 60
+        (theirs,) = await fetch_all(access, name, 0)
+        header = BatchHeader(theirs, 0)
+        assert header.transient() == kept
+        assert int(header.attributes & COMPRESSION) == (0 if kept else GZIP)
+
+
+@pytest.mark.parametrize("body_size", [900_000, 1_100_000])
+async def test_a_message_larger_than_the_topic_takes(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path, body_size: int
+) -> None:
+    """Refused, and nothing else is: Kafka's limit is 1 MiB here, of the batch."""
+    create_topic(kafka.bootstrap, topic, 2)
+    held = await init_producer_id(access, topic)
+    logs = Logs(tmp_path)
+    log, other = logs.new("tasks", held), logs.new("others", held)
+    log.append_large(ROUTE, PROPERTIES, [bytes(body_size)], body_size, True)
+    append(log, b"behind")
+    append(other, b"elsewhere")
+    logs.turn()
+    async with Producer(access) as producer:
+        first, second = producer.kafka.open(topic, 0, 0), producer.kafka.open(topic, 1, 0)
+        producer.kafka.offer(first, take(log))
+        producer.offer(second, take(other))
+        await producer.until(second)
+        await producer.until(first)
+        assert producer.ended == []
+        assert second.high_watermark == 1
+        if body_size > 1 << 20:
+            assert (first.closed, first.high_watermark) == (10, 0), first.text
+        else:
+            assert (first.closed, first.high_watermark) == (0, 2)

@@ -1,0 +1,104 @@
+"""Three brokers on three hosts: a leader killed, a leader cut off from all, a broker that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kafka_rig import Kafka
+from logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch_all, on_disk, take
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.producer import init_producer_id
+
+PARTITIONS = 6
+
+
+def addresses(kafka: Kafka) -> KafkaAccess:
+    return KafkaAccess(tuple(kafka.bootstrap.split(",")))
+
+
+async def test_leaders_that_die_and_are_cut_off(kafka_hosts: Kafka, topic: str, tmp_path: Path) -> None:
+    """Publishing goes on all the while; at the end Kafka has all of it once, in order."""
+    kafka = kafka_hosts
+    access = addresses(kafka)
+    create_topic(kafka.bootstrap, topic, PARTITIONS, 3)
+    held = await init_producer_id(access, topic, timeout_s=120)
+    logs = Logs(tmp_path)
+    written = [logs.new(f"tasks {number}", held) for number in range(PARTITIONS)]
+    async with Producer(access, answer_timeout_s=4, delivery_timeout_s=300) as producer:
+        partitions = [producer.kafka.open(topic, number, 0) for number in range(PARTITIONS)]
+        number = 0
+
+        async def publish(turns: int) -> None:
+            nonlocal number
+            for _ in range(turns):
+                number += 1
+                for log, partition in zip(written, partitions, strict=True):
+                    append(log, *(b"message %d" % number for _ in range(3)))
+                    logs.turn()
+                    producer.offer(partition, take(log))
+                await asyncio.sleep(0.02)
+
+        async def stored() -> None:
+            await producer.until(*partitions, timeout_s=240)
+            assert producer.ended == producer.refused == []
+
+        await publish(20)
+        await stored()
+        leaders = {int(partition.leader) for partition in partitions}
+        assert leaders == {1, 2, 3}
+
+        await asyncio.gather(publish(50), asyncio.to_thread(kafka.kill, 1))
+        await stored()
+        assert 1 not in {int(partition.leader) for partition in partitions}
+        await asyncio.to_thread(kafka.start, 1)
+
+        host = kafka.brokers[2].host
+        host.unplug()
+        try:
+            await publish(50)
+            await stored()
+            assert 2 not in {int(partition.leader) for partition in partitions}
+        finally:
+            host.plug()
+        await publish(20)
+        await stored()
+
+    for partition, log in zip(partitions, written, strict=True):
+        assert partition.high_watermark == log.next_offset == 3 * 140
+        theirs = await fetch_all(access, topic, int(partition.number))
+        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
+        assert [batch[:8] for batch in theirs] == [batch[:8] for batch in on_disk(log.directory)]
+
+
+async def test_too_few_replicas(kafka_hosts: Kafka, topic: str, tmp_path: Path) -> None:
+    """Two of three copies are asked for: with one broker nothing is safe, and with two again all of it is."""
+    kafka = kafka_hosts
+    access = addresses(kafka)
+    create_topic(kafka.bootstrap, topic, 1, 3, min_insync_replicas="3")
+    held = await init_producer_id(access, topic, timeout_s=120)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", held)
+    async with Producer(access, answer_timeout_s=4, delivery_timeout_s=300) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        append(log, b"first")
+        logs.turn()
+        producer.offer(partition, take(log))
+        await producer.until(partition)
+        assert partition.high_watermark == 1
+        leader = int(partition.leader)
+        other = next(number for number in kafka.brokers if number != leader)
+        await asyncio.to_thread(kafka.kill, other)
+        for text in (b"second", b"third"):
+            append(log, text)
+            logs.turn()
+            producer.offer(partition, take(log))
+        await asyncio.sleep(2)
+        assert partition.high_watermark == 1
+        assert producer.ended == producer.refused == []
+        await asyncio.to_thread(kafka.start, other)
+        await producer.until(partition, timeout_s=240)
+        assert partition.high_watermark == 3
+    theirs = await fetch_all(access, topic, 0)
+    assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]

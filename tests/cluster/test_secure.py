@@ -1,0 +1,130 @@
+"""TLS and SASL: ours and aiokafka's by one set of settings, and what is refused."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiokafka.admin import AIOKafkaAdminClient
+from conftest import need
+from cryptography.hazmat.primitives import serialization
+from kafka_rig import Kafka, Secure, missing
+from logs import Logs, Producer, append, create_topic, fetch_all, on_disk, take
+
+from amqpd.cluster.access import BadAccess, KafkaAccess
+from amqpd.cluster.connection import KafkaUnfit, open_connection
+from amqpd.cluster.producer import KafkaRefused, init_producer_id
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PASSWORD = "s3cret-of-amqpd"
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kafka, Path]]:
+    """A broker with a listener SECURE, and the file of whoever signed its certificate."""
+    need(missing())
+    directory = tmp_path_factory.mktemp("secure")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    store, signed_by = directory / "store.pem", directory / "ca.pem"
+    key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )  # the only form that Java takes
+    store.write_bytes(key + b"".join(each.bytes() for each in certificate.cert_chain_pems))
+    authority.cert_pem.write_to_path(str(signed_by))
+    with Kafka(directory / "kafka", secure=Secure(store, {"amqpd": PASSWORD})) as kafka:
+        yield kafka, signed_by
+
+
+def reached(secure: tuple[Kafka, Path], **instead: Any) -> KafkaAccess:
+    kafka, signed_by = secure
+    settings: dict[str, Any] = {
+        "kafka": (f"127.0.0.1:{kafka.brokers[1].secure_port}",),
+        "tls": True,
+        "ca_file": str(signed_by),
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "amqpd",
+        "sasl_password": PASSWORD,
+    }
+    return KafkaAccess(**{**settings, **instead})
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_by_each_mechanism(secure: tuple[Kafka, Path], mechanism: str, topic: str, tmp_path: Path) -> None:
+    access = reached(secure, sasl_mechanism=mechanism)
+    create_topic(secure[0].bootstrap, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", await init_producer_id(access, topic))
+    append(log, b"a", b"b")
+    logs.turn()
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        producer.offer(partition, take(log))
+        await producer.until(partition)
+        assert partition.high_watermark == 2
+    assert [batch[16:] for batch in await fetch_all(access, topic, 0)] == [
+        batch[16:] for batch in on_disk(log.directory)
+    ]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_aiokafka_by_the_same_settings(secure: tuple[Kafka, Path], mechanism: str) -> None:
+    admin = AIOKafkaAdminClient(**reached(secure, sasl_mechanism=mechanism).aiokafka_options())
+    await admin.start()
+    try:
+        assert len((await admin.describe_cluster())["brokers"]) == 1
+    finally:
+        await admin.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_a_wrong_password(secure: tuple[Kafka, Path], mechanism: str) -> None:
+    access = reached(secure, sasl_mechanism=mechanism, sasl_password="wrong")
+    host, port = access.addresses[0]
+    with pytest.raises(KafkaUnfit, match="SASL_AUTHENTICATION_FAILED"):
+        await open_connection(access, host, port)
+    with pytest.raises(KafkaRefused, match="SASL_AUTHENTICATION_FAILED"):
+        await init_producer_id(access, "slot")
+    assert "wrong" not in repr(access)
+
+
+async def test_a_certificate_that_nobody_believes(secure: tuple[Kafka, Path], tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    access = reached(secure, ca_file=str(other))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await open_connection(access, *access.addresses[0])
+
+
+async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
+    kafka, _ = secure
+    plain = KafkaAccess((kafka.bootstrap,), sasl_mechanism="SCRAM-SHA-512", sasl_username="amqpd", sasl_password="x")
+    with pytest.raises(KafkaUnfit, match="ILLEGAL_SASL_STATE"):
+        await open_connection(plain, *plain.addresses[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kafka": ()}, "no broker"),
+        ({"kafka": ("host",)}, "'host' is no address"),
+        ({"kafka": ("host:0",)}, "no address"),
+        ({"kafka": ("host:99999",)}, "no address"),
+        ({"sasl_mechanism": "GSSAPI"}, "no SASL mechanism GSSAPI: PLAIN"),
+        ({"sasl_mechanism": "PLAIN"}, "needs a user name"),
+        ({"ca_file": "x"}, "not TLS"),
+        ({"tls": True, "key_file": "x"}, "no certificate"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadAccess, match=why):
+        KafkaAccess(**{"kafka": ("[::1]:9092",), **settings})
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadAccess, match=r"gone\.pem"):
+        KafkaAccess(("a:1",), tls=True, ca_file=str(tmp_path / "gone.pem")).ssl_context()

@@ -1,0 +1,57 @@
+"""Answers put together from pieces, and held against what was asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqpd.storage.replicated.fields import BadAnswer
+from amqpd.storage.replicated.link import Link
+from amqpd.storage.replicated.requests import CORRELATION_MAX
+
+
+def frame(number: int, body: bytes) -> bytes:
+    return (len(body) + 4).to_bytes(4, "big") + number.to_bytes(4, "big") + body
+
+
+def test_answers_in_any_pieces() -> None:
+    bodies = [b"", b"a", b"b" * 300, b""]
+    data = b"".join(frame(number, body) for number, body in enumerate(bodies))
+    for size in (1, 2, 3, 5, 7, 100, len(data)):
+        link = Link(1 << 20)
+        assert [link.ask() for _ in bodies] == [0, 1, 2, 3]
+        found = [answer for at in range(0, len(data), size) for answer in link.feed(data[at : at + size])]
+        assert [answer[4:] for answer in found] == bodies
+        assert link.unanswered == 0
+
+
+def test_a_large_answer_is_not_copied_for_each_piece() -> None:
+    link = Link(1 << 20)
+    link.ask()
+    data = frame(0, bytes(1 << 19))
+    for at in range(0, len(data), 1 << 14):
+        found = link.feed(data[at : at + (1 << 14)])
+    assert len(found) == 1
+    assert len(found[0]) == (1 << 19) + 4
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (frame(1, b"x"), "the answer to 1, expected that to 0"),
+        (frame(0, b"") + frame(0, b""), "nobody asked"),
+        (b"\x00\x00\x00\x03abc", "3 bytes"),
+        (b"\xff\xff\xff\xff", "-1 bytes"),
+        (b"\x7f\xff\xff\xff", "1000 at most"),
+    ],
+)
+def test_what_is_no_answer(data: bytes, why: str) -> None:
+    link = Link(1000)
+    link.ask()
+    with pytest.raises(BadAnswer, match=why):
+        link.feed(data)
+
+
+def test_numbers_begin_again() -> None:
+    link = Link(1000)
+    link._next_id = CORRELATION_MAX
+    assert [link.ask(), link.ask()] == [CORRELATION_MAX, 0]

@@ -1,0 +1,236 @@
+"""Batches to a Kafka that fails in every way it may: in order, once each, and nothing called safe that is not there."""
+
+from __future__ import annotations
+
+import pytest
+from twin_kafka import NOT_LEADER, Run, batch_at
+
+from amqpd.storage.replicated.codes import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, code_of
+from amqpd.storage.replicated.fields import BadAnswer
+
+SEEDS = 150
+STEPS = 500
+
+
+@pytest.mark.parametrize("lane", range(3))
+def test_nothing_is_lost_doubled_or_reordered(lane: int) -> None:
+    resent = answered = 0
+    for seed in range(lane, SEEDS, 3):
+        run = Run(seed)
+        for _ in range(STEPS):
+            run.step(faults=True)
+        assert run.ended == run.closed == []
+        run.settle()
+        assert run.ended == run.closed == [], seed
+        for partition, twin in zip(run.partitions, run.twins, strict=True):
+            assert twin.stored == list(range(partition.next_offset)), seed
+            assert partition.high_watermark == partition.next_offset
+            assert partition.unsafe_bytes == partition.in_flight == 0
+        resent += run.resent
+        answered += run.answered
+    assert resent > 1000
+    assert answered > 5000
+
+
+def started(partitions: int = 1) -> Run:
+    run = Run(0, partitions, 1)
+    run.look_up()
+    return run
+
+
+def offer(run: Run, *counts: int, partition: int = 0) -> None:
+    to = run.partitions[partition]
+    for count in counts:
+        run.producing.offer(to, batch_at(to.next_offset, count), run.now)
+
+
+def known(run: Run) -> Run:
+    """The partitions have a batch each, so that Kafka knows the producer there."""
+    for partition in run.partitions:
+        offer(run, 1, partition=partition.number)
+    run.settle()
+    return run
+
+
+def test_the_first_batch_goes_alone() -> None:
+    run = started()
+    offer(run, 1, 1, 1)
+    run.send()
+    run.send()
+    assert len(run.sent) == 1
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    run.send()
+    assert len(run.sent) == 2
+
+
+def test_five_requests_of_one_batch_each_are_on_the_way() -> None:
+    run = known(started(2))
+    offer(run, *[1] * 9)
+    offer(run, 3, partition=1)
+    run.send()
+    carried = [
+        [
+            (each.number, one.batch.base_offset)
+            for each, one in zip(sent.call.partitions, sent.call.offered, strict=True)
+        ]
+        for sent in run.sent
+    ]
+    assert carried == [[(0, 1), (1, 1)], [(0, 2)], [(0, 3)], [(0, 4)], [(0, 5)]]
+
+
+def test_a_request_has_no_more_bytes_than_it_may() -> None:
+    run = Run(0, 30, 1)
+    run.look_up()
+    for number in range(30):
+        offer(run, 20, partition=number)  # 221 bytes each, 2000 a request
+    run.send()
+    assert [len(sent.call.partitions) for sent in run.sent] == [9, 9, 9, 3]
+
+
+def test_a_batch_larger_than_a_request_goes_alone() -> None:
+    run = started(2)
+    offer(run, 1000)
+    offer(run, 1, partition=1)
+    run.send()
+    assert [len(sent.call.partitions) for sent in run.sent] == [1, 1]
+
+
+def test_a_later_epoch_ends_it() -> None:
+    run = started()
+    offer(run, 2)
+    run.twins[0].epoch = 1
+    run.send()
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    assert run.ended == ["orders 0: INVALID_PRODUCER_EPOCH"]
+    offer(run, 1)
+    run.send()
+    assert run.sent == []
+    assert run.partitions[0].high_watermark == 0
+
+
+def test_another_offset_than_ours_ends_it() -> None:
+    """Somebody else has written to the partition, under an id of his own."""
+    run = known(started())
+    run.twins[0].stored.append(0)
+    offer(run, 2, 2)
+    run.send()
+    for sent in run.sent:
+        run.carry_out(sent)
+    run.answer(1)
+    assert run.ended == ["orders 0: a batch of offset 1 is stored at 2"]
+    run.answer(1)
+    assert len(run.ended) == 1
+    assert run.passed == {0: 1}
+
+
+def test_a_producer_that_kafka_has_forgotten_batches_of_ends_it() -> None:
+    """The oldest that is not answered does not follow: what was confirmed is not there."""
+    run = started()
+    offer(run, 2)
+    run.send()
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    run.twins[0].last_sequence = -1
+    offer(run, 2, 2)
+    run.send()
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    assert len(run.ended) == 1
+    assert "OUT_OF_ORDER" in run.ended[0]
+
+
+def test_a_batch_that_kafka_does_not_take_closes_its_partition_alone() -> None:
+    run = known(started(2))
+    offer(run, 2, 2)
+    offer(run, 1, partition=1)
+    run.send()
+    first, second = run.sent
+    run.carry_out(first)
+    run.carry_out(second)
+    assert first.answer is not None
+    at = first.answer.index(bytes(6) + (1).to_bytes(8, "big"))  # partition 0, code 0, base offset 1
+    first.answer = first.answer[: at + 4] + (10).to_bytes(2, "big") + first.answer[at + 6 :]
+    run.answer(1)
+    run.answer(1)
+    assert run.closed == [run.partitions[0]]
+    assert (run.partitions[0].closed, run.partitions[0].text) == (10, "MESSAGE_TOO_LARGE")
+    assert run.ended == []
+    assert run.passed == {0: 1, 1: 2}
+    offer(run, 1, partition=1)
+    offer(run, 1)
+    run.send()
+    assert [each.number for sent in run.sent for each in sent.call.partitions] == [1]
+
+
+def test_an_answer_that_names_other_partitions_is_none() -> None:
+    run = started(2)
+    offer(run, 1)
+    run.send()
+    run.carry_out(run.sent[0])
+    other = run.sent.pop()
+    offer(run, 1, partition=1)
+    run.send()
+    call = run.sent.pop().call
+    assert other.answer is not None
+    with pytest.raises(BadAnswer):
+        run.producing.answered(call, other.answer, 0)
+    run.producing.answered(other.call, other.answer, 0)
+    run.settle()
+    assert run.passed == {0: 1, 1: 1}
+
+
+def test_nothing_goes_before_the_pause_is_over() -> None:
+    run = started()
+    offer(run, 1)
+    run.send()
+    run.cut(1)
+    run.send()
+    assert run.sent == []
+    assert run.producing.paused_until(run.now) == run.now + 100
+    run.now += 100
+    run.send()
+    assert len(run.sent) == 1
+
+
+def test_a_leader_that_comes_back_gets_each_partition_once_a_request() -> None:
+    run = known(Run(0, 1, 2))
+    offer(run, 1, 1)
+    for leader in (2, 1, 2, 1):
+        run.producing.leads(run.partitions[0], leader, run.now)
+    run.send()
+    assert [(sent.leader, len(sent.call.partitions)) for sent in run.sent] == [(1, 1), (1, 1)]
+
+
+def test_a_partition_without_a_leader_waits() -> None:
+    run = started()
+    offer(run, 1)
+    run.send()
+    run.twins[0].leader = 5
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    assert run.wanted == {run.partitions[0]}
+    assert code_of(NOT_LEADER).remedy == LEADER
+    run.now += 1000
+    run.send()
+    assert run.sent == []
+    run.twins[0].leader = 1
+    run.settle()
+    assert run.passed == {0: 1}
+
+
+def test_batches_are_offered_in_order() -> None:
+    run = started()
+    with pytest.raises(ValueError, match="expected 0"):
+        run.producing.offer(run.partitions[0], batch_at(3, 1), 0)
+
+
+def test_the_codes() -> None:
+    remedies = {NONE, RESEND, LEADER, SEQUENCE, PARTITION, FENCED}
+    assert {code.remedy for code in CODES.values()} == remedies
+    assert [code.number for code in CODES.values()] == sorted(CODES)
+    assert {CODES[each].remedy for each in (47, 90)} == {FENCED}
+    assert {CODES[each].remedy for each in (10, 87, 2, 32)} == {PARTITION}
+    assert {CODES[each].remedy for each in (7, 19, 20)} == {RESEND}
+    assert (code_of(31000).remedy, code_of(31000).name) == (RESEND, "code 31000")

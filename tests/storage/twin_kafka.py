@@ -1,0 +1,233 @@
+"""A Kafka in memory, as much of it as a producer of prepared batches sees: partitions that check epochs and sequences,
+leaders that change, answers that fail or never come. Its rules are those of ProducerAppendInfo and ProducerStateEntry:
+five batches of a producer are remembered, a copy of one of them is answered with its offset, and what leaves a gap is
+refused.
+
+It also is what the network does to a producer: requests and answers wait here until a test lets them go on, and those
+of a connection that was cut may still be carried out, later.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+
+from librt.strings import BytesWriter
+
+from amqpd.storage.log.batch import ClosedBatch, close_batch
+from amqpd.storage.replicated.partition import Partition
+from amqpd.storage.replicated.producing import Call, Producer, Producing
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+REMEMBERED = 5
+OUT_OF_ORDER, STALE_EPOCH, NOT_LEADER, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER = 45, 47, 6, 7, 19, 20
+VERSION = 9
+
+
+def batch_at(offset: int, count: int, producer_id: int = 9, epoch: int = 0, sequence: int | None = None) -> ClosedBatch:
+    """A batch whose records are their offsets, of so many bytes that they are looked at only."""
+    records = b"".join((offset + each).to_bytes(8, "big") for each in range(count))
+    first = offset if sequence is None else sequence
+    return close_batch(BytesWriter(), records, offset, count, 0, 0, 1, 0, producer_id, first, -1, [], epoch)
+
+
+@dataclass
+class TwinPartition:
+    """What one partition's leader has. stored: the offset that each record says it should have."""
+
+    leader: int = 1
+    epoch: int = -1
+    stored: list[int] = field(default_factory=list)
+    last_sequence: int = -1
+    remembered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def append(self, data: bytes) -> tuple[int, int]:
+        """(code, base offset) of a batch."""
+        epoch = int.from_bytes(data[51:53], "big")
+        sequence = int.from_bytes(data[53:57], "big")
+        count = int.from_bytes(data[57:61], "big")
+        if epoch < self.epoch:
+            return STALE_EPOCH, -1
+        if epoch > self.epoch:
+            if self.epoch >= 0 and sequence != 0:
+                return OUT_OF_ORDER, -1
+            self.epoch, self.last_sequence = epoch, sequence - 1
+            self.remembered.clear()
+        for first, number, offset in self.remembered:
+            if (first, number) == (sequence, count):
+                return 0, offset
+        if sequence != self.last_sequence + 1:
+            return OUT_OF_ORDER, -1
+        base = len(self.stored)
+        self.stored += [int.from_bytes(data[61 + 8 * each : 69 + 8 * each], "big") for each in range(count)]
+        self.last_sequence = sequence + count - 1
+        self.remembered.append((sequence, count, base))
+        return 0, base
+
+
+@dataclass
+class Sent:
+    """A request on its way. answer: what the broker has said to it. gone: its connection was cut."""
+
+    leader: int
+    call: Call
+    data: bytes
+    answer: bytes | None = None
+    gone: bool = False
+
+
+class Run(Producer):
+    """A producer, the twin, and the network between them, driven by a random number generator."""
+
+    def __init__(self, seed: int, partitions: int = 3, brokers: int = 2) -> None:
+        self.random = random.Random(seed)
+        self.now = 0
+        self.brokers = list(range(1, brokers + 1))
+        self.twins = [TwinPartition() for _ in range(partitions)]
+        self.producing = Producing(self, 2000)
+        self.partitions = [Partition(b"orders", number, 0) for number in range(partitions)]
+        self.wanted: set[Partition] = set(self.partitions)
+        self.sent: list[Sent] = []
+        self.zombies: list[Sent] = []
+        self.ended: list[str] = []
+        self.closed: list[Partition] = []
+        self.passed: dict[int, int] = dict.fromkeys(range(partitions), 0)
+        self.answered = 0
+        self.resent = 0
+        self._seen: set[tuple[int, int]] = set()
+
+    # -- what `Producing` tells
+
+    def moved(self, partition: Partition) -> None:
+        twin = self.twins[partition.number]
+        assert partition.high_watermark > self.passed[partition.number]
+        self.passed[partition.number] = partition.high_watermark
+        assert twin.stored[: partition.high_watermark] == list(range(partition.high_watermark))
+
+    def refused(self, partition: Partition) -> None:
+        self.closed.append(partition)
+
+    def leader_wanted(self, partition: Partition) -> None:
+        self.wanted.add(partition)
+
+    def fenced(self, text: str) -> None:
+        self.ended.append(text)
+
+    # -- the network
+
+    def look_up(self) -> None:
+        for partition in sorted(self.wanted, key=lambda each: each.number):
+            self.producing.leads(partition, self.twins[partition.number].leader, self.now)
+        self.wanted.clear()
+
+    def send(self) -> None:
+        self.producing.paused_until(self.now)
+        for leader in self.producing.leaders():
+            while sum(each.leader == leader for each in self.sent) < 5:
+                call = self.producing.take(leader, self.now)
+                if call is None:
+                    break
+                assert len({each.number for each in call.partitions}) == len(call.partitions)
+                for partition, offered in zip(call.partitions, call.offered, strict=True):
+                    assert partition.in_flight <= 5
+                    key = (partition.number, offered.batch.base_offset)
+                    self.resent += key in self._seen
+                    self._seen.add(key)
+                data = b"".join(call.encode(BytesWriter(), 1, b"", 1000))
+                self.sent.append(Sent(leader, call, data))
+
+    def carry_out(self, sent: Sent, fault: int = 0) -> None:
+        """The broker does what it is asked. fault: a code that it answers instead, after or before."""
+        kinds = ProduceResponse.TopicProduceResponse
+        of_one = kinds.PartitionProduceResponse
+        topics = []
+        for topic in ProduceRequest.decode(sent.data, version=VERSION, header=True, framed=True).topic_data:
+            rows = []
+            for each in topic.partition_data:
+                twin = self.twins[each.index]
+                code, offset = NOT_LEADER, -1
+                if twin.leader == sent.leader and fault != NOT_ENOUGH:
+                    code, offset = twin.append(bytes(each.records))
+                elif twin.leader == sent.leader:
+                    code = NOT_ENOUGH
+                if code == 0 and fault in {TIMED_OUT, NOT_ENOUGH_AFTER}:
+                    code, offset = fault, -1
+                rows.append(of_one(index=each.index, error_code=code, base_offset=offset, log_append_time_ms=-1))
+            self.random.shuffle(rows)
+            topics.append(kinds(name=topic.name, partition_responses=rows))
+        message = ProduceResponse(responses=topics, throttle_time_ms=0)
+        message.API_VERSION = VERSION
+        message.with_header(correlation_id=1)
+        sent.answer = bytes(message.encode(header=True))
+
+    def answer(self, leader: int) -> None:
+        """The oldest answer of that broker arrives."""
+        sent = next(each for each in self.sent if each.leader == leader)
+        assert sent.answer is not None
+        self.sent.remove(sent)
+        self.answered += 1
+        self.producing.answered(sent.call, sent.answer, self.now)
+
+    def cut(self, leader: int) -> None:
+        """The connection to that broker ends; what it has not carried out by then it may carry out later."""
+        gone = [each for each in self.sent if each.leader == leader]
+        self.sent = [each for each in self.sent if each.leader != leader]
+        self.zombies += [each for each in gone if each.answer is None]
+        for each in gone:
+            self.producing.lost(each.call, self.now)
+
+    def oldest_open(self, leader: int) -> Sent | None:
+        """The oldest request that the broker has not carried out: it does them in order."""
+        return next((each for each in self.sent if each.leader == leader and each.answer is None), None)
+
+    # -- by chance
+
+    def step(self, faults: bool) -> None:
+        self.now += self.random.randrange(60)
+        leader = self.random.choice(self.brokers)
+        dice = self.random.random()
+        if dice < 0.3:
+            partition = self.random.choice(self.partitions)
+            count = self.random.randrange(1, 5)
+            self.producing.offer(partition, batch_at(partition.next_offset, count), self.now)
+        elif dice < 0.5:
+            self.send()
+        elif dice < 0.7:
+            sent = self.oldest_open(leader)
+            if sent is not None:
+                fault = self.random.choice((0, 0, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER)) if faults else 0
+                self.carry_out(sent, fault)
+        elif dice < 0.9:
+            oldest = next((each for each in self.sent if each.leader == leader), None)
+            if oldest is not None and oldest.answer is not None:
+                self.answer(leader)
+        elif dice < 0.94:
+            self.look_up()
+        elif faults and dice < 0.96:
+            self.random.choice(self.twins).leader = self.random.choice(self.brokers)
+        elif faults and dice < 0.98:
+            self.cut(leader)
+        elif faults and self.zombies:
+            self.carry_out(self.zombies.pop(0))
+
+    def settle(self) -> None:
+        """No more faults: everything comes to its end."""
+        for _ in range(2000):
+            self.now += 50
+            self.look_up()
+            self.send()
+            for leader in self.brokers:
+                while (sent := self.oldest_open(leader)) is not None:
+                    self.carry_out(sent)
+                while any(each.leader == leader for each in self.sent):
+                    self.answer(leader)
+            if self.zombies:
+                self.carry_out(self.zombies.pop(0))
+            if not self.sent and not self.zombies and not any(each.order for each in self.partitions):
+                return
+        raise AssertionError("it does not come to an end")
