@@ -154,14 +154,14 @@ check-metrics: $(VENV)/.installed $(VENV)/.dev
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) tests/prometheus
 
 # Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
-# for disks and starts most of the time: side by side. Then exports that are killed again and again.
+# for disks and starts most of the time: side by side. Then exports that are killed again and again, and a Kafka (make kafka).
 .PHONY: test-long
 test-long: $(VENV)/.installed $(VENV)/.dev
 	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m ci_long -s --durations=0 --durations-min=1"; \
 	eval "$$run tests/crash/test_states.py tests/crash/test_corruption.py" > $(VENV)/states.log 2>&1 & states=$$!; \
 	eval "$$run tests/crash --ignore=tests/crash/test_states.py --ignore=tests/crash/test_corruption.py" || status=$$?; \
 	wait $$states || status=$$?; cat $(VENV)/states.log; \
-	eval "$$run tests/export" || status=$$?; exit $$status
+	eval "$$run tests/export tests/cluster" || status=$$?; exit $$status
 
 # Crashes and faults at length: 1,000 kills, 500 power cuts, histories over 500 and 100 more, 10 million crash states, 100,000
 # flips, every call of a script.

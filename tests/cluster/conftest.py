@@ -20,7 +20,8 @@ import network
 
 from amqpd.cluster.access import KafkaAccess
 
-TEST_TIMEOUT_S = 600
+TEST_TIMEOUT_S = 1200
+"""For each test that names none, with a start of Kafka in it, which takes minutes on a busy machine."""
 _names = count(1)
 
 
@@ -28,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("on_demand") is None:
+            item.add_marker(pytest.mark.ci_long)
 
 
 def need(missing: str) -> None:

@@ -41,7 +41,7 @@ with warnings.catch_warnings():
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAP_MIB = 256
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 420
 """A broker is there after 4 s on a quiet machine."""
 
 _JAVA_OPTIONS = (

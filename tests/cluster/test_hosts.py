@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from kafka_rig import Kafka
 from logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch_all, on_disk, take
 
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.producer import init_producer_id
 
+pytestmark = pytest.mark.on_demand  # two minutes on a quiet machine
 PARTITIONS = 6
 
 
