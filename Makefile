@@ -18,7 +18,7 @@ PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
 # What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
-INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash export limits management model prometheus test_server.py test_wheel.py)
+INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash deploy export limits management model prometheus test_server.py test_wheel.py)
 MARKS := not on_demand and not ci_long and not peer
 # What took longest; .ci/run shows the slowest of all lanes.
 SLOWEST := --durations=40 --durations-min=1
@@ -46,8 +46,34 @@ help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 	@echo "targets: run spark kafka test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
 
-run: $(VENV)/.installed
-	@exec $(VENV)/bin/amqpd $(ARGS)
+# The first time there is a broker before there is a compiled one: the sources run interpreted while the compiler is at work,
+# in a session of its own, which a Ctrl-C here leaves alone. Changed sources, later on, are compiled before it starts.
+run:
+	@if [ -e $(VENV)/.installed ] || [ -n "$${AMQPD_INTERPRETED:-}" ]; then \
+		$(MAKE) --no-print-directory $(VENV)/.installed && exec $(VENV)/bin/amqpd $(ARGS); fi; \
+	$(MAKE) --no-print-directory $(VENV)/.first; \
+	(set +e; exec setsid env -u MAKEFLAGS -u MAKELEVEL nice bash -c "$$BEHIND" < /dev/null > /dev/null) & \
+	exec $(VENV)/bin/amqpd $(ARGS)
+
+# What `make run` leaves at work, once however often it is called meanwhile. Its last line goes to the terminal.
+define BEHIND
+exec 9> $(VENV)/.building; flock -n 9 || exit 0
+if ! $(MAKE) --no-print-directory $(VENV)/.installed > $(VENV)/first.log 2>&1; then
+	echo "amqpd: the compiled package could not be built, see $(VENV)/build.log; the broker runs on, interpreted" >&2
+elif $(VENV)/bin/amqpd --version | grep -q compiled; then
+	echo "amqpd: the compiled package is there, several times faster: end the broker (Ctrl-C) and make run again" >&2
+else
+	tail -n 2 $(VENV)/first.log >&2
+fi
+endef
+export BEHIND
+
+# The sources as they stand, until the compiled package takes their place: amqpd and amqpctl are in $(VENV)/bin from then on.
+$(VENV)/.first: $(VENV)/.tools
+	@$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	@echo "the broker starts now, interpreted; the compiled package, several times faster, is built beside it: two minutes," \
+		"four on a busy machine"
+	@touch $@
 
 .PHONY: spark
 spark: $(VENV)/.installed $(VENV)/.spark
@@ -189,7 +215,7 @@ $(VENV)/.tools: $(VENV)/.created $(SETUP)
 
 $(VENV)/.dev: $(VENV)/.tools | $(VENV)/.installed
 	@echo "downloading what the tests need into $(VENV), Spark and a Java among it: 1 GB on disk"
-	@$(VENV)/bin/python -c '$(REQUIREMENTS)' test spark > $(VENV)/requirements-test.txt
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' test spark deploy > $(VENV)/requirements-test.txt
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-test.txt
 	@touch $@
 

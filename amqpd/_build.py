@@ -31,9 +31,12 @@ def warning() -> str:
     """What an operator of an interpreted installation should know; empty for a compiled one."""
     if is_compiled():
         return ""
+    slower = "amqpd runs interpreted, several times slower than compiled"
+    if (Path(__file__).resolve().parents[1] / "setup.py").exists():
+        return f"{slower}: it runs from its sources"
     return (
-        "amqpd runs interpreted, several times slower than compiled: when it was installed there was no C compiler, or "
-        "no Python.h, or AMQPD_INTERPRETED was set. On Debian: apt install gcc python3-dev, then install it again"
+        f"{slower}: when it was installed there was no C compiler, or no Python.h, or AMQPD_INTERPRETED was set. "
+        "On Debian: apt install gcc python3-dev, then install it again"
     )
 
 

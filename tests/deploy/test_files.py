@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import site
 import subprocess
 import sys
+import tempfile
 import tomllib
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pika
 import pytest
-from plain_yaml import documents
 
 from amqpd.cli.commands import COMMANDS
 from amqpd.management.api import ROUTES
@@ -22,11 +26,14 @@ from amqpd.settings import Settings, load, rows
 from amqpd.settings.rabbitmq_environment import VARIABLES, WITH_FILE
 from amqpd.testing import BrokerProcess
 
+yaml = pytest.importorskip("yaml", reason="needs the extra `deploy`, which make test installs")
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 INSTRUCTIONS = {
     "ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "VOLUME", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT",
 }  # fmt: skip
+COMPOSE = (DEPLOY / "compose.yaml").read_text("utf-8")
 OUR_VARIABLES = {each.name for each in VARIABLES} | set(WITH_FILE) | {row.variable for row in rows()}
 
 
@@ -76,7 +83,7 @@ def test_the_image_is_what_is_promised() -> None:
     said = dict(image)
     assert said["USER"] not in {"root", "0"}
     assert said["VOLUME"] == "/var/lib/rabbitmq"
-    assert said["EXPOSE"].split() == ["5671", "5672", "15672"]
+    assert said["EXPOSE"].split() == ["5671", "5672", "15672", "15692"]
     assert "pip" not in str(image)  # no compiler and no sources in it
     for word, rest in [*build, *image]:
         if word == "COPY" and not rest.startswith("--from"):
@@ -86,16 +93,31 @@ def test_the_image_is_what_is_promised() -> None:
     assert copied | {"docs/deploy"} == kept
 
 
-def test_its_steps_run(tmp_path: Path) -> None:
-    """All of them, in a directory instead of a container: nothing is downloaded and nothing compiled. What they have
-    made starts with the image's variables, answers its health check, and lets guest in.
-    """
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+class Image(NamedTuple):
+    """What the Dockerfile's steps have made, in a directory instead of a container. variables: its ENV."""
+
+    root: Path
+    program: str
+    path: str
+    data_dir: Path
+    variables: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """All of its steps but apt's and useradd's: nothing is downloaded and nothing compiled. Others may read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield _made(Path(folder))
+
+
+def _made(root: Path) -> Image:
+    (root / "bin").mkdir()
+    (root / "bin" / "python").symlink_to(sys.executable)
     libraries = os.pathsep.join([*site.getsitepackages(), *(path for path in sys.path if path.endswith("-packages"))])
     environment = {
         **_clean(),
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": libraries,
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the other way round: there is none
@@ -105,9 +127,9 @@ def test_its_steps_run(tmp_path: Path) -> None:
     }
 
     def here(text: str) -> str:
-        return re.sub(r"(?<![\w.])/(?=(opt|src|etc|var)\b)", f"{tmp_path}/", text)
+        return re.sub(r"(?<![\w.])/(?=(opt|src|etc|var)\b)", f"{root}/", text)
 
-    folder, variables = tmp_path, dict[str, str]()
+    folder, variables = root, dict[str, str]()
     _, build, image = steps()
     for word, rest in [*build, *image]:
         if word == "WORKDIR":
@@ -116,22 +138,73 @@ def test_its_steps_run(tmp_path: Path) -> None:
         elif word == "COPY" and not rest.startswith("--from"):
             _copy(rest.split()[:-1], folder / here(rest.split()[-1]))
         elif word == "RUN" and "apt-get" not in rest and "useradd" not in rest:
-            subprocess.run(["/bin/sh", "-ec", here(rest)], cwd=folder, env=environment, check=True, timeout=100)
+            subprocess.run(["/bin/sh", "-ec", here(rest)], cwd=folder, env=environment, check=True, timeout=300)
         elif word == "ENV":
             variables.update(pair.split("=", 1) for pair in here(rest).split())
     assert set(variables) - OUR_VARIABLES == {"PATH", "PYTHONUNBUFFERED"}
     path = variables.pop("PATH")
     program = shutil.which("amqpd", path=path)
-    assert program == str(tmp_path / "opt/amqpd/bin/amqpd")
-    data_dir = Path(variables.pop("AMQPD_DATA_DIR"))
-    variables |= {"PYTHONPATH": libraries}
-    with BrokerProcess(data_dir, env=variables, command=[program], settings={"amqp.host": ""}) as broker:
-        check = re.fullmatch(r'.* CMD \["(.*)"\]', dict(image)["HEALTHCHECK"])
-        assert check is not None
-        health = {**_clean(), **variables, "PATH": f"{path}:{os.environ['PATH']}", "AMQPD_DATA_DIR": str(data_dir)}
-        subprocess.run(check[1].split('", "'), env=health, check=True, timeout=60)
+    assert program == str(root / "opt/amqpd/bin/amqpd")
+    return Image(root, program, path, Path(variables.pop("AMQPD_DATA_DIR")), {**variables, "PYTHONPATH": libraries})
+
+
+def test_what_its_steps_made_is_a_broker_as_rabbitmqs_image(image: Image) -> None:
+    """It starts with the image's variables, answers its health check, lets guest in, and has metrics."""
+    told = [image.program, "--print-settings", "--formatter", "json"]
+    run = subprocess.run(
+        told, env={**_clean(), **image.variables}, cwd="/", capture_output=True, text=True, check=True, timeout=60
+    )
+    settings = {each["name"]: each["value"] for each in json.loads(run.stdout)}
+    assert (settings["metrics.port"], settings["metrics.host"], settings["http.host"]) == (15692, "0.0.0.0", "0.0.0.0")
+    free = {"amqp.host": "", "metrics.port": 0}
+    with BrokerProcess(image.data_dir, env=image.variables, command=[image.program], settings=free) as broker:
+        _is_healthy(image)
         assert broker.api("GET", "/api/amqpd/loopback_users") == {"value": []}
-        assert (tmp_path / "opt/amqpd/bin/rabbitmqctl").exists()
+        assert (image.root / "opt/amqpd/bin/rabbitmqctl").exists()
+        listeners = broker.api("GET", "/api/overview")["listeners"]
+        (port,) = [each["port"] for each in listeners if each["protocol"] == "http/prometheus"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            assert b"rabbitmq_identity_info{" in answer.read()
+
+
+def test_it_runs_as_the_user_it_names(image: Image, tmp_path: Path) -> None:
+    """As uid 999, with no capability and nothing writable but the volume: as the compose file and the manifests say."""
+    drop = ["setpriv", "--reuid=999", "--regid=999", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        pytest.skip("becoming another user takes root, and setpriv")
+    environment = {**_clean(), **image.variables}
+    tried = subprocess.run(
+        [*drop, image.program, "--version"], env=environment, cwd="/", capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"other users cannot read this environment: {tried.stderr.strip().splitlines()[-1:]}")
+    data_dir = image.root / "volume" / "amqpd"
+    data_dir.parent.mkdir()
+    os.chown(data_dir.parent, 999, 999)
+    free = {"amqp.host": "127.0.0.1", "metrics.port": 0}
+    with BrokerProcess(data_dir, env=image.variables, command=[*drop, image.program], settings=free) as broker:
+        status = Path(f"/proc/{broker.pid}/status").read_text("ascii")
+        assert re.search(r"^Uid:\s+999\s+999\s", status, re.MULTILINE)
+        assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE)
+        parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, socket_timeout=60)
+        connection = pika.BlockingConnection(parameters)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("kept", durable=True)
+        channel.basic_publish("", "kept", b"x", pika.BasicProperties(delivery_mode=2))
+        assert channel.basic_get("kept", auto_ack=True)[2] == b"x"
+        connection.close()
+        _is_healthy(image._replace(data_dir=data_dir), drop)
+    assert {path.stat().st_uid for path in data_dir.rglob("*")} == {999}
+
+
+def _is_healthy(image: Image, as_whom: Sequence[str] = ()) -> None:
+    """By the image's own check."""
+    check = re.fullmatch(r'.* CMD \["(.*)"\]', dict(steps()[-1])["HEALTHCHECK"])
+    assert check is not None
+    path = f"{image.path}:{os.environ['PATH']}"
+    health = {**_clean(), **image.variables, "PATH": path, "AMQPD_DATA_DIR": str(image.data_dir)}
+    subprocess.run([*as_whom, *check[1].split('", "')], env=health, check=True, timeout=60)
 
 
 def _copy(names: list[str], target: Path) -> None:
@@ -141,7 +214,7 @@ def _copy(names: list[str], target: Path) -> None:
             ignored = shutil.ignore_patterns("__pycache__", "*.so")
             shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
         else:
-            destination = target if target.suffix == source.suffix and target.suffix else target / source.name
+            destination = target if target.name == source.name else target / source.name
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, destination)
 
@@ -154,7 +227,7 @@ def _clean() -> dict[str, str]:
 
 
 def test_the_compose_file() -> None:
-    (compose,) = documents((DEPLOY / "compose.yaml").read_text("utf-8"))
+    compose = yaml.safe_load(COMPOSE)
     assert set(compose) == {"services", "volumes", "secrets"}
     (service,) = compose["services"].values()
     assert set(service["environment"]) <= OUR_VARIABLES | {f"{name}_FILE" for name in WITH_FILE}
@@ -177,6 +250,17 @@ def test_the_compose_file_by_docker() -> None:
 
 
 # -- systemd -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_compose_file_by_its_schema() -> None:
+    """compose-spec's, as check-jsonschema brings it along."""
+    command = [sys.executable, "-P", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    for text, problem in ((COMPOSE, ""), (COMPOSE.replace("read_only: true", "read_only: [true]"), "read_only")):
+        run = subprocess.run(
+            [*command, "--default-filetype", "yaml", "-"], input=text, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert (run.returncode == 0, problem in run.stdout + run.stderr) == (not problem, True), run.stdout
 
 
 def test_the_unit_says_what_the_program_does() -> None:
@@ -206,7 +290,7 @@ def test_the_unit_by_systemd(tmp_path: Path) -> None:
 
 
 def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> None:
-    config, service, stateful = documents((DEPLOY / "kubernetes.yaml").read_text("utf-8"))
+    config, service, stateful = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))
     assert [each["apiVersion"] + " " + each["kind"] for each in (config, service, stateful)] == [
         "v1 ConfigMap", "v1 Service", "apps/v1 StatefulSet",
     ]  # fmt: skip
@@ -216,7 +300,9 @@ def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> N
     assert (spec["serviceName"], spec["replicas"]) == (service["metadata"]["name"], 1)
     (container,) = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"amqp": 5672, "http": 15672}
+    assert ports == {"amqp": 5672, "http": 15672, "prometheus": 15692}
+    annotations = spec["template"]["metadata"]["annotations"]
+    assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(ports["prometheus"])}
     assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
     public = {f"/{route.path}" for route in ROUTES if route.method == "GET" and route.role is Role.PUBLIC}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -238,10 +324,14 @@ def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> N
     assert list(load(["--config", str(tmp_path / "mine.conf")], {}).notes) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [("a: 1\na: 2\n", "second time"), ("a:\n   b: 1\n", "nothing below"), ("a: yes\n", "quote"), ("a:\n\tb: 1", "tab")],
-)
-def test_the_reader_is_strict(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        documents(text)
+def test_the_manifests_by_their_schemas() -> None:
+    """Kubernetes' own, of the oldest version that the validator has and of the newest."""
+    validator = pytest.importorskip("kubernetes_validate")
+    manifests = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
+    versions = ["1.25", validator.latest_version()]
+    for version in versions:
+        for manifest in manifests:
+            validator.validate(manifest, version, strict=True)
+    manifests[2]["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpget"] = {}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(manifests[2], versions[-1], strict=True)
