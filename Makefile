@@ -86,7 +86,7 @@ COPY_JARS := org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-depende
 kafka: $(VENV)/kafka/.ready
 	@echo "$(VENV)/kafka has Kafka's jars: $(VENV)/bin/python -P -m pytest tests/cluster"
 
-$(VENV)/kafka/.ready: tests/cluster/kafka/pom.xml | $(VENV)/.created
+$(VENV)/kafka/.ready: tests/cluster/jars/pom.xml | $(VENV)/.created
 	@command -v $(MAVEN) >/dev/null || { echo "Kafka's jars come by Maven; on Debian: apt install maven" >&2; exit 1; }
 	@echo "downloading Kafka into $(VENV)/kafka: 44 MB"
 	@rm -rf $(@D)

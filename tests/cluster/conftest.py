@@ -15,8 +15,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
 
+import kafka_hosts
 import kafka_rig
-import network
 
 from amqpd.cluster.access import KafkaAccess
 
@@ -33,28 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ci_long)
 
 
-def need(missing: str) -> None:
-    """Skips the test where something is missing, or fails it."""
-    if missing and os.environ.get("TEST_REQUIRE_KAFKA"):
-        pytest.fail(missing)
-    if missing:
-        pytest.skip(missing)
-
-
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
     """One broker."""
-    need(kafka_rig.missing())
+    kafka_rig.need(kafka_rig.missing())
     with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka")) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def kafka_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
-    """Three brokers, each on a host of its own (network.py)."""
-    need(kafka_rig.missing() or network.missing())
+    """Three brokers, each on a host of its own (kafka_hosts.py)."""
+    kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
     with (
-        network.Network(3) as hosts,
+        kafka_hosts.Network(3) as hosts,
         kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=hosts.hosts) as cluster,
     ):
         yield cluster

@@ -32,7 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from network import Host
+import pytest
+from kafka_hosts import Host
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
@@ -79,6 +80,14 @@ def missing() -> str:
     if jars() is None:
         return "no jars of Kafka: make kafka (Debian: apt install maven)"
     return ""
+
+
+def need(lacking: str) -> None:
+    """Skips the test where something is lacking; fails it where TEST_REQUIRE_KAFKA is set."""
+    if lacking and os.environ.get("TEST_REQUIRE_KAFKA"):
+        pytest.fail(lacking)
+    if lacking:
+        pytest.skip(lacking)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kafka_rig import Kafka, run_java
-from librt.strings import BytesWriter
-from logs import (
+from kafka_logs import (
     MAGIC_AT,
     PROPERTIES,
     ROUTE,
@@ -25,6 +23,8 @@ from logs import (
     rows,
     take,
 )
+from kafka_rig import Kafka, run_java
+from librt.strings import BytesWriter
 
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.producer import init_producer_id

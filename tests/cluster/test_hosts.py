@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kafka_logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch_all, on_disk, take
 from kafka_rig import Kafka
-from logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch_all, on_disk, take
 
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.producer import init_producer_id

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from kafka_logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch, fetch_all, on_disk, take
 from kafka_rig import Kafka
-from logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch, fetch_all, on_disk, take
 from tcp_proxy import FROM_BROKER, TO_BROKER, TcpProxy
 
 from amqpd.cluster.access import KafkaAccess

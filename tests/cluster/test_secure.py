@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import trustme
 from aiokafka.admin import AIOKafkaAdminClient
-from conftest import need
 from cryptography.hazmat.primitives import serialization
-from kafka_rig import Kafka, Secure, missing
-from logs import Logs, Producer, append, create_topic, fetch_all, on_disk, take
+from kafka_logs import Logs, Producer, append, create_topic, fetch_all, on_disk, take
+from kafka_rig import Kafka, Secure, missing, need
 
 from amqpd.cluster.access import BadAccess, KafkaAccess
 from amqpd.cluster.connection import KafkaUnfit, open_connection

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import ROUTE
 
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.compression import ZSTD
 from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.record import RecordRoute
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
 
 
 def begun(house: Any, sequence: int = 0) -> Replica:
