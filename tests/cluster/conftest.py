@@ -42,7 +42,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]
 
 
 @pytest.fixture(scope="module")
-def kafka_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
+def replicated_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
     """Three brokers, each on a host of its own (kafka_hosts.py)."""
     kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
     with (

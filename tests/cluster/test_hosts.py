@@ -20,9 +20,9 @@ def addresses(kafka: Kafka) -> KafkaAccess:
     return KafkaAccess(tuple(kafka.bootstrap.split(",")))
 
 
-async def test_leaders_that_die_and_are_cut_off(kafka_hosts: Kafka, topic: str, tmp_path: Path) -> None:
+async def test_leaders_that_die_and_are_cut_off(replicated_kafka: Kafka, topic: str, tmp_path: Path) -> None:
     """Publishing goes on all the while; at the end Kafka has all of it once, in order."""
-    kafka = kafka_hosts
+    kafka = replicated_kafka
     access = addresses(kafka)
     create_topic(kafka.bootstrap, topic, PARTITIONS, 3)
     held = await init_producer_id(access, topic, timeout_s=120)
@@ -74,9 +74,9 @@ async def test_leaders_that_die_and_are_cut_off(kafka_hosts: Kafka, topic: str, 
         assert [batch[:8] for batch in theirs] == [batch[:8] for batch in on_disk(log.directory)]
 
 
-async def test_too_few_replicas(kafka_hosts: Kafka, topic: str, tmp_path: Path) -> None:
+async def test_too_few_replicas(replicated_kafka: Kafka, topic: str, tmp_path: Path) -> None:
     """Two of three copies are asked for: with one broker nothing is safe, and with two again all of it is."""
-    kafka = kafka_hosts
+    kafka = replicated_kafka
     access = addresses(kafka)
     create_topic(kafka.bootstrap, topic, 1, 3, min_insync_replicas="3")
     held = await init_producer_id(access, topic, timeout_s=120)
