@@ -20,15 +20,16 @@ as well.)
 
 Then a new leader epoch begins (with the first append).
 
-An `Opening` is this in three parts: `begin` reads and decides, on the loop; `write`, in any thread, since it waits for
-the disk; `finish`, on the loop again. Between them nobody else touches the log.
+It has three parts: `Reading` reads and decides, on the loop, in slices (a hundred thousand settlements take 0.1 s); an
+`Opening` writes, in any thread, since that waits for the disk, and finishes on the loop again. Between them nobody else
+touches the log.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 from amqpd.storage.filesystem import Clock
@@ -37,7 +38,7 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.damage import find_missing, set_aside_foreign, untold
 from amqpd.storage.log.producers import SUFFIX, read_snapshot
-from amqpd.storage.log.recovery_rest import Rest, after_recovery, make_whole, rest_of
+from amqpd.storage.log.recovery_rest import Rest, after_recovery, make_whole, rest_in_pieces
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.recovery_told import apply_entries, apply_rewind, delivered_mark, load_segments, read_checkpoints
@@ -52,16 +53,18 @@ class DamagedLog(LogUnusable):
 
 
 class Opening:
-    """A log that has been read and waits to be made whole, then used. Made by `begin`."""
+    """A log that has been read and waits to be made whole, then used. Made by a `Reading`."""
 
-    def __init__(self, store: LocalLog, state: Recovery | None, boot: tuple[int, int], power_cut: bool) -> None:
+    def __init__(
+        self, store: LocalLog, state: Recovery | None, boot: tuple[int, int], power_cut: bool, rest: Rest
+    ) -> None:
         self.store = store
         self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
         self.told = False  # they have been called
         self._state = state  # None: there is no log yet
         self._boot = boot
         self._power_cut = power_cut
-        self._rest = rest_of(state) if state is not None else Rest("")
+        self._rest = rest
         self._writing = threading.Lock()
         self._over = self._rest.empty and not self._rest.point
         self._error: OSError | None = None
@@ -130,13 +133,48 @@ class Opening:
         store.recovered(delivered_mark(state), seen_end, state.returned, state.lost)
 
 
-def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> Opening:
-    """Reads the log from the directory. A missing directory is an empty log.
+class Reading:
+    """Reads a log from its directory. A missing directory is an empty log. Whoever gives it up ends it (`end`).
 
     power_cut: the whole process before this one ended with the machine, so clean marks are not to be trusted with what
     was delivered. strict: bad bytes in the middle of a log are an error, and every segment is read to find them.
-    Raises: OSError; UnknownFormat when a newer version wrote it; DamagedLog (strict only). It may be tried again then.
     """
+
+    def __init__(
+        self, store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool
+    ) -> None:
+        self.waiting: list[Callable[[], None]] = []  # called on the loop when the log may be opened, or not
+        self._clock = clock
+        self._steps = _steps(store, boot, clock, power_cut, strict)
+
+    def go_on(self, slice_s: float) -> Opening | None:
+        """Goes on for so long; None: it is not done. Raises: OSError; UnknownFormat when a newer version wrote it;
+        DamagedLog (strict only). A new one may be made then.
+        """
+        end_s = self._clock.monotonic() + slice_s
+        while True:
+            opening = next(self._steps)
+            if opening is not None:
+                return opening
+            if self._clock.monotonic() >= end_s:
+                return None
+
+    def all(self) -> Opening:
+        """The rest of it, at once. Raises: likewise."""
+        while True:
+            opening = next(self._steps)
+            if opening is not None:
+                return opening
+
+    def end(self) -> None:
+        """It is not wanted any more."""
+        self._steps.close()
+
+
+def _steps(
+    store: LocalLog, boot: tuple[int, int], clock: Clock, power_cut: bool, strict: bool
+) -> Generator[Opening | None, None, None]:
+    """None after each piece, and at the end what was read."""
     log = store.log
     log.reset()
     state = Recovery(log, strict, clock, power_cut)
@@ -144,7 +182,8 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
     if finish_swaps(log.filesystem, log.directory, names):
         names = log.filesystem.listdir(log.directory)
     if not names:
-        return Opening(store, None, boot, power_cut)
+        yield Opening(store, None, boot, power_cut, Rest(""))
+        return
     names = set_aside_foreign(log.filesystem, log.directory, names)
     read_checkpoints(state, names)
     state.snapshot = read_snapshot(state.filesystem, log.directory, names)
@@ -154,12 +193,12 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
         state.cut = True
         log.clean = False
         state.clean = None
-    load_segments(state, names)
+    yield from load_segments(state, names)
     for name in names:
         if name.endswith((".deleted", ".cleaned")):
             state.filesystem.unlink(f"{log.directory}/{name}")
-    check_tail(state)
-    apply_entries(state)
+    yield from check_tail(state)
+    yield from apply_entries(state)
     apply_rewind(state)
     for segment, first, last in find_missing(log, state.entries, state.clean is not None):
         state.lost.append((first, last))
@@ -182,4 +221,5 @@ def begin(store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bo
                 segment.rewrite_index()
             except OSError as error:  # can be made again
                 logger.warning("%s.index: %s", segment.prefix, error)
-    return Opening(store, state, boot, power_cut)
+    for rest in rest_in_pieces(state):
+        yield None if rest is None else Opening(store, state, boot, power_cut, rest)

@@ -7,12 +7,13 @@ recovery comes to the same; so does a full disk, on which the log is read, and d
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.producers import write_snapshot
-from amqpd.storage.log.recovery_state import Recovery
+from amqpd.storage.log.recovery_state import PIECE_COUNT, Recovery
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled_files import replace_settled
 
@@ -64,9 +65,9 @@ class Rest:
             segment.settled_size = len(self.settled[index][1])
 
 
-def rest_of(state: Recovery) -> Rest:
-    """What recovery changed, as it has to be written and synced before anything is appended. Where the disk is full
-    that may be later, and some segments may have gone meanwhile.
+def rest_in_pieces(state: Recovery) -> Generator[Rest | None, None, None]:
+    """What recovery changed, as it has to be written and synced before anything is appended: None after each piece,
+    then all of it. Where the disk is full that may be later, and some segments may have gone meanwhile.
     """
     log = state.log
     rest = Rest(log.directory)
@@ -81,25 +82,35 @@ def rest_of(state: Recovery) -> Rest:
             if segment not in state.rewrite:
                 state.rewrite.append(segment)  # for its totals
     boot = state.last_boot if state.last_boot is not None else (0, 0)
+    returned: dict[int, dict[int, int]] = {segment.base: {} for segment in state.rewrite}
+    if returned:
+        for count, (offset, told) in enumerate(state.returned.items(), 1):
+            place = log.segment_of(offset)
+            if place is not None and place.base in returned:
+                returned[place.base][offset] = told
+            if count % PIECE_COUNT == 0:
+                yield None
     for segment in state.rewrite:
         log.settled_files.forget(segment)
-        data = segment.compacted(boot, state.delivered_mark, state.returned)
+        data = segment.compacted(boot, state.delivered_mark, returned[segment.base])
         rest.segments.append(segment)
         rest.settled.append((segment.prefix + ".settled", data))
         rest.unlinks.append(segment.prefix + ".settled.swap")
+        yield None
     rest.unlinks += state.outdated
     rest.names = state.cut or len(state.rewrite) > 0 or len(state.outdated) > 0
     if True in [segment.sealed for segment in checked]:
         rest.point = checkpoint.encode_lines([(log.segments[-1].base,)])
         rest.snapshot = state.snapshot_below
-    return rest
+    yield rest
 
 
 def make_whole(state: Recovery) -> None:
     """Writes it now. Raises: OSError."""
-    rest = rest_of(state)
-    rest.write(state.filesystem)
-    rest.written()
+    for rest in rest_in_pieces(state):
+        if rest is not None:
+            rest.write(state.filesystem)
+            rest.written()
 
 
 def after_recovery(log: Log, *, clean: bool) -> None:

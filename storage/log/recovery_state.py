@@ -6,11 +6,16 @@ what the medium has lost (damage.py), and in the end what has to be written for 
 
 from __future__ import annotations
 
+from typing import Final
+
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.producers import Producers
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.settle.settled_reader import Entry
+
+# Of entries, before it may be somebody else's turn: some ms.
+PIECE_COUNT: Final = 2048
 
 
 class Recovery:

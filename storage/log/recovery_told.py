@@ -8,13 +8,16 @@ those may be used again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
+
+from mypy_extensions import i64
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
-from amqpd.storage.log.recovery_state import Recovery
+from amqpd.storage.log.recovery_state import PIECE_COUNT, Recovery
 from amqpd.storage.log.segment import Segment, segment_name
 from amqpd.storage.settle import rewind_file, settled
-from amqpd.storage.settle.settled import SettledSet
+from amqpd.storage.settle.settled import ENTRY_SIZE, SettledSet
 from amqpd.storage.settle.settled_reader import Entry, SettledFile
 
 logger = logging.getLogger(__name__)
@@ -30,8 +33,8 @@ def read_checkpoints(state: Recovery, names: list[str]) -> None:
     log.clean = checkpoint.CLEAN_SHUTDOWN in names
 
 
-def load_segments(state: Recovery, names: list[str]) -> None:
-    """The segments there are, with what their `.settled` files tell. names: of the files in the directory.
+def load_segments(state: Recovery, names: list[str]) -> Generator[None, None, None]:
+    """The segments there are, with what their `.settled` files tell, in pieces. names: of the files in the directory.
 
     Cost: 0.3 us an entry. Raises: OSError; UnknownFormat.
     """
@@ -50,7 +53,7 @@ def load_segments(state: Recovery, names: list[str]) -> None:
     for base in bases:
         segment = Segment(filesystem, log.directory, base)
         segment.sealed = True
-        entries, bad = _read_entries(filesystem, segment)
+        entries, bad = yield from _read_entries(filesystem, segment)
         state.entries[base] = entries
         if bad:
             state.doubtful.add(base)
@@ -74,7 +77,7 @@ def _is_segment_file(name: str) -> bool:
     return name[:20].isdigit() and name[20:] in (".log", ".settled")
 
 
-def _read_entries(filesystem: FileSystem, segment: Segment) -> tuple[list[Entry], int]:
+def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, None, tuple[list[Entry], int]]:
     entries: list[Entry] = []
     bad = 0
     swap = False
@@ -85,15 +88,21 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> tuple[list[Entry]
         swap = suffix == ".settled.swap"
         data = filesystem.read_file(path)
         segment.settled_size += len(data)
-        file = SettledFile(data)
-        bad += file.bad_count
-        if file.newer():
-            raise checkpoint.UnknownFormat(path)
-        if file.foreign(segment.base):
+        told: list[Entry] = []
+        foreign = False
+        for start in range(0, len(data), PIECE_COUNT * ENTRY_SIZE):
+            file = SettledFile(data[start : start + PIECE_COUNT * ENTRY_SIZE])
+            bad += file.bad_count
+            if file.newer():
+                raise checkpoint.UnknownFormat(path)
+            foreign = foreign or file.foreign(segment.base)
+            told += file.entries
+            yield
+        if foreign:
             logger.error("%s is of another segment and not believed", path)
             bad += 1
         else:
-            entries += file.entries
+            entries += told
     if bad:
         logger.warning("%s.settled: %d bad entries, what they settled may be delivered again", segment.prefix, bad)
     if swap or bad:
@@ -101,13 +110,17 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> tuple[list[Entry]
     return entries, bad
 
 
-def apply_entries(state: Recovery) -> None:
-    """Applies what the `.settled` files tell, now that it is known where each segment ends."""
+def apply_entries(state: Recovery) -> Generator[None, None, None]:
+    """Applies what the `.settled` files tell, now that it is known where each segment ends, in pieces."""
     log = state.log
     boot: tuple[int, int] | None = None
+    count: i64 = 0
     for segment in log.segments:
         end = segment.end
         for kind, a, b, c in state.entries[segment.base]:
+            count += 1
+            if count % PIECE_COUNT == 0:
+                yield
             if kind in (settled.SETTLED, settled.LOST, settled.TRANSIENT):
                 if b >= end:
                     segment.settled_size = -1
@@ -141,6 +154,9 @@ def apply_entries(state: Recovery) -> None:
     if state.clean is not None:  # the files may tell of more than was delivered: they run ahead
         state.delivered_mark = min(state.delivered_mark, state.clean[3])
     for offset in list(state.returned):
+        count += 1
+        if count % PIECE_COUNT == 0:
+            yield
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):
             del state.returned[offset]

@@ -9,6 +9,7 @@ anything good behind: the tail is torn, and ends where the last good batch ends.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 from typing import Final
 
 from mypy_extensions import i64
@@ -31,6 +32,8 @@ from amqpd.storage.log.segment import Segment
 logger = logging.getLogger(__name__)
 
 SCAN_CHUNK_SIZE: Final[i64] = 1 << 20
+# What is read before it may be somebody else's turn.
+PIECE_BYTES: Final[i64] = 1 << 20
 
 
 class Scan:
@@ -85,16 +88,16 @@ class Scan:
         self._chunk = b""
         self._chunk_start: i64 = 0
 
-    def run(self) -> None:
-        """Reads the whole log file. Cost: 0.3 ms a MiB from the page cache, some 1 ms a MiB unpacked where it is
-        compressed. Raises: OSError.
+    def run(self) -> Generator[None, None, None]:
+        """Reads the whole log file, a MiB at a time. Cost: 0.3 ms a MiB from the page cache, some 1 ms a MiB unpacked
+        where it is compressed. Raises: OSError.
         """
         segment = self._segment
         segment.size = 0
         segment.begin_index()
         self._fd = self._filesystem.open(segment.prefix + ".log", READ)
         try:
-            end = self._batches()
+            end = yield from self._batches()
         finally:
             self._filesystem.close(self._fd)
             self._chunk = b""
@@ -108,13 +111,17 @@ class Scan:
                 self._lose(segment.end, self._next_base - 1, end)
                 segment.end = self._next_base
 
-    def _batches(self) -> int:
+    def _batches(self) -> Generator[None, None, int]:
         """Goes over the batches; returns where the last good one ends."""
         segment = self._segment
         position: i64 = 0
         expected: i64 = segment.base
         good_end: i64 = 0
+        rest_at: i64 = PIECE_BYTES
         while position < self._file_size:
+            if position >= rest_at:
+                rest_at = position + PIECE_BYTES
+                yield
             header = self._whole_batch(position)
             at: i64 = position - self._chunk_start
             bodies: i64 = -1
