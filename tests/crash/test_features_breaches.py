@@ -1,6 +1,4 @@
-"""The judges of what RabbitMQ has not, or of late: what is allowed is not called broken, and each kind of breach is
-seen, as in `test_history_judge.py` and `test_history_breaches.py`.
-"""
+"""The judges of what RabbitMQ has not, or of late, as `test_history_judge.py` and `test_history_breaches.py`."""
 
 from __future__ import annotations
 
