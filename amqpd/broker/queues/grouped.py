@@ -104,11 +104,16 @@ class Group:
         self.passed_count: i64 = 0
         self.passed_from: i64 = 0
         self.refused: i64 = 0
+        # Of `returned`: those that were taken out of the middle.
+        self.gone: i64 = 0
 
     def head(self) -> Waiting | None:
         """The first in memory; nothing of the group that is ready is before it."""
         returned = self.returned
         first = self.first
+        while self.gone > 0 and returned and returned[0].entry is None:
+            heappop(returned)
+            self.gone -= 1
         if returned and (first is None or returned[0].offset < first.offset):
             return returned[0]
         return first
@@ -213,6 +218,10 @@ class Line:
             del self._nodes[:head]
             head = 0
         self._head = head
+
+    def nodes(self) -> list[Waiting]:
+        """All, and some that have gone."""
+        return self._nodes[self._head :]
 
     def all(self) -> list[Waiting]:
         """Those that have not gone."""

@@ -328,6 +328,8 @@ class GroupedLog(GroupedWindow):
             entry = node.entry
             assert entry is not None  # it was in the chain
             node.entry = None
+            for index in self.indexes:
+                index.went(node.offset)
             if not node.in_line:
                 self._behind_count -= 1
             self.hot_count -= 1

@@ -256,7 +256,7 @@ class GroupedOrder(GroupedLog):
         return entry
 
     def take_held(self, queue: Source, nodes: list[Waiting]) -> None:
-        """The same of what is in memory. Cost: a step for each that is of the same groups."""
+        """The same of what is in memory. Cost: a step for each of the same groups' that have not come back."""
         for node in nodes:
             if self.backing.has(node.offset):
                 self.leaving.add(node.offset)
@@ -296,15 +296,20 @@ class GroupedOrder(GroupedLog):
             if entry is None:
                 continue
             touched[node.group] = None
+            if node.returned:
+                node.group.gone += 1
             self._uncount(queue, node, entry)
         for group in touched:
             self._close_ranks(group)
 
     def _close_ranks(self, group: Group) -> None:
         """Some of those in memory have gone."""
-        if group.returned:
-            group.returned = [each for each in group.returned if each.entry is not None]
-            heapify(group.returned)
+        returned = group.returned
+        if returned is not None and 2 * group.gone >= len(returned):
+            returned = [each for each in returned if each.entry is not None]
+            heapify(returned)
+            group.returned = returned
+            group.gone = 0
         node = group.first
         group.first = None
         group.last = None

@@ -11,7 +11,6 @@ from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.grouped import Waiting
 from amqpd.broker.queues.grouped_order import GroupedOrder
 from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.reading import SLICE_MS
 from amqpd.broker.queues.searching import LogSearch
 from amqpd.storage.log.record import Record
 
@@ -25,17 +24,10 @@ class GroupedSearch(LogSearch):
         order = queue.order
         assert isinstance(order, GroupedOrder)
         self._order = order
-        # Of one `collect`: what is in memory, by offset; what of it is to be taken out.
-        self._nodes: dict[int, Waiting] = {}
+        # Of one `collect`: what is to be taken out of memory.
         self._wanted: list[Waiting] = []
-
-    def _begin_slice(self) -> bool:
-        self._scans.begin_alone(SLICE_MS)
-        self._nodes = {node.offset: node for node in self._order.waiting()}
-        for offset, node in self._nodes.items():
-            if node.entry is not None:
-                self._held[offset] = node.entry
-        return True
+        self._index.begin([], order.nodes())
+        order.indexes.append(self._index)
 
     def _has_logged(self, record: Record) -> bool:
         return self._order.has_logged(record)
@@ -44,7 +36,7 @@ class GroupedSearch(LogSearch):
         return self._order.take_logged(self.queue, record)
 
     def _want(self, entry: Entry, message: Message) -> None:
-        node = self._nodes[entry.offset]
+        node = self._index.nodes[entry.offset]
         self._order.give_message(node, message)
         self._wanted.append(node)
 
@@ -52,8 +44,9 @@ class GroupedSearch(LogSearch):
         if self._wanted:
             self._order.take_held(self.queue, self._wanted)
             self._wanted = []
-        self._nodes = {}
 
     def close(self) -> None:
         super().close()
+        if self._index in self._order.indexes:
+            self._order.indexes.remove(self._index)
         self._order.searched()

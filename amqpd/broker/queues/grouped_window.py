@@ -28,6 +28,7 @@ from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.group_key import GroupKey
 from amqpd.broker.queues.grouped import GONE_MAX, Group, Holder, Line, Waiting
 from amqpd.broker.queues.ready_order import ReadyOrder
+from amqpd.broker.queues.search_index import SearchIndex
 
 
 class GroupedWindow(ReadyOrder):
@@ -57,6 +58,8 @@ class GroupedWindow(ReadyOrder):
         self._fresh = Line()
         self._again: list[Waiting] = []
         self._callers: deque[Holder] = deque()
+        # Of those who search.
+        self.indexes: list[SearchIndex] = []
 
     # -- for who looks at it
 
@@ -140,6 +143,8 @@ class GroupedWindow(ReadyOrder):
         self.hot_count += 1
         if entry.message is not None:
             self.hot_bytes += entry.body_size
+        for index in self.indexes:
+            index.came(node.offset, entry, node)
         group.append(node)
         if group.passed_count > 0:
             self.starving.pop(group, None)
@@ -184,6 +189,8 @@ class GroupedWindow(ReadyOrder):
         node = Waiting(entry, group, True, False)
         group.put_back(node)
         self._put_behind(node)
+        for index in self.indexes:
+            index.came(node.offset, entry, node)
         self._returned_count += 1
         if group.passed_count > 0:
             self.starving.pop(group, None)
@@ -261,6 +268,8 @@ class GroupedWindow(ReadyOrder):
     def _uncount(self, queue: Source, node: Waiting, entry: Entry) -> None:
         """It has left its group."""
         node.entry = None
+        for index in self.indexes:
+            index.went(node.offset)
         if not node.in_line:
             self._behind_count -= 1
         if node.returned:
@@ -335,8 +344,14 @@ class GroupedWindow(ReadyOrder):
         """All that is in memory."""
         return self._line.all() + [each for each in self._behind if each.entry is not None]
 
+    def nodes(self) -> list[Waiting]:
+        """The same, and some that have gone. Cost: 2 ns each."""
+        return self._line.nodes() + self._behind
+
     def forget_ready(self, queue: Source) -> None:
         """Nothing is ready any more; groups stay locked."""
+        for index in self.indexes:
+            index.clear()
         for node in self.waiting():
             node.entry = None
             node.next = None
@@ -345,6 +360,7 @@ class GroupedWindow(ReadyOrder):
             group.last = None
             group.returned = None
             group.count = 0
+            group.gone = 0
         for group in list(self.groups.values()):
             group.passed_count = 0
             self._forget(group)

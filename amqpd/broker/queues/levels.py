@@ -31,6 +31,7 @@ from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.level_index import LevelIndex
 from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.ready_order import COLD_READ_BYTES, ReadyOrder
+from amqpd.broker.queues.search_index import SearchIndex
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -74,6 +75,8 @@ class LevelOrder(ReadyOrder):
         self._scan_left: i64 = 0
         # What of that is not ready: it waits for its next try, or has been put back since.
         self._passed_over = OffsetBits()
+        # Of those who search.
+        self.indexes: list[SearchIndex] = []
 
     def level_counts(self) -> dict[int, int]:
         """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
@@ -177,9 +180,12 @@ class LevelOrder(ReadyOrder):
         queue.ready_bytes += message.body_size
         level = self._level_of(message.info)
         if level.cold_count == 0 and not self._scanning() and self._has_room(level, message):
-            level.hot.append(Entry(queue, offset, message, False))
+            entry = Entry(queue, offset, message, False)
+            level.hot.append(entry)
             self._hot_count += 1
             self.hot_bytes += message.body_size
+            for index in self.indexes:
+                index.came(offset, entry, None)
             return True
         self._add_cold(level, offset)
         return self.backing.store is not None
@@ -203,6 +209,8 @@ class LevelOrder(ReadyOrder):
         if not held:
             entry.message = None
         heappush(level.returned, entry)
+        for index in self.indexes:
+            index.came(entry.offset, entry, None)
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
 
@@ -256,6 +264,8 @@ class LevelOrder(ReadyOrder):
             entry = Entry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
             level.hot.append(entry)
+            for searched in self.indexes:
+                searched.came(offset, entry, None)
             self._hot_count += 1
             self.hot_bytes += entry.body_size
             size += entry.body_size
@@ -285,10 +295,16 @@ class LevelOrder(ReadyOrder):
                 entry = level.hot.popleft()
                 self._hot_count -= 1
                 self.hot_bytes -= entry.body_size
+            self._leaves(entry.offset)
             self._uncount(queue, entry)
             if entry.message is not None:
                 return entry
         return None
+
+    def _leaves(self, offset: i64) -> None:
+        """It is not in memory any more, or not ready."""
+        for index in self.indexes:
+            index.went(offset)
 
     def at_hand(self, queue: Source) -> bool:
         # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
@@ -355,6 +371,7 @@ class LevelOrder(ReadyOrder):
                     self.hot_bytes -= entry.body_size
             level.hot = kept
         for entry in wanted:
+            self._leaves(entry.offset)
             self._uncount(queue, entry)
 
     def _uncount(self, queue: Source, entry: Entry) -> None:
@@ -373,12 +390,15 @@ class LevelOrder(ReadyOrder):
                 entry = level.hot.pop()
                 self._hot_count -= 1
                 self.hot_bytes -= entry.body_size
+                self._leaves(entry.offset)
                 self._add_cold(level, entry.offset)
             while returned and self.backing.has(returned[-1].offset):  # a heap without its end is one
                 if count_max == 0:
                     return False
                 count_max -= 1
-                self._add_cold(level, returned.pop().offset)
+                entry = returned.pop()
+                self._leaves(entry.offset)
+                self._add_cold(level, entry.offset)
         return True
 
     # -- home --------------------------------------------------------------------------------------------------------
@@ -420,6 +440,7 @@ class LevelOrder(ReadyOrder):
             kept: deque[Entry] = deque()
             for entry in level.hot:
                 if within(entry.offset, ranges):
+                    self._leaves(entry.offset)
                     self._hot_count -= 1
                     self.hot_bytes -= entry.body_size
                     queue.ready_bytes -= entry.body_size
@@ -429,6 +450,7 @@ class LevelOrder(ReadyOrder):
             level.hot = kept
             for entry in level.returned:
                 if within(entry.offset, ranges):
+                    self._leaves(entry.offset)
                     entry.offset = -1  # in memory only: there is nothing to settle
             heapify(level.returned)
             index = self._cold[level.number >> _INDEX_LEVELS_BITS]
@@ -441,6 +463,8 @@ class LevelOrder(ReadyOrder):
 
     def clear(self, queue: Source) -> None:
         self._end_scan()
+        for search in self.indexes:
+            search.clear()
         self._levels.clear()
         for index in self._cold:
             index.clear()

@@ -3,8 +3,9 @@ back (broker/surgery).
 
     FifoSearch    through a cursor of its own in the order that consumers with filters use (filtered_order.py), which a
                   queue has for as long as somebody searches
-    LogSearch     over what is in memory, then over its log in order of offset: `LevelSearch` of a queue with
-                  priorities, `GroupedSearch` (grouped_search.py) of one with groups
+    LogSearch     over what memory alone has, then over its log in order of offset; what is in memory it knows by an
+                  index (search_index.py): `LevelSearch` of a queue with priorities, `GroupedSearch` (grouped_search.py)
+                  of one with groups
 
 What is unacked is not ready, so nobody takes it; where it comes back before the search has ended, a `FifoSearch` looks
 at it. What was taken is counted as unacked and belongs to no consumer; it is marked in the log as delivered, so that it
@@ -14,6 +15,7 @@ counts as redelivered after a kill. Nothing here waits for the disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -28,6 +30,7 @@ from amqpd.broker.queues.filters import Filters
 from amqpd.broker.queues.levels import LevelOrder
 from amqpd.broker.queues.queue import Queue
 from amqpd.broker.queues.reading import SLICE_MS, LogReader, Search
+from amqpd.broker.queues.search_index import SearchIndex
 from amqpd.routing.selector import EVERYTHING
 from amqpd.storage.log.record import Record
 
@@ -133,7 +136,7 @@ class FifoSearch(TakingSearch):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LogSearch(TakingSearch):
     """Over what memory alone has, then over the log in order of offset. What comes back behind its place is looked at
-    once more. `_held`: of one `collect`, what is in memory, by offset.
+    once more.
     """
 
     def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
@@ -141,13 +144,13 @@ class LogSearch(TakingSearch):
         self._scans = Scans(queue.host.timers)
         self._reader = LogReader(wake)
         self._from_memory = True
-        self._held: dict[int, Entry] = {}
+        self._index = SearchIndex(queue.backing, self.end)
 
     # -- the queue's order, of each kind
 
     def _begin_slice(self) -> bool:
-        """Fills `_held`. False: the order is not at hand just now, and nothing is looked at."""
-        raise NotImplementedError
+        """False: the order is not at hand just now, and nothing is looked at."""
+        return True
 
     def _has_logged(self, record: Record) -> bool:
         """Whether what is not in memory is ready."""
@@ -170,7 +173,8 @@ class LogSearch(TakingSearch):
     def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         self.waits = False
-        if not self._begin_slice():
+        self._scans.begin_alone(SLICE_MS)
+        if not self._begin_slice() or not self._index.fill(self._scans):
             return
         found: list[Entry] = []
         try:
@@ -180,7 +184,6 @@ class LogSearch(TakingSearch):
                 self._look_at_log(found, count_max, bytes_max)
         finally:
             self._end_slice()
-            self._held = {}
         for entry in found:
             if queue.ended(entry):
                 continue
@@ -194,10 +197,13 @@ class LogSearch(TakingSearch):
         """Those that no log has."""
         scans = self._scans
         backing = self.queue.backing
-        for offset in sorted(self._held):
-            entry = self._held[offset]
-            message = entry.message
-            if offset < self.position or message is None or backing.has(offset):
+        alone = self._index.alone
+        while alone:
+            offset = alone[0]
+            entry = self._index.entries.get(offset)
+            message = None if entry is None else entry.message
+            if entry is None or message is None or offset < self.position:
+                heappop(alone)
                 continue
             if scans.over:
                 return
@@ -205,6 +211,7 @@ class LogSearch(TakingSearch):
             wanted = self.judge.wants(message)
             if wanted and (len(found) >= count_max or bytes_max <= 0):
                 return
+            heappop(alone)
             self.position = offset + 1
             if wanted:
                 self._want(entry, message)
@@ -233,7 +240,7 @@ class LogSearch(TakingSearch):
                 return
             self.position = record.offset + 1
             scans.step(len(record.properties))
-            entry = self._held.get(record.offset)
+            entry = self._index.entries.get(record.offset)
             if entry is None and not self._has_logged(record):
                 continue
             message = queue.backing.message(record)
@@ -271,17 +278,15 @@ class LevelSearch(LogSearch):
         self._order = order
         # Of one `collect`: what is to be taken out of memory.
         self._wanted: dict[Entry, None] = {}
+        self._index.begin(order.in_memory(), [])
+        order.indexes.append(self._index)
 
     def _begin_slice(self) -> bool:
         order = self._order
         if not order.at_hand(self.queue):
             self.waits = True  # its index is being made
             return False
-        if not order.cool(COOL_COUNT):
-            return False
-        self._scans.begin_alone(SLICE_MS)
-        self._held = {entry.offset: entry for entry in order.in_memory()}
-        return True
+        return order.cool(COOL_COUNT)
 
     def _has_logged(self, record: Record) -> bool:
         return self._order.is_cold(record.offset)
@@ -297,3 +302,8 @@ class LevelSearch(LogSearch):
         if self._wanted:
             self._order.take_held(self.queue, self._wanted)
             self._wanted = {}
+
+    def close(self) -> None:
+        super().close()
+        if self._index in self._order.indexes:
+            self._order.indexes.remove(self._index)
