@@ -34,7 +34,7 @@ from amqpd.management.call import (
 )
 from amqpd.management.connections import channel_details
 from amqpd.management.counted import EXCHANGE, settle
-from amqpd.management.listing import listing, one, plain
+from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.management.spans import spans
@@ -84,8 +84,14 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 async def get_exchanges(call: Call) -> Reply:
-    await settle(list(call.server.connections), Slices())
-    pairs = [(v, x) for v in call.vhosts() for x in sorted(v.exchanges.values(), key=_name)]
+    slices = Slices()
+    await settle(list(call.server.connections), slices)
+    pairs: list[tuple[VHost, Exchange]] = []
+    for vhost in call.vhosts():
+        for exchange in await by_name(list(vhost.exchanges.values()), _name, slices):
+            pairs.append((vhost, exchange))
+            if slices.due:
+                await slices.rest()
     return await listing(call, pairs, lambda pair: exchange_item(call, *pair), lambda pair: pair[1].name)
 
 

@@ -1,7 +1,8 @@
-"""Feature flags: RabbitMQ's names for what a node may have switched off, and amqpd never has.
+"""Feature flags: RabbitMQ's names for what a node may have switched off, and amqpd never has; and deprecated features,
+which RabbitMQ is to lose and amqpd keeps.
 
 Clients' suites, Ansible and upgrade scripts ask for the list and enable all of it; both are right here at any time.
-Only flags whose feature is there are on the list.
+Only flags whose feature is there are on the list, and of deprecated features those that amqpd has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, reply
 from amqpd.management.router import Route
+from amqpd.management.slices import Slices
 
 FLAGS: Final = {
     "consumer_timeout": "Deliveries that are unacked for too long end their consumer",
@@ -23,6 +25,14 @@ FLAGS: Final = {
     "user_limits": "Configure connection and channel limits for a user",
     "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
 }
+
+
+DEPRECATED: Final = {
+    "global_qos": "basic.qos with global=true: one prefetch for all consumers of a channel",
+    "management_metrics_collection": "Rates and samples in the HTTP API",
+    "transient_nonexcl_queues": "Queues that are neither durable nor exclusive",
+}
+"""rabbit: by its names, as 4.x tells them."""
 
 
 def item(name: str) -> dict[str, Any]:
@@ -47,7 +57,43 @@ async def enable(call: Call) -> Reply:
     return NO_CONTENT
 
 
+def _deprecated_item(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "desc": DEPRECATED[name],
+        "deprecation_phase": "permitted_by_default",
+        "doc_url": "",
+        "provided_by": "amqpd",
+        "state": "permitted",
+    }
+
+
+async def get_deprecated(_call: Call) -> Reply:
+    return reply([_deprecated_item(name) for name in sorted(DEPRECATED)])
+
+
+async def get_deprecated_used(call: Call) -> Reply:
+    """Those in use now; rates are always collected. Cost: a look at each channel and queue, as far as the first."""
+    slices = Slices()
+    used = {"management_metrics_collection"}
+    for connection in list(call.server.connections):
+        if any(channel.deliveries.window_size > 0 for channel in connection.channels.all()):
+            used.add("global_qos")
+            break
+        if slices.due:
+            await slices.rest()
+    for queue in [each for vhost in call.broker.vhosts.values() for each in vhost.queues.values()]:
+        if not queue.durable and queue.exclusive_owner is None:
+            used.add("transient_nonexcl_queues")
+            break
+        if slices.due:
+            await slices.rest()
+    return reply([_deprecated_item(name) for name in sorted(used)])
+
+
 ROUTES: Final = (
+    Route("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
+    Route("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
     Route("GET", "api/feature-flags", Role.MONITORING, get_flags),
     Route("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
 )

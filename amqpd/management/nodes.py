@@ -7,27 +7,23 @@ nothing is told.
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import resource
-import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.counted import NODE
 from amqpd.management.listing import listing, one
+from amqpd.management.node_counts import numbers
 from amqpd.management.overview import churn, contexts, exchange_types, this_node
 from amqpd.management.router import Route
-from amqpd.metrics import disk_free_bytes, process
-
-if TYPE_CHECKING:
-    from amqpd.metrics import Process
+from amqpd.management.spans import spans
 
 _STATUS: Final = Path("/proc/self/status")
-IO: Final = Path("/proc/self/io")
 THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
 MEMORY_NAMES: Final = (
     *("connection_readers", "connection_writers", "connection_channels", "connection_other", "queue_procs"),
@@ -40,7 +36,7 @@ MEMORY_NAMES: Final = (
 
 def node_item(call: Call) -> dict[str, Any]:
     broker = call.broker
-    here = process()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     version = broker.settings.product[1]
     return {
         "name": call.node,
@@ -56,8 +52,8 @@ def node_item(call: Call) -> dict[str, Any]:
         "mem_calculation_strategy": "rss",
         "disk_free_limit": broker.alarms.disk_free_limit_bytes,
         "disk_free_alarm": "disk" in broker.alarms.raised,
-        "fd_total": here.fd_limit,
-        "sockets_total": here.fd_limit,
+        "fd_total": files,
+        "sockets_total": files,
         "proc_total": int(THREADS_MAX.read_text("ascii")),
         "rates_mode": "basic",
         "net_ticktime": 0,
@@ -76,46 +72,10 @@ def node_item(call: Call) -> dict[str, Any]:
         "partitions": [],
         "cluster_links": [],
         "platform": f"Python {platform.python_version()}",
-        **_counted(call, here),
+        **call.rates.details(call.rates.node, NODE, spans(call.query)),
+        **churn(call),
+        **({"memory": _memory(call)} if call.query_flag("memory") else {}),
     }
-
-
-def _counted(call: Call, here: Process) -> dict[str, Any]:
-    """What changes, each with its rate: 0 where nobody has taken samples of it."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    io = numbers(IO)
-    counts = {
-        "mem_used": here.rss_bytes,
-        "disk_free": disk_free_bytes(call.broker.settings.data_dir),
-        "fd_used": here.fd_count,
-        "sockets_used": len(call.server.connections.by_name),
-        "proc_used": threading.active_count(),
-        "gc_num": sum(each["collections"] for each in gc.get_stats()),
-        "context_switches": usage.ru_nvcsw + usage.ru_nivcsw,
-        "io_read_bytes": io.get("read_bytes", 0),
-        "io_read_count": io.get("syscr", 0),
-        "io_write_bytes": io.get("write_bytes", 0),
-        "io_write_count": io.get("syscw", 0),
-    }
-    found: dict[str, Any] = {}
-    for name, value in counts.items():
-        found[name], found[f"{name}_details"] = value, {"rate": 0.0}
-    return {**found, **churn(call)}
-
-
-def numbers(path: Path) -> dict[str, int]:
-    """Lines of `name: number` of a file of /proc; empty where the kernel does not say."""
-    try:
-        text = path.read_text("ascii")
-    except OSError:
-        return {}
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        words = value.split()
-        if words and words[0].isdecimal():
-            found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
-    return found
 
 
 async def get_nodes(call: Call) -> Reply:
@@ -144,10 +104,13 @@ def memory_sizes(call: Call) -> dict[str, int]:
 
 async def get_memory(call: Call) -> Reply:
     this_node(call)
+    return reply({"memory": _memory(call)})
+
+
+def _memory(call: Call) -> dict[str, Any]:
     sizes = memory_sizes(call)
     total = sum(sizes.values())
-    totals = {"erlang": total, "rss": total, "allocated": total}
-    return reply({"memory": {**sizes, "strategy": "rss", "total": totals}})
+    return {**sizes, "strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}
 
 
 async def get_relative_memory(call: Call) -> Reply:

@@ -65,17 +65,9 @@ class Router:
         segments = raw_path.split("/")[1:]
         if segments and segments[-1] == "":
             segments.pop()  # rabbit: a slash at the end is no matter
-        node = self._root
         values: list[str] = []
-        for segment in segments:
-            following = node.words.get(segment)
-            if following is None:
-                following = node.any
-                if following is None:
-                    raise NotThere("Not Found")
-                values.append(_decoded(segment))
-            node = following
-        if not node.routes:
+        node = _walk(self._root, segments, 0, values)
+        if node is None:
             raise NotThere("Not Found")
         found = node.routes.get("GET" if method == "HEAD" else method)
         if found is None:
@@ -85,6 +77,30 @@ class Router:
             raise MethodNotAllowed(f"{method} is not for this path", {"Allow": ", ".join(allowed)})
         route, names = found
         return route, dict(zip(names, values, strict=True))
+
+
+def _walk(node: _Node, segments: list[str], index: int, values: list[str]) -> _Node | None:
+    """The node where the path ends, with something registered; names on the way go to `values`.
+
+    A word comes before a name, and a name is tried where the word leads nowhere: `queues/detailed` is a list, but
+    `queues/detailed/q` a queue of a vhost. Cost: its segments; one path in a table has few such words.
+    """
+    if index == len(segments):
+        return node if node.routes else None
+    segment = segments[index]
+    word = node.words.get(segment)
+    if word is not None:
+        found = _walk(word, segments, index + 1, values)
+        if found is not None:
+            return found
+    if node.any is None:
+        return None
+    kept = len(values)
+    values.append(_decoded(segment))
+    found = _walk(node.any, segments, index + 1, values)
+    if found is None:
+        del values[kept:]
+    return found
 
 
 async def _options(allowed: str, _call: Call) -> Reply:

@@ -19,13 +19,15 @@ import pytest
 from amqpd.auth.backends import User
 from amqpd.broker.catalogue import queues as declarations
 from amqpd.broker.catalogue.bindings import bind
-from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.catalogue.declared import Name, OnItsWay
+from amqpd.broker.catalogue.exchanges import declare as declare_exchange
 from amqpd.broker.session import Session
 from amqpd.management import (
     bindings,
     definitions,
     definitions_import,
+    exchanges,
     overview,
     policies,
     queues,
@@ -72,6 +74,8 @@ async def server(tmp_path) -> AsyncIterator[Server]:
 def declare(server: Server, count: int) -> None:
     vhost = server.broker.vhosts["/"]
     for number in range(count):
+        declare_exchange(vhost, ExchangeDeclaration(f"x{number}", "fanout", False, False, False, {}))
+    for number in range(count):
         name = f"q{(number * 7919) % count}"
         declarations.declare(vhost, QueueDeclaration(name, False, False, False, {}))
         bind(vhost, vhost.exchanges["amq.topic"], vhost.queues[name], f"a.{number}", {})
@@ -94,6 +98,10 @@ V = {"vhost": "/"}
 HANDLERS = {
     "queues": lambda server: queues.get_queues(call(server)),
     "a page of queues": lambda server: queues.get_queues(call(server, V, page="3", name="q")),
+    "queues with samples": lambda server: queues.get_queues(
+        call(server, msg_rates_age="60", msg_rates_incr="5", lengths_age="3600", lengths_incr="60")
+    ),
+    "exchanges": lambda server: exchanges.get_exchanges(call(server)),
     "queues by messages": lambda server: queues.get_queues(call(server, V, page="1", sort="messages")),
     "vhosts": lambda server: vhosts.get_vhosts(call(server)),
     "bindings": lambda server: bindings.get_bindings(call(server)),

@@ -14,7 +14,8 @@ from amqpd._build import is_compiled
 from amqpd.management.metrics import families
 from amqpd.management.metrics.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.metrics.text import Sheet, labels
-from amqpd.management.nodes import IO, THREADS_MAX, numbers
+from amqpd.management.node_counts import IO, numbers
+from amqpd.management.nodes import THREADS_MAX
 from amqpd.metrics import disk_free_bytes, process
 from amqpd.storage.commit.sync_times import BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
 

@@ -78,7 +78,7 @@ MISSING: Final = (
         "io_write_avg_time msg_store_read_count msg_store_write_count queue_index_read_count queue_index_write_count",
         "of a message store with an index; there is none",
     ),
-    _missing("/api/nodes", "memory binary ets_tables_memory", "by kinds of Erlang's memory: /nodes/NODE/memory has it"),
+    _missing("/api/nodes", "binary ets_tables_memory", "of Erlang's memory; what the process has is in memory"),
     _missing("/api/extensions", "javascript", "of the user interface, which is not there"),
     _missing("/api/global-parameters", "name value", "none is set; RabbitMQ keeps its cluster's name and id there"),
     _missing(

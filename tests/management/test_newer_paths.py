@@ -1,0 +1,62 @@
+"""Paths and queries of RabbitMQ 4.x and its tools: lists with all details, deprecated features, the node's samples."""
+
+from __future__ import annotations
+
+from amqpd.management.api import ROUTES
+from amqpd.management.router import Router
+
+
+def test_queues_with_all_details(api, v, channel):
+    channel.queue_declare("q", durable=True)
+    mine = [each for each in api.get("/api/queues/detailed") if each["vhost"] == v]
+    assert [each["name"] for each in mine] == ["q"]
+    assert "message_stats" in mine[0]
+    page = api.get("/api/queues/detailed?page=1&page_size=1")
+    assert page["page_size"] == 1
+
+
+def test_a_vhost_may_have_the_name_of_a_list(api):
+    api.done("PUT", "/api/vhosts/detailed")
+    try:
+        api.done("PUT", "/api/permissions/detailed/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        api.done("PUT", "/api/queues/detailed/q", {})
+        assert api.get("/api/queues/detailed/q")["vhost"] == "detailed"
+    finally:
+        api.done("DELETE", "/api/vhosts/detailed")
+
+
+def test_a_path_that_leads_nowhere_by_a_word_is_tried_by_name():
+    router = Router(ROUTES)
+    assert router.find("GET", "/api/queues/detailed")[0].path == "api/queues/detailed"
+    route, names = router.find("DELETE", "/api/queues/detailed/detailed/contents")
+    assert (route.path, names) == ("api/queues/{vhost}/{queue}/contents", {"vhost": "detailed", "queue": "detailed"})
+
+
+def test_deprecated_features(api, v, channel):
+    listed = {each["name"]: each for each in api.get("/api/deprecated-features")}
+    assert listed["global_qos"]["deprecation_phase"] == "permitted_by_default"
+    fields = {"name", "desc", "deprecation_phase", "doc_url", "provided_by", "state"}
+    assert all(each.keys() == fields for each in listed.values())
+    channel.queue_declare("passing", durable=False)
+    channel.basic_qos(prefetch_count=5, global_qos=True)
+    used = {each["name"] for each in api.get("/api/deprecated-features/used")}
+    assert used == set(listed)
+
+
+def test_the_nodes_memory_and_samples(api):
+    node = api.get("/api/overview")["node"]
+    assert "memory" not in api.get(f"/api/nodes/{node}")
+    found = api.get(f"/api/nodes/{node}?memory=true&node_stats_age=60&node_stats_incr=5")
+    assert found["memory"]["total"]["rss"] > 1024 * 1024
+    assert found["memory"].keys() == api.get(f"/api/nodes/{node}/memory")["memory"].keys()
+    for name in ("mem_used", "fd_used", "proc_used", "io_write_bytes", "sockets_used", "disk_free"):
+        assert len(found[f"{name}_details"]["samples"]) == 13, name
+    assert found["mem_used_details"]["samples"][0]["sample"] > 1024 * 1024
+
+
+def test_how_far_back_samples_reach(api):
+    found = api.get("/api/overview?msg_rates_age=86400&msg_rates_incr=1800&lengths_age=3600&lengths_incr=60")
+    assert found["sample_retention_policies"]["global"] == [600, 3600, 28800, 86400]
+    assert found["sample_retention_policies"]["basic"] == [600, 3600]
+    assert len(found["message_stats"]["publish_details"]["samples"]) == 49
+    assert len(found["queue_totals"]["messages_details"]["samples"]) == 61
