@@ -125,6 +125,7 @@ SPECIFIC: Final = (
     Option("queue-pattern", "", "<pattern>", "only queues whose names match"),
     Option("only-down", "", "", "only links that do not run"),
     Option("errors-only", "", "", "show only what went wrong"),
+    Option("openssl-format", "", "", "the same as --format openssl"),
     Option("cipher", "", "<cipher>", "of list_ciphers (default aes_128_cbc)"),
     Option("hash", "", "<hash>", "what makes the key of the passphrase (default sha256)"),
     Option("iterations", "", "<number>", "how often it does (default 1)"),

@@ -113,18 +113,6 @@ def list_network_interfaces(context: Context) -> None:
     context.answer(told, "\n".join(lines))
 
 
-def tls_versions(context: Context) -> None:
-    context.say("Listing all TLS versions supported by the broker...")
-    found = context.client.get("/api/amqpd/tls")["versions"]
-    context.answer({"versions": found}, "\n".join(found))
-
-
-def cipher_suites(context: Context) -> None:
-    context.say("Listing the cipher suites of the broker's TLS listeners...")
-    found = context.client.get("/api/amqpd/tls")["ciphers"]
-    context.answer(found, "\n".join(found))
-
-
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,14 +281,6 @@ COMMANDS: Final = (
     _command(
         "list_network_interfaces", "Displays the network interfaces of the broker's machine", list_network_interfaces,
         "list_network_interfaces", "their addresses", needs_app=False,
-    ),
-    _command(
-        "tls_versions", "Lists the TLS versions that listeners can speak", tls_versions, "tls_versions",
-        "TLS 1.2 and 1.3", needs_app=False,
-    ),
-    _command(
-        "cipher_suites", "Lists the cipher suites that TLS listeners offer", cipher_suites, "cipher_suites",
-        "in the order they are preferred", needs_app=False,
     ),
     _command(
         "set_log_level", "Sets the log level of the running broker", set_log_level, "set_log_level debug",

@@ -112,12 +112,21 @@ def _how(context: Context, default: tuple[str, str, int] = DEFAULTS[0]) -> tuple
     return cipher, algorithm, iterations
 
 
+def _passphrase(context: Context) -> str:
+    """The second operand, or a line of standard input. Raises: Failure; rabbit: 69 for none."""
+    try:
+        return context.password(1)
+    except Failure:
+        raise Failure(UNAVAILABLE, "Passphrase is not provided via argument or stdin") from None
+
+
 def encode(context: Context) -> None:
     from amqpd.cli.erlang_terms import NotATerm, packed, parse, printed
 
-    value, passphrase = context.operands
+    value = context.operands[0]
     cipher, algorithm, iterations = _how(context)
     context.say("Encrypting value ...")
+    passphrase = _passphrase(context)
     try:
         data = packed(parse(value))
     except NotATerm as error:
@@ -133,9 +142,10 @@ def encode(context: Context) -> None:
 def decode(context: Context) -> None:
     from amqpd.cli.erlang_terms import printed
 
-    value, passphrase = context.operands
+    value = context.operands[0]
     ways = dict.fromkeys(_how(context, default) for default in DEFAULTS)
     context.say("Decrypting value ...")
+    passphrase = _passphrase(context)
     term = _decoded(value, passphrase, tuple(ways))
     if context.line.formatter == "json":
         plain = term.decode("utf-8", "backslashreplace") if isinstance(term, bytes) else term
@@ -172,8 +182,8 @@ def list_ciphers(context: Context) -> None:
 
 _GROUP: Final = "Configuration and Environment"
 _OPTIONS: Final = ("cipher", "hash", "iterations")
-_USAGE: Final = "<value> <passphrase> [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
-_PASSPHRASE: Final = ("<passphrase>", "what the key is made of")
+_USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
+_PASSPHRASE: Final = ("<passphrase>", "what the key is made of; read from standard input, or asked for, when missing")
 
 COMMANDS: Final = (
     Command(
@@ -182,7 +192,7 @@ COMMANDS: Final = (
         "Decrypts a value of a configuration file of RabbitMQ",
         decode,
         _USAGE,
-        2,
+        1,
         2,
         (("<value>", "{encrypted,<<\"...\">>}, <<\"...\">> or encrypted:..., as it stands in the file"), _PASSPHRASE),
         _OPTIONS,
@@ -195,7 +205,7 @@ COMMANDS: Final = (
         "Encrypts a value as RabbitMQ's configuration files have it; amqpd's have variables instead",
         encode,
         _USAGE,
-        2,
+        1,
         2,
         (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
         _OPTIONS,

@@ -98,8 +98,7 @@ def _run(
             err.write(WARNING)
         command.check(line.operands)
         if "dry-run" in line.given and "--dry-run" not in command.usage:
-            if command.needs_app:
-                client.get("/api/amqpd/ping")
+            _dry_run(command, line, client)
             return OK
         command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
     except (UsageError, AppStopped, AppRuns) as failure:
@@ -111,6 +110,16 @@ def _run(
     finally:
         client.close()
     return OK
+
+
+def _dry_run(command: Command, line: CommandLine, client: Client) -> None:
+    """Raises: UsageError for columns that are none; Failure where the command needs a broker and there is none."""
+    if command.columns:
+        asked = {name for operand in line.operands[command.least :] for name in operand.split(",") if name}
+        if unknown := sorted(asked - set(command.columns)):
+            raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
+    if command.needs_app:
+        client.get("/api/amqpd/ping")
 
 
 def _shown(failure: Failure, err: TextIO) -> str:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +122,25 @@ async def tls(call: Call) -> Reply:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     versions = [name for name, there in (("tlsv1.3", ssl.HAS_TLSv1_3), ("tlsv1.2", ssl.HAS_TLSv1_2)) if there]
-    return reply({"versions": versions, "ciphers": [each["name"] for each in context.get_ciphers()]})
+    suites = [_suite(each) for each in context.get_ciphers()]
+    context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+    every = [_suite(each) for each in context.get_ciphers()]
+    return reply(
+        {"versions": versions, "ciphers": [each["name"] for each in suites], "suites": suites, "all_suites": every}
+    )
+
+
+def _suite(about: Mapping[str, Any]) -> dict[str, str]:
+    """One of OpenSSL's cipher suites by its name, and by its parts as Erlang calls them."""
+    exchange, login = (str(about[key]).partition("-")[2].replace("-", "_") for key in ("kea", "auth"))
+    ends = about["name"].rpartition("SHA")[2] if "SHA" in about["name"] else ""
+    return {
+        "name": about["name"],
+        "cipher": str(about["symmetric"] or "null").replace("-", "_"),
+        "key_exchange": exchange if exchange in ("any", "rsa", "psk", "srp") else f"{exchange}_{login}",
+        "mac": "aead" if about["aead"] else str(about["digest"] or "null"),
+        "prf": f"sha{ends}" if ends in ("256", "384") else "default_prf",
+    }
 
 
 async def memory(call: Call) -> Reply:

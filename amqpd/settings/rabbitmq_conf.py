@@ -146,7 +146,7 @@ def _translate(one: Given, translation: Translation) -> None:
         translation.problems.append(f"{one.place}: RabbitMQ has no key {key}{guess}")
         return
     if one.value.startswith("encrypted:"):
-        text = f"{key} is encrypted, which amqpd cannot read; use $(VARIABLE) instead"
+        text = f"{key} is encrypted, which amqpd cannot read: amqpctl decode says what it is; use $(VARIABLE)"
         translation.problems.append(f"{one.place}: {text}")
         return
     try:

@@ -116,6 +116,13 @@ def test_there_and_back(ctl: Ctl) -> None:
     assert ctl("-q", "decode", value, "p").code == 69
 
 
+def test_the_passphrase_from_standard_input(ctl: Ctl) -> None:
+    """As a file with it does not stand in the list of processes."""
+    made = ctl("-q", "encode", "1", stdin="pass phrase\n").out.strip()
+    assert ctl("-q", "decode", made, "pass phrase") == (0, "1\n", "")
+    assert ctl("-q", "decode", made, stdin="pass phrase\n") == (0, "1\n", "")
+
+
 def test_as_json(ctl: Ctl) -> None:
     made = json.loads(ctl("encode", '<<"x">>', "p", "--formatter", "json").out)["value"]
     assert made.startswith("encrypted:")
@@ -125,7 +132,8 @@ def test_as_json(ctl: Ctl) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (("encode", "1"), 64, "not enough arguments"),
+        (("encode",), 64, "not enough arguments"),
+        (("encode", "1"), 69, "Passphrase is not provided"),
         (("encode", "1", "p", "--cipher", "rot13"), 65, "cipher is not supported"),
         (("encode", "1", "p", "--hash", "crc32"), 65, "hash is not supported"),
         (("encode", "1", "p", "--iterations", "0"), 65, "number of iterations"),

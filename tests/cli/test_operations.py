@@ -109,6 +109,7 @@ def test_dry_runs(broker: FakeBroker, ctl: Ctl) -> None:
     assert [each.method for each in broker.asked] == ["GET"]
     assert ctl("--dry-run", "purge_queue").code == 64
     assert ctl("--dry-run", "list_users", "x").code == 64
+    assert ctl("--dry-run", "list_queues", "name", "nosuch").code == 64
     broker.stop()
     assert ctl("--dry-run", "purge_queue", "q").code == 69
     assert ctl("--dry-run", "--print-stacktrace", "hash_password", "p") == (0, "", "")

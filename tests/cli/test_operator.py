@@ -140,6 +140,15 @@ def test_what_it_runs_with(real: BrokerProcess, ctl: Ctl) -> None:
     assert sum(each["percentage"] for each in total.values()) == pytest.approx(100, abs=0.1)
     assert "Interface lo" in ctl("list_network_interfaces").out
     assert ctl("-q", "tls_versions").out.splitlines() == ["tlsv1.3", "tlsv1.2"]
+    assert "ECDHE-RSA-AES256-GCM-SHA384" in ctl("-q", "cipher_suites").out.splitlines()
+    assert ",{ecdhe_rsa,aes_256_gcm,aead,sha384}" in ctl("cipher_suites", "--format", "erlang").out.splitlines()
+    some, every = (ctl("cipher_suites", "--format", "map", *more).out.splitlines() for more in ((), ("--all",)))
+    assert ",#{cipher => aes_256_gcm,key_exchange => ecdhe_rsa,mac => aead,prf => sha384}" in some
+    assert ",#{cipher => aes_256_cbc,key_exchange => ecdhe_ecdsa,mac => sha384,prf => sha384}" in some
+    assert len(every) > len(some) and set(some) <= set(every)
+    suites = json.loads(ctl("cipher_suites", "--formatter", "json", "--openssl-format").out)
+    assert suites[0].startswith("TLS_")
+    assert ctl("cipher_suites", "--format", "iana").code == 65
     assert ctl("certificates", "--formatter", "json").out == "[]\n"
     status = json.loads(ctl("status", "--formatter", "json").out)
     for key in ("rabbitmq_version", "disk_free", "disk_free_limit", "vm_memory_high_watermark_limit", "uptime"):

@@ -40,6 +40,10 @@ WITHOUT_OPERANDS = (
     "rabbitmq-streams add_super_stream", "rabbitmq-streams delete_super_stream", "rabbitmq-plugins is_enabled",
 )  # fmt: skip
 
+# Made by rabbitmqctl 3.10.8: encode '<<"guest">>' secret, encode '"guest"' secret.
+BINARY = "Jw7RNZUXKcqfbTifwqt+UskBlvloEYB9jSfP5OSy0tmXpIDwH8APZqAXniRwva/c"
+STRING = "fj/tR9Ku11vL3+MiyuO9zqSLb/Tm9O2aWPTq/DVvzGn1CB3l598h00Oh3lleUr3C"
+
 CONVERSATIONS: tuple[Conversation, ...] = (
     talk(
         "tools/users",
@@ -223,6 +227,34 @@ CONVERSATIONS: tuple[Conversation, ...] = (
             """,
             "keys",
         ),
+    ),
+    talk(
+        "tools/encryption",
+        every("encode 1 p", "encode 1", "encode 1 p q", "encode 1 p --cipher rot13", "encode 1 p --hash crc32"),
+        every("encode 1 p --iterations 0", "encode { p", "encode Abc p", "decode x p", "decode 1 p", "decode 1"),
+        every("decode '<<\"abc\">>' p", "decode 1 p --cipher rot13", "decode 1 p --iterations 0"),
+        ctl(f"-q decode '{{encrypted,<<\"{BINARY}\">>}}' secret", "text"),
+        ctl(f"-q decode '<<\"{BINARY}\">>' secret", "text"),
+        ctl(f"-q decode '<<\"{STRING}\">>' secret --cipher aes_128_cbc --hash sha256 --iterations 1", "text"),
+        every(f"decode '<<\"{BINARY}\">>' wrong", f"decode '<<\"{BINARY}\">>' secret --hash sha512"),
+    ),
+    talk(
+        "tools/diagnostics that look longer",
+        all_of(
+            "rabbitmq-diagnostics",
+            """
+            cipher_suites --format openssl | cipher_suites --format map | cipher_suites --format erlang
+            cipher_suites --format nosuch | cipher_suites --all | cipher_suites x | maybe_stuck
+            runtime_thread_stats --sample-interval 1 | runtime_thread_stats x | consume_event_stream --duration 1
+            consume_event_stream --duration 1 --pattern nosuch | consume_event_stream x
+            """,
+        ),
+    ),
+    talk(
+        "tools/dry runs",
+        every("--dry-run add_user {u} p", "authenticate_user {u} p", "--dry-run add_user {u}", "--dry-run nosuch"),
+        every("--dry-run list_queues nosuchcolumn", "--dry-run delete_queue -p {v} nosuch", "--dry-run list_users x"),
+        every("--print-stacktrace -q list_hashes", "list_users --formatter json_stream"),
     ),
     talk(
         "tools/replicas",
