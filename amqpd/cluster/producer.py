@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -21,6 +22,7 @@ from librt.strings import BytesWriter
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.connection import ANSWER_TIMEOUT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
 from amqpd.storage.log.batch import ClosedBatch
+from amqpd.storage.replicated.barrier import barrier
 from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
 from amqpd.storage.replicated.fields import BadAnswer
 from amqpd.storage.replicated.partition import NO_LEADER, Partition
@@ -52,7 +54,7 @@ class KafkaProducer(Producer):
     """The writer of some partitions, under the producer id and epoch that stand in the batches.
 
     on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`).
-    on_fenced: nothing is sent any more; its text says why. Loop thread only; `close` it.
+    on_fenced: nothing is sent any more; its text says why, and stands in `ended`. Loop thread only; `close` it.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class KafkaProducer(Producer):
         self._wanted: set[Partition] = set()
         self._looking: asyncio.Task[None] | None = None
         self._flushing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self.ended = ""
         self._timer: asyncio.TimerHandle | None = None
         self._clock: asyncio.TimerHandle | None = self._loop.call_later(1.0, self._each_second)
         self.closed = False
@@ -100,6 +104,34 @@ class KafkaProducer(Producer):
         now = self._now_ms()
         for batch in batches:
             self._producing.offer(partition, batch, now)
+
+    async def stored(self, partitions: Iterable[Partition]) -> None:
+        """Waits until all that was offered to them is in Kafka. Raises: KafkaRefused when it never will be."""
+        left = list(partitions)
+        while True:
+            if self.ended or self.closed:
+                raise KafkaRefused(self.ended or "the producer is closed")
+            for each in left:
+                if each.closed:
+                    raise KafkaRefused(f"{each.topic.decode()} {each.number}: {each.text}")
+            left = [each for each in left if each.order]
+            if not left:
+                return
+            self._waiting.append(self._loop.create_future())
+            await self._waiting[-1]
+
+    async def fence(self, partitions: Iterable[Partition], key: str, held: ProducerId) -> None:
+        """Writes a barrier of that producer id and epoch to each of them, which hold nothing else, and waits for it:
+        behind it nothing of an epoch before is stored. Each then knows where it ends. Raises: KafkaRefused, where
+        somebody has got a later one.
+        """
+        fenced = list(partitions)
+        now = int(time.time() * 1000)
+        for each in fenced:
+            at = max(each.next_offset, 0)
+            self.offer(each, [barrier(key.encode(), held.producer_id, held.epoch, now, at)])
+        self.flush()
+        await self.stored(fenced)
 
     def flush(self) -> None:
         """Sends what there is, as far as requests may be on the way. Cost: some 10 us, and that of the requests."""
@@ -150,10 +182,12 @@ class KafkaProducer(Producer):
 
     def moved(self, partition: Partition) -> None:
         self.on_moved(partition)
+        self._wake()
 
     def refused(self, partition: Partition) -> None:
         logger.error("%s %d takes nothing more: %s", partition.topic.decode(), partition.number, partition.text)
         self.on_refused(partition)
+        self._wake()
 
     def leader_wanted(self, partition: Partition) -> None:
         self._wanted.add(partition)
@@ -162,7 +196,15 @@ class KafkaProducer(Producer):
 
     def fenced(self, text: str) -> None:
         logger.error("nothing more is sent to Kafka: %s", text)
+        self.ended = text
         self.on_fenced(text)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
     def _each_second(self) -> None:
         """Whatever waits for too long ends all of it."""
@@ -221,9 +263,9 @@ class KafkaProducer(Producer):
         try:
             while self._wanted and not self._producing.over:
                 asked = set(self._wanted)
-                metadata = await any_metadata(
-                    self.access, sorted({each.topic for each in asked}), list(self._brokers.values())
-                )
+                connected = [self._brokers[each] for each in self._connections if each in self._brokers]
+                addresses = dict.fromkeys([*connected, *self.access.addresses, *self._brokers.values()])
+                metadata = await any_metadata(self.access, sorted({each.topic for each in asked}), addresses)
                 if metadata is not None:
                     self._brokers.update(metadata.brokers)
                     self._apply(metadata, asked)
@@ -247,6 +289,7 @@ class KafkaProducer(Producer):
     async def close(self) -> None:
         """Ends it. What has no answer by then may be in Kafka or not."""
         self.closed = True
+        self._wake()
         for timer in (self._timer, self._clock):
             if timer is not None:
                 timer.cancel()
@@ -258,14 +301,34 @@ class KafkaProducer(Producer):
             await connection.close()
 
 
+async def take_over(
+    producer: KafkaProducer, transactional_id: str, partitions: Iterable[Partition], recorded: ProducerId | None = None
+) -> ProducerId:
+    """Makes `producer` the only writer of those partitions, which it opened with next offset UNKNOWN.
+
+    Returns the producer id and epoch to write under; the next sequence is 1 in each of them. What others wrote before
+    stands below a partition's `next_offset`; what they send later is refused by Kafka.
+
+    recorded: the id and epoch of the owner before, where it is known. Kafka forgets a transactional id that was not
+    used for a week and gives out another producer id, whose epochs mean nothing to who has the old one: then the
+    barrier is written under the old one first, with its next epoch. Raises: KafkaRefused; KafkaLost.
+    """
+    taken = list(partitions)
+    held = await init_producer_id(producer.access, transactional_id)
+    if recorded is not None and recorded.producer_id != held.producer_id:
+        await producer.fence(taken, transactional_id, ProducerId(0, recorded.producer_id, recorded.epoch + 1))
+    await producer.fence(taken, transactional_id, held)
+    return held
+
+
 async def any_metadata(
-    access: KafkaAccess, topics: list[bytes], known: Iterable[tuple[str, int]] = ()
+    access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
 ) -> Metadata | None:
     """What the first broker that answers says of the cluster and those topics; None: none answers.
 
-    known: addresses besides those of `access`, asked behind them.
+    addresses: asked one after the other; None: those of `access`. One that is cut off takes CONNECT_TIMEOUT_S.
     """
-    for host, port in dict.fromkeys([*access.addresses, *known]):
+    for host, port in addresses if addresses is not None else access.addresses:
         try:
             connection = await open_connection(access, host, port)
             try:

@@ -26,6 +26,8 @@ from amqpd.storage.log.batch import ClosedBatch
 
 WINDOW: Final[i64] = 5
 NO_LEADER: Final[i64] = -1
+UNKNOWN: Final[i64] = -1
+"""The next offset of a partition whose first batch will tell where it ends."""
 
 
 @final
@@ -41,7 +43,8 @@ class Offered:
 
 @final
 class Partition:
-    """One partition of a topic, which nobody else writes to. next_offset: of the next batch that is offered.
+    """One partition of a topic, which nobody else writes to. next_offset: of the next batch that is offered; UNKNOWN:
+    the first one is a barrier, and the answer to it tells.
 
     high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
     Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
@@ -70,9 +73,13 @@ class Partition:
 
     def offer(self, batch: ClosedBatch, now_ms: i64) -> None:
         """The next batch. Raises: ValueError when it does not follow the last one."""
-        if batch.base_offset != self.next_offset:
+        if self.next_offset == UNKNOWN:
+            if self.order:
+                raise ValueError("a batch behind a barrier that has no offset yet")
+        elif batch.base_offset != self.next_offset:
             raise ValueError(f"a batch at offset {batch.base_offset}, expected {self.next_offset}")
-        self.next_offset = batch.last_offset + 1
+        else:
+            self.next_offset = batch.last_offset + 1
         self.unsafe_bytes += batch.size
         offered = Offered(batch, self._count, now_ms)
         self._count += 1
@@ -122,6 +129,14 @@ class Partition:
             if not offered.stored:
                 return offered
         return None
+
+    def learn(self, offered: Offered, base_offset: i64) -> None:
+        """The barrier is stored there: all below is of those who wrote before."""
+        self.order.popleft()
+        self.unsafe_bytes -= offered.batch.size
+        self._window = WINDOW
+        self.next_offset = base_offset + 1 + offered.batch.last_offset - offered.batch.base_offset
+        self.high_watermark = self.next_offset
 
     def stored(self, offered: Offered) -> bool:
         """That batch is in Kafka. Returns whether the high watermark has risen."""

@@ -34,7 +34,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.replicated.codes import DUPLICATE, FENCED, LEADER, NONE, PARTITION, SEQUENCE, code_of
 from amqpd.storage.replicated.fields import BadAnswer
-from amqpd.storage.replicated.partition import NO_LEADER, Offered, Partition
+from amqpd.storage.replicated.partition import NO_LEADER, UNKNOWN, Offered, Partition
 from amqpd.storage.replicated.produce import ProduceAnswer, TopicBatches, decode_produce, encode_produce
 
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
@@ -212,7 +212,10 @@ class Producing:
         code: i64 = answer.code
         if code == 0 or code == DUPLICATE:
             expected: i64 = offered.batch.base_offset
-            if answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
+            if partition.next_offset == UNKNOWN and answer.base_offset >= 0:
+                partition.learn(offered, answer.base_offset)
+                self._told.moved(partition)
+            elif answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
                 self._fence(partition, f"a batch of offset {expected} is stored at {answer.base_offset}")
             elif partition.stored(offered):
                 self._told.moved(partition)

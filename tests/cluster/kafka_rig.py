@@ -203,7 +203,9 @@ class Kafka:
     # -- single brokers
 
     def start(self, number: int, wait: bool = True) -> None:
-        """Starts that broker, and waits until the cluster is whole."""
+        """Starts that broker, and waits until the cluster is whole. From the main thread: a broker ends with the thread
+        that started it.
+        """
         broker = self.brokers[number]
         assert broker.process is None
         broker.log = (broker.directory / "log").open("ab")

@@ -54,7 +54,8 @@ async def test_leaders_that_die_and_are_cut_off(replicated_kafka: Kafka, topic: 
         await asyncio.gather(publish(50), asyncio.to_thread(kafka.kill, 1))
         await stored()
         assert 1 not in {int(partition.leader) for partition in partitions}
-        await asyncio.to_thread(kafka.start, 1)
+        kafka.start(1, wait=False)
+        await asyncio.to_thread(kafka.wait_until_there)
 
         host = kafka.brokers[2].host
         host.unplug()
@@ -75,7 +76,7 @@ async def test_leaders_that_die_and_are_cut_off(replicated_kafka: Kafka, topic: 
 
 
 async def test_too_few_replicas(replicated_kafka: Kafka, topic: str, tmp_path: Path) -> None:
-    """Two of three copies are asked for: with one broker nothing is safe, and with two again all of it is."""
+    """Three copies are asked for: with two brokers nothing is safe, and with three again all of it is."""
     kafka = replicated_kafka
     access = addresses(kafka)
     create_topic(kafka.bootstrap, topic, 1, 3, min_insync_replicas="3")
@@ -99,7 +100,7 @@ async def test_too_few_replicas(replicated_kafka: Kafka, topic: str, tmp_path: P
         await asyncio.sleep(2)
         assert partition.high_watermark == 1
         assert producer.ended == producer.refused == []
-        await asyncio.to_thread(kafka.start, other)
+        kafka.start(other, wait=False)
         await producer.until(partition, timeout_s=240)
         assert partition.high_watermark == 3
     theirs = await fetch_all(access, topic, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kafka, Pa
     )  # the only form that Java takes
     store.write_bytes(key + b"".join(each.bytes() for each in certificate.cert_chain_pems))
     authority.cert_pem.write_to_path(str(signed_by))
-    with Kafka(directory / "kafka", secure=Secure(store, {"amqpd": PASSWORD})) as kafka:
+    settings = {"listener.name.secure.connections.max.reauth.ms": "4000"}  # of which a connection uses 3.4 s
+    with Kafka(directory / "kafka", settings=settings, secure=Secure(store, {"amqpd": PASSWORD})) as kafka:
         yield kafka, signed_by
 
 
@@ -65,6 +67,33 @@ async def test_by_each_mechanism(secure: tuple[Kafka, Path], mechanism: str, top
         producer.offer(partition, take(log))
         await producer.until(partition)
         assert partition.high_watermark == 2
+    assert [batch[16:] for batch in await fetch_all(access, topic, 0)] == [
+        batch[16:] for batch in on_disk(log.directory)
+    ]
+
+
+async def test_a_login_that_is_over_is_followed_by_another(
+    secure: tuple[Kafka, Path], topic: str, tmp_path: Path
+) -> None:
+    """Kafka ends a connection whose login is older than it allows; a new one takes its place before that."""
+    access = reached(secure, sasl_mechanism="SCRAM-SHA-512")
+    create_topic(secure[0].bootstrap, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", await init_producer_id(access, topic))
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        seen: set[int] = set()
+        held = []
+        while len(seen) < 3:
+            append(log, b"again")
+            logs.turn()
+            producer.offer(partition, take(log))
+            await producer.until(partition)
+            assert producer.ended == producer.refused == []
+            held.append(producer.kafka._connections.get(int(partition.leader)))  # held, so that no id is used twice
+            seen |= {id(each) for each in held if each is not None}
+            await asyncio.sleep(0.1)
+        assert partition.high_watermark == log.next_offset
     assert [batch[16:] for batch in await fetch_all(access, topic, 0)] == [
         batch[16:] for batch in on_disk(log.directory)
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from twin_kafka import NOT_LEADER, Run, batch_at
+from twin_kafka import NOT_LEADER, TIMED_OUT, Run, batch_at
 
+from amqpd.storage.replicated.barrier import barrier
 from amqpd.storage.replicated.codes import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, code_of
 from amqpd.storage.replicated.fields import BadAnswer
+from amqpd.storage.replicated.partition import UNKNOWN, Partition
 
 SEEDS = 150
 STEPS = 500
@@ -218,6 +220,31 @@ def test_a_partition_without_a_leader_waits() -> None:
     run.twins[0].leader = 1
     run.settle()
     assert run.passed == {0: 1}
+
+
+def test_a_barrier_tells_where_a_partition_ends() -> None:
+    run = Run(0, 1, 1)
+    run.twins[0].stored = list(range(7))
+    run.twins[0].epoch = 3
+    run.partitions[0] = partition = Partition(b"orders", 0, UNKNOWN)
+    run.wanted = {partition}
+    run.look_up()
+    run.passed[0] = UNKNOWN
+    run.producing.offer(partition, barrier(b"slot", 9, 4, 1, 0), 0)
+    with pytest.raises(ValueError, match="barrier"):
+        run.producing.offer(partition, batch_at(0, 1), 0)
+    run.send()
+    run.twins[0].stored.append(7)  # the one before was faster
+    run.carry_out(run.sent[0], TIMED_OUT)
+    run.answer(1)
+    assert partition.next_offset == UNKNOWN
+    run.twins[0].stored[8:] = [8]  # the barrier says no offset of its own
+    run.settle()
+    assert (partition.next_offset, partition.high_watermark, partition.unsafe_bytes) == (9, 9, 0)
+    run.producing.offer(partition, batch_at(9, 2, epoch=4, sequence=1), run.now)
+    run.settle()
+    assert run.ended == []
+    assert run.passed[0] == 11
 
 
 def test_batches_are_offered_in_order() -> None:

@@ -1,0 +1,209 @@
+"""A new owner, and the one before who does not know it yet: behind the barrier nothing of his is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from kafka_logs import Logs, append, create_topic, fetch_all, take
+from kafka_rig import Kafka, missing, need
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.replicated.barrier import HEADER
+from amqpd.storage.replicated.partition import UNKNOWN, Partition
+from amqpd.storage.replicated.requests import ProducerId
+
+PARTITIONS = 4
+
+
+class Owner:
+    """Who writes the partitions of a topic, each from a log of its own."""
+
+    def __init__(self, access: KafkaAccess, topic: str, logs: Logs, name: str) -> None:
+        self.topic = topic
+        self.logs = logs
+        self.name = name
+        self.kafka = KafkaProducer(
+            access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=lambda _: None
+        )
+        self.partitions: list[Partition] = []
+        self.written: list[LocalLog] = []
+        self.held: ProducerId
+
+    async def take(self, count: int = PARTITIONS, recorded: ProducerId | None = None) -> Owner:
+        """Takes the first `count` partitions over."""
+        self.partitions = [self.kafka.open(self.topic, number, UNKNOWN) for number in range(count)]
+        self.held = await take_over(self.kafka, self.topic, self.partitions, recorded)
+        for partition in self.partitions:
+            self.begin(partition)
+        return self
+
+    def begin(self, partition: Partition) -> None:
+        """A log that goes on where the partition ends."""
+        log = self.logs.new(f"{self.name} {partition.number}", self.held)
+        if partition.next_offset > 0:  # offsets are Kafka's: what is below is nothing to this log
+            append(log, *(b"" for _ in range(partition.next_offset)))
+            self.logs.turn()
+        log.appender.replica = Replica(self.held.producer_id, self.held.epoch, 1)
+        self.written.append(log)
+
+    def publish(self, number: int, *bodies: bytes) -> None:
+        """Messages to one partition; `kafka.flush` sends them."""
+        append(self.written[number], *bodies)
+        self.logs.turn()
+        self.kafka.offer(self.partitions[number], take(self.written[number]))
+
+
+@pytest.fixture
+async def owners(access: KafkaAccess, topic: str, tmp_path: Path) -> AsyncIterator[Iterator[Owner]]:
+    """As many as are asked for."""
+    made: list[Owner] = []
+
+    def more() -> Iterator[Owner]:
+        logs = Logs(tmp_path)
+        while True:
+            made.append(Owner(access, topic, logs, f"owner {len(made)}"))
+            yield made[-1]
+
+    yield more()
+    for owner in made:
+        await owner.kafka.close()
+
+
+def epochs(batches: list[bytes]) -> list[int]:
+    return [int(BatchHeader(batch, 0).producer_epoch) for batch in batches]
+
+
+async def test_an_owner_that_was_stopped_stores_nothing_more(
+    kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
+) -> None:
+    """Its batches wait while others take the partitions over, one of which it has never written to."""
+    create_topic(kafka.bootstrap, topic, PARTITIONS)
+    zombies: list[Owner] = []
+    expected: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+    for turn in range(5):
+        owner = await next(owners).take()
+        for number in range(PARTITIONS - 1):
+            bodies = [b"%d of %d" % (each, turn) for each in range(3)]
+            owner.publish(number, *bodies)
+            expected[number] += bodies
+        owner.kafka.flush()
+        await owner.kafka.stored(owner.partitions)
+        for number in range(PARTITIONS):
+            owner.publish(number, b"too late")  # offered, and not sent: it is stopped here
+        zombies.append(owner)
+    last = await next(owners).take()
+    ends = [int(partition.next_offset) for partition in last.partitions]
+    for zombie in zombies:
+        marks = [int(partition.high_watermark) for partition in zombie.partitions]
+        zombie.kafka.flush()
+        with pytest.raises(KafkaRefused, match="INVALID_PRODUCER_EPOCH|PRODUCER_FENCED"):
+            await zombie.kafka.stored(zombie.partitions)
+        assert [int(partition.high_watermark) for partition in zombie.partitions] == marks
+    for number in range(PARTITIONS):
+        last.publish(number, b"of the last")
+    last.kafka.flush()
+    await last.kafka.stored(last.partitions)
+    for number in range(PARTITIONS):
+        batches = await fetch_all(access, topic, number)
+        assert epochs(batches) == sorted(epochs(batches))
+        assert sum(HEADER in batch for batch in batches) == 6
+        assert b"too late" not in b"".join(batches)
+        assert all(body in b"".join(batches) for body in expected[number])
+        assert int(BatchHeader(batches[-1], 0).base_offset) == ends[number]
+
+
+async def test_only_the_barrier_fences(
+    kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
+) -> None:
+    """A partition that was left out goes on taking what the owner before sends."""
+    create_topic(kafka.bootstrap, topic, PARTITIONS)
+    before = await next(owners).take()
+    after = await next(owners).take(PARTITIONS - 1)
+    assert after.held.epoch == before.held.epoch + 1
+    before.publish(PARTITIONS - 1, b"stored all the same")
+    before.kafka.flush()
+    await before.kafka.stored(before.partitions)
+    assert b"stored all the same" in b"".join(await fetch_all(access, topic, PARTITIONS - 1))
+    before.publish(0, b"too late")
+    before.kafka.flush()
+    with pytest.raises(KafkaRefused):
+        await before.kafka.stored(before.partitions)
+
+
+async def test_two_who_take_over_at_once(
+    kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
+) -> None:
+    """However their barriers meet, at most one of them writes on, and it is the later one."""
+    create_topic(kafka.bootstrap, topic, PARTITIONS)
+    for _ in range(5):
+        pair = [next(owners) for _ in range(4)]
+        done = await asyncio.gather(*(each.take() for each in pair), return_exceptions=True)
+        assert all(isinstance(each, (Owner, KafkaRefused)) for each in done), done
+        newest = max(each.held.epoch for each in done if isinstance(each, Owner))
+        for owner in pair:
+            if not owner.written:
+                continue
+            for number in range(PARTITIONS):
+                owner.publish(number, b"of %d" % owner.held.epoch)
+            owner.kafka.flush()
+            if owner.held.epoch == newest:
+                await owner.kafka.stored(owner.partitions)
+            else:
+                with pytest.raises(KafkaRefused):
+                    await owner.kafka.stored(owner.partitions)
+    for number in range(PARTITIONS):
+        batches = await fetch_all(access, topic, number)
+        assert epochs(batches) == sorted(epochs(batches))
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Kafka]:
+    """A broker that forgets transactional ids after a second, as others do after a week."""
+    need(missing())
+    settings = {
+        "transactional.id.expiration.ms": "1000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
+    }
+    with Kafka(tmp_path / "kafka", settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_producer_id_that_kafka_has_forgotten(
+    forgetful: Kafka, topic: str, tmp_path: Path, known: bool
+) -> None:
+    """The id that comes then fences nobody who has the old one: so the barrier is written under that one, too."""
+    access = KafkaAccess((forgetful.bootstrap,))
+    create_topic(forgetful.bootstrap, topic, PARTITIONS)
+    logs = Logs(tmp_path / "logs")
+    before = await Owner(access, topic, logs, "before").take()
+    pause = 2.0
+    while (await init_producer_id(access, topic)).producer_id == before.held.producer_id:
+        pause *= 2
+        await asyncio.sleep(pause)
+    after = Owner(access, topic, logs, "after")
+    try:
+        await after.take(recorded=before.held if known else None)
+        assert after.held.producer_id != before.held.producer_id
+        for number in range(PARTITIONS):
+            before.publish(number, b"too late")
+        before.kafka.flush()
+        with pytest.raises(KafkaRefused) as refused:
+            await before.kafka.stored(before.partitions)
+        stored = b"".join([each for number in range(PARTITIONS) for each in await fetch_all(access, topic, number)])
+        if known:
+            assert "INVALID_PRODUCER_EPOCH" in str(refused.value)
+            assert b"too late" not in stored
+        else:
+            assert "is stored at" in str(refused.value)  # which it learns from the offset, behind the new barrier
+            assert b"too late" in stored
+    finally:
+        await before.kafka.close()
+        await after.kafka.close()
