@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from interop.compare.steps import Connect, Conversation, Ctl, Http, Leave, Publi
 
 TOOLS: Final = "tools"
 """The family that is about command lines: commands.py has it."""
+REFUSAL: Final = re.compile(r"http [45]\d\d|(?:channel|connection)\.close \d{3}")
 FAMILIES: Final = {
     "access": "permissions and logins",
     "consume": "consumers: prefetch, acks, requeue, cancel",
@@ -142,6 +144,25 @@ def grouped(found: list[Seen]) -> list[tuple[Seen, int]]:
     return list(groups.values())
 
 
+def _is_text(each: Seen) -> bool:
+    """Whether both refuse it with the same code, and amqpd in words of its own."""
+    codes = [REFUSAL.match(answered(lines)) for lines in ([each.theirs], each.ours)]
+    return codes[0] is not None and codes[1] is not None and codes[0][0] == codes[1][0]
+
+
+def _shown(groups: list[tuple[Seen, int]]) -> str:
+    rows = [
+        (
+            each.conversation.name.replace("/", ": "),
+            code(said(each.step)) + (f" and {count - 1} more" if count > 1 else ""),
+            *apart(answered([each.theirs]), answered(each.ours)),
+            sentence(each.reason),
+        )
+        for each, count in groups
+    ]
+    return table(("about", "step", "RabbitMQ", "amqpd", "why"), rows)
+
+
 def section() -> Section:
     found = seen(tools=False)
     groups = grouped(found)
@@ -164,16 +185,8 @@ def section() -> Section:
         for family, counts in sorted(families.items())
     ]
     text += table(("about", "conversations", "steps", "answers that differ"), rows)
-    text += "\n### What amqpd answers otherwise\n\n"
-    rows = [
-        (
-            code(said(each.step)) + (f" and {count - 1} more" if count > 1 else ""),
-            *apart(answered([each.theirs]), answered(each.ours)),
-            sentence(each.reason),
-        )
-        for each, count in groups
-    ]
-    text += table(("step", "RabbitMQ", "amqpd", "why"), rows)
+    text += "\n### What amqpd does otherwise\n\n" + _shown([pair for pair in groups if not _is_text(pair[0])])
+    text += "\n### What both refuse, in other words\n\n" + _shown([pair for pair in groups if _is_text(pair[0])])
     text += (
         f"\n### Where RabbitMQ fails\n\nIn {len(failed)} of the steps {peer()} answers with an error of its own (541, "
         "or HTTP status 500). amqpd answers what was asked, or says what is wrong with it.\n\n"
