@@ -1,0 +1,178 @@
+"""RabbitMQ's rabbitmqadmin, as it is fetched from the broker: each of its commands, and what it prints of each fault.
+
+The program is the management plugin's of 3.10.8. Its own tables say which commands there are, and a test holds that
+each of them was run here. One process a command: some 50 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import pika
+import pytest
+
+PATIENCE_S = 60
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    error: str
+
+
+class Tool:
+    """rabbitmqadmin in a vhost, which remembers its commands as `declare queue`, `get` and so on."""
+
+    def __init__(self, path, port, vhost):
+        self.path, self.port, self.vhost = path, port, vhost
+        self.ran: set[str] = set()
+
+    def __call__(self, *words, given="", **options):
+        command = [sys.executable, str(self.path), "-P", str(self.port), "-V", self.vhost]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        command += words
+        done = subprocess.run(command, check=False, input=given, capture_output=True, text=True, timeout=PATIENCE_S)
+        self.ran.add(" ".join(words[:2]) if words[0] in VERBS else words[0])
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def done(self, *words, **options):
+        said = self(*words, **options)
+        assert said.code == 0, said
+        return said.out
+
+    def listed(self, what, *columns):
+        return json.loads(self.done("list", what, *columns, format="raw_json"))
+
+
+VERBS = ("list", "show", "declare", "delete", "close", "purge")
+
+
+@pytest.fixture(scope="module")
+def tables(program):
+    return runpy.run_path(str(program))
+
+
+@pytest.fixture(scope="module")
+def program(api, tmp_path_factory):
+    path = tmp_path_factory.mktemp("rabbitmqadmin") / "rabbitmqadmin"
+    path.write_bytes(api("GET", "/cli/rabbitmqadmin").body)
+    return path
+
+
+@pytest.fixture
+def tool(program, api, v):
+    return Tool(program, api.broker.http_port, unquote(v))
+
+
+DECLARED = (
+    ("exchange", "exchanges", ["name=x", "type=topic", 'arguments={"alternate-exchange": "amq.fanout"}'], "x"),
+    ("queue", "queues", ["name=q", 'arguments={"x-max-length": 10}'], "q"),
+    ("policy", "policies", ["name=p", "pattern=^a", 'definition={"max-length": 5}', "priority=3"], "p"),
+    ("operator_policy", "operator_policies", ["name=o", "pattern=^a", 'definition={"max-length": 5}'], "o"),
+)
+
+
+@pytest.mark.timeout(300)
+def test_every_command(tool, tables, channel):
+    """From declaring to deleting, in one vhost."""
+    for kind, listed, words, name in DECLARED:
+        assert "declared" in tool.done("declare", kind, *words)
+        assert name in [each["name"] for each in tool.listed(listed) if each["vhost"] == tool.vhost]
+    assert "declared" in tool.done("declare", "queue", "name=votes", "queue_type=quorum")
+    tool.done("declare", "binding", "source=x", "destination=q", "routing_key=a.#")
+    (binding,) = [each for each in tool.listed("bindings") if each["source"] == "x"]
+    assert (binding["destination"], binding["properties_key"]) == ("q", "a.%23")
+
+    tool.done("declare", "vhost", f"name={tool.vhost}-two", "tracing=true")
+    assert f"{tool.vhost}-two" in [each["name"] for each in tool.listed("vhosts", "name", "tracing")]
+    tool.done("declare", "user", f"name={tool.vhost}-ann", "password=pw", "tags=monitoring")
+    assert f"{tool.vhost}-ann" in [each["name"] for each in tool.listed("users")]
+    whose = [f"vhost={tool.vhost}", f"user={tool.vhost}-ann"]
+    tool.done("declare", "permission", *whose, "configure=.*", "write=.*", "read=.*")
+    assert f"{tool.vhost}-ann" in [each["user"] for each in tool.listed("permissions")]
+    limit = [f"vhost={tool.vhost}", "name=max-queues"]
+    tool.done("declare", "vhost_limit", *limit, "value=100")
+    assert {"vhost": tool.vhost, "value": {"max-queues": 100}} in tool.listed("vhost_limits")
+    tool.done("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 90}')
+    assert "limits" in [each["name"] for each in tool.listed("parameters") if each["vhost"] == tool.vhost]
+
+    assert "published" in tool.done("publish", "routing_key=q", "payload=hello", 'properties={"delivery_mode": 2}')
+    assert "NOT routed" in tool.done("publish", "routing_key=nowhere", "payload=x")
+    tool.done("publish", "exchange=x", "routing_key=a.b", given="from standard input")
+    (first,) = json.loads(tool.done("get", "queue=q", "ackmode=ack_requeue_false", format="raw_json"))
+    assert (first["payload"], first["properties"], first["message_count"]) == ("hello", {"delivery_mode": 2}, 1)
+    assert "from standard input" in tool.done("get", "queue=q", "count=5", "encoding=auto")
+    assert "purged" in tool.done("purge", "queue", "name=q")
+    assert "No items" in tool.done("get", "queue=q")
+
+    channel.basic_consume("q", lambda *_: None)
+    assert [each["queue"]["name"] for each in tool.listed("consumers")] == ["q"]
+    (name,) = [each["name"] for each in tool.listed("connections", "name", "vhost") if each["vhost"] == tool.vhost]
+    assert f"{name} (1)" in [each["name"] for each in tool.listed("channels", "name")]
+    assert "closed" in tool.done("close", "connection", f"name={name}")
+    with suppress(pika.exceptions.AMQPError):
+        channel.connection.process_data_events(PATIENCE_S)
+    assert not channel.connection.is_open
+    assert "cluster_name=" in tool.done("show", "overview", format="kvp")
+    assert tool.listed("nodes", "name", "type", "mem_used")[0]["mem_used"] > 0
+
+    out = tool.path.with_name("definitions.json")
+    assert "Exported" in tool.done("export", str(out))
+    assert "q" in [each["name"] for each in json.loads(out.read_text("utf-8"))["queues"]]
+    assert "Uploaded" in tool.done("import", str(out))
+
+    tool.done("delete", "binding", "source=x", "destination_type=queue", "destination=q", "properties_key=a.%23")
+    tool.done("delete", "vhost_limit", *limit)
+    tool.done("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 80}')
+    tool.done("delete", "parameter", "component=vhost-limits", "name=limits")
+    tool.done("delete", "permission", *whose)
+    tool.done("delete", "user", f"name={tool.vhost}-ann")
+    tool.done("delete", "vhost", f"name={tool.vhost}-two")
+    for kind, listed, _, name in DECLARED:
+        assert "deleted" in tool.done("delete", kind, f"name={name}")
+        assert name not in [each["name"] for each in tool.listed(listed) if each["vhost"] == tool.vhost]
+
+    there = {f"{verb} {thing}" for verb, table in _by_verb(tables) for thing in table}
+    assert {*there, *tables["EXTRA_VERBS"], "export", "import"} <= {each.split(" /")[0] for each in tool.ran}
+
+
+def _by_verb(tables):
+    names = ("LISTABLE", "SHOWABLE", "DECLARABLE", "DELETABLE", "CLOSABLE", "PURGABLE")
+    return list(zip(VERBS, (tables[name] for name in names), strict=True))
+
+
+@pytest.mark.parametrize("form", ["long", "pretty_json", "kvp", "tsv", "table", "bash"])
+def test_each_form_of_a_list(tool, form):
+    tool.done("declare", "queue", "name=shown")
+    assert "shown" in tool.done("list", "queues", "vhost", "name", format=form)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["declare", "queue", "name=q", "queue_type=nosuch"], "*** "),
+        (["delete", "queue", "name=nosuch"], "*** Not found"),
+        (["declare", "policy", "name=p", "pattern=(", 'definition={"max-length": 5}'], "*** "),
+        (["declare", "policy", "name=p", "pattern=a", 'definition={"nosuch": 5}'], "*** "),
+        (["close", "connection", "name=nosuch"], "*** Not found"),
+        (["publish", "exchange=nosuch", "routing_key=a", "payload=x"], "*** "),
+    ],
+)
+def test_a_fault_is_a_sentence(tool, words, told):
+    said = tool(*words)
+    assert said.code == 1
+    assert told in said.out + said.error
+    assert "Traceback" not in said.out + said.error
+
+
+def test_a_wrong_password_is_a_sentence(tool):
+    said = tool("list", "queues", username="guest", password="wrong")
+    assert said.code == 1
+    assert "Access refused" in said.out + said.error
