@@ -30,7 +30,7 @@ MEMORY_NAMES: Final = (
     *("queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs"),
     *("stream_queue_replica_reader_procs", "stream_queue_coordinator_procs", "plugins", "other_proc", "metrics"),
     *("mgmt_db", "mnesia", "quorum_ets", "other_ets", "binary", "msg_index", "code", "atom", "other_system"),
-    *("allocated_unused", "reserved_unallocated"),
+    *("allocated_unused", "reserved_unallocated", "metadata_store", "metadata_store_ets"),
 )
 
 
