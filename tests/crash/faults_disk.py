@@ -24,6 +24,7 @@ import pytest
 
 SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
 NO_FLUSH: Final = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
+PATIENCE_S: Final = 600.0
 
 
 REQUIRED: Final = "TEST_REQUIRE_FAULTS"
@@ -67,7 +68,7 @@ class LoopDisk:
     @staticmethod
     def why_not() -> str:
         """Tries it once, with the smallest disk there is."""
-        reason = _needs("mkfs.ext4", "mount", "umount")
+        reason = _needs("mkfs.ext4", "mount", "umount", "losetup")
         if reason:
             return reason
         with tempfile.TemporaryDirectory() as name:
@@ -98,6 +99,12 @@ class LoopDisk:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)  # the killed process is not quite gone
+        # Who began in a mount namespace of his own while it was mounted has it still: mounted again it would be the one
+        # that was cut.
+        deadline = time.monotonic() + PATIENCE_S
+        while _run("losetup", "-j", str(self._image)):
+            assert time.monotonic() < deadline, f"another mount namespace keeps {self.path}"
+            time.sleep(0.05)
 
     def __enter__(self) -> Self:
         self.mount()
