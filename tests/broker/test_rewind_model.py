@@ -71,7 +71,7 @@ class RewindMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 60))
     def take(self, count: int) -> None:
         for _ in range(count):
-            entry = self.queue.get(False)
+            entry = self.get()
             ready = [offset for offset, state in self.state.items() if state == "ready"]
             if not ready:
                 assert entry is None
@@ -80,6 +80,14 @@ class RewindMachine(RuleBasedStateMachine):
             self.state[entry.offset] = "unacked"
             self.held[entry.offset] = entry
         self.turns()
+
+    def get(self) -> Any:
+        """As channels do: a queue that goes on reading behind what was taken out of it is asked again."""
+        entry = self.queue.get(False)
+        while entry is None and self.queue.waits():
+            self.turns()
+            entry = self.queue.get(False)
+        return entry
 
     @rule(share=st.integers(1, 3), back=st.booleans())
     def answer(self, share: int, back: bool) -> None:
