@@ -1,6 +1,7 @@
 """What is counted of the process, for `/nodes`: what the kernel says of it, and the collector's runs.
 
-rabbit: of Erlang's runtime; threads stand for its processes. Files are all that is open, connections among them.
+rabbit: of Erlang's runtime; threads stand for its processes. Files are all that is open, connections among them. A sync
+is one of the group commit, in which logs go together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 NODE_COUNTERS: Final = (
     *("mem_used", "disk_free", "fd_used", "sockets_used", "proc_used", "gc_num", "context_switches"),
-    *("io_read_bytes", "io_read_count", "io_write_bytes", "io_write_count"),
+    *("io_read_bytes", "io_read_count", "io_write_bytes", "io_write_count", "io_sync_count", "io_sync_us"),
 )
 _FILES: Final = "/proc/self/fd"
 _RESIDENT: Final = Path("/proc/self/statm")
@@ -39,6 +40,7 @@ class NodeCounts:
         """In the order of NODE_COUNTERS. Cost: some 100 us and 0.3 us per open file."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         io = numbers(IO)
+        syncs = self._broker.storage.sync_times
         return (
             int(_RESIDENT.read_text("ascii").split()[1]) * _PAGE_BYTES,
             disk_free_bytes(self._broker.settings.data_dir),
@@ -48,6 +50,7 @@ class NodeCounts:
             sum(each["collections"] for each in gc.get_stats()),
             usage.ru_nvcsw + usage.ru_nivcsw,
             *(io.get(name, 0) for name in ("read_bytes", "syscr", "write_bytes", "syscw")),
+            *(syncs.count, int(syncs.total_s * 1_000_000)),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pika
+
 from amqpd.management.api import ROUTES
 from amqpd.management.router import Router
 
@@ -52,6 +54,17 @@ def test_the_nodes_memory_and_samples(api):
     for name in ("mem_used", "fd_used", "proc_used", "io_write_bytes", "sockets_used", "disk_free"):
         assert len(found[f"{name}_details"]["samples"]) == 13, name
     assert found["mem_used_details"]["samples"][0]["sample"] > 1024 * 1024
+
+
+def test_syncs_of_the_node(api, v, channel):
+    channel.queue_declare("q", durable=True)
+    channel.confirm_delivery()
+    before = api.get("/api/nodes")[0]["io_sync_count"]
+    channel.basic_publish("", "q", b"x", pika.BasicProperties(delivery_mode=2))
+    found = api.get("/api/nodes")[0]
+    assert found["io_sync_count"] > before
+    assert found["io_sync_avg_time"] >= 0.0
+    assert "io_sync_us" not in found
 
 
 def test_how_far_back_samples_reach(api):

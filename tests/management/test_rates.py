@@ -168,6 +168,7 @@ def rates_of(tmp_path):
 
     from amqpd.broker.counters import ChannelTotals, Ended, VhostCounts
     from amqpd.management.rates import Rates
+    from amqpd.storage.commit.sync_times import SyncTimes
 
     class Queue(SimpleNamespace):
         __hash__ = object.__hash__
@@ -182,6 +183,7 @@ def rates_of(tmp_path):
         channels=ChannelTotals(),
         catalogue=SimpleNamespace(ended_queues=Ended(), **churn),
         settings=SimpleNamespace(data_dir=tmp_path),
+        storage=SimpleNamespace(sync_times=SyncTimes()),
     )
 
     class Connections(list):

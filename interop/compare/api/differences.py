@@ -74,8 +74,8 @@ MISSING: Final = (
     ),
     _missing(
         "/api/nodes",
-        "io_read_avg_time io_reopen_count io_seek_avg_time io_seek_count io_sync_avg_time io_sync_count "
-        "io_write_avg_time msg_store_read_count msg_store_write_count queue_index_read_count queue_index_write_count",
+        "io_read_avg_time io_reopen_count io_seek_avg_time io_seek_count io_write_avg_time "
+        "msg_store_read_count msg_store_write_count queue_index_read_count queue_index_write_count",
         "of a message store with an index; there is none",
     ),
     _missing("/api/nodes", "binary ets_tables_memory", "of Erlang's memory; what the process has is in memory"),
