@@ -41,6 +41,7 @@ class Mover(Origin):
         self.told: list[tuple[int, int]] = []
         self.waiting = 0
         self.dressed: list[bytes] = []
+        self.broken = True
 
     def log(self) -> Any:
         return self.store
@@ -57,6 +58,8 @@ class Mover(Origin):
         to = decode_properties(properties).headers["to"]  # type: ignore[index]
         if to == "nowhere":
             return None
+        if to == "bug" and self.broken:
+            raise ValueError("a bug")
         vhost = self.room.vhost
         keys = str(to).split()
         changed = encode_properties(Properties(delivery_mode=2, headers={"moved": True}))
@@ -290,6 +293,34 @@ class TestLater:
         assert quickly(target) == [b"%d" % number for number in range(5)]
         assert mover.offsets_told() == list(range(5))
         assert mover.waiting == 0
+
+    @pytest.mark.parametrize("in_memory", [True, False])
+    def test_what_raises_is_tried_again(
+        self, room: Any, mover: Mover, in_memory: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A bug of the broker: neither it nor what stands behind it in line is lost or stands still."""
+        target, bug = room.queue("target"), room.queue("bug")
+        mover.keep([b"0"])
+        mover.keep([b"1"], "bug")
+        mover.keep([b"2"])
+        if in_memory:
+            room.republisher.add(mover, make_message(Envelope("first", "key"), encoded("bug"), b"1", True, None), 1)
+            room.republisher.add(mover, make_message(Envelope("first", "key"), encoded("target"), b"2", True, None), 2)
+        else:
+            room.republisher.add_range(mover, 0, 1)
+        other = Mover(room, mover.store)
+        room.republisher.add(other, make_message(Envelope("first", "key"), encoded("target"), b"3", True, None), -1)
+        room.turns()
+        assert room.bodies(target) == ([b"2", b"3"] if in_memory else [b"0", b"3"])
+        assert [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"]
+        room.advance(2 * RETRY_MS + 10)
+        assert len([each for each in caplog.records if "a bug of the broker" in each.message]) == 3
+        assert bug.ready_count == 0
+        mover.broken = False
+        room.advance(RETRY_MS + 10)
+        assert room.bodies(bug) == [b"1"]
+        assert mover.offsets_told() == ([1, 2] if in_memory else [0, 1])
+        assert not room.republisher.line
 
     def test_others_go_on_meanwhile(self, room: Any, mover: Mover) -> None:
         bad, good = room.queue("bad"), room.queue("good")

@@ -9,7 +9,8 @@ when a range of offsets is safe there (`safe`), which settles it at the source. 
               bound are paced (`Turn.overdue`)
     safe      a message stays unsettled in its source's log until the high watermark of every durable target has passed
               its copy (of a local log: until it is synced): a crash in between publishes it again, and loses none
-    retry     a target whose log takes nothing gets it RETRY_MS later; one whose log is being opened, when it is open
+    retry     a target whose log takes nothing gets it RETRY_MS later; one whose log is being opened, when it is open.
+              What raises, a bug of the broker, is tried again after that time too, and holds up nothing else
 
 Everything is published in a callback of the loop, never from within `add`: a queue that hands over from within an
 `offer` does not enter another queue, however long the chain. When the disk is too far behind, nothing is published
@@ -151,18 +152,21 @@ class Republisher(Confirmer):
             end = count + SLICE_COUNT
             while self.line and count < end and size < TURN_BYTES_MAX:
                 first = self.line[0]
-                message = first.message
-                if message is None:
-                    done: i64 = 0
-                    done_bytes: i64 = 0
-                    done, done_bytes = self._publish_range(first)
-                    count += done + 1
-                    size += done_bytes
-                else:
-                    self._take()
-                    size += message.body_size
-                    count += 1
-                    self._publish_message(first, message)
+                count += 1
+                try:
+                    message = first.message
+                    if message is None:
+                        done: i64 = 0
+                        done_bytes: i64 = 0
+                        done, done_bytes = self._publish_range(first)
+                        count += done
+                        size += done_bytes
+                    else:
+                        self._take()
+                        size += message.body_size
+                        self._publish_message(first, message)
+                except Exception as error:  # noqa: BLE001  # told there
+                    self._has_raised(first, error)
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
         if self.line:
@@ -291,6 +295,15 @@ class Republisher(Confirmer):
         self._fresh.append(pending)
 
     # -- later -------------------------------------------------------------------------------------------------------
+
+    def _has_raised(self, pending: Pending, error: Exception) -> None:
+        origin = pending.origin
+        traceback = error if not self._failed else None
+        log.error("a %s message: a bug of the broker (%r); it is tried again", origin.kind, error, exc_info=traceback,
+                  extra=origin.about())
+        if self.line and self.line[0] is pending:
+            self._take()
+        self._try_later(pending)
 
     def _try_later(self, pending: Pending) -> None:
         if not self._failed:
