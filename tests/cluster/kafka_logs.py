@@ -97,7 +97,7 @@ class Producer:
             on_moved=lambda _: self.news.set(),
             on_refused=self._on_refused,
             on_fenced=self._on_fenced,
-            **arguments,
+            **{"delivery_timeout_s": 300, **arguments},
         )
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class Producer:
         self.kafka.offer(partition, batches)
         self.kafka.flush()
 
-    async def until(self, *partitions: Partition, timeout_s: float = 120) -> None:
+    async def until(self, *partitions: Partition, timeout_s: float = 300) -> None:
         """Until all that was offered to them is in Kafka, or something was refused."""
         async with asyncio.timeout(timeout_s):
             while not (self.ended or self.refused) and any(each.order for each in partitions):

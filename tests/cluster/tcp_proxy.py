@@ -2,7 +2,7 @@
 
 Bytes are counted over all connections since `begin`, each direction by itself. At a cut what belongs before it is
 passed on, and both sides are reset; connections that come later are passed on as if nothing had been, up to the next
-cut.
+cut. `hold` lets those that there are pass nothing more, and nobody is told.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class TcpProxy:
         self.passed = {TO_BROKER: 0, FROM_BROKER: 0}
         self.cuts = 0
         self._points: dict[str, list[int]] = {TO_BROKER: [], FROM_BROKER: []}
+        self._gates: list[asyncio.Event] = []
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -44,6 +45,13 @@ class TcpProxy:
         self._points = {TO_BROKER: sorted(to_broker or []), FROM_BROKER: sorted(from_broker or [])}
         self.cuts = 0
 
+    def hold(self) -> int:
+        """Connections that are open pass nothing more on. Returns how many there are."""
+        held = sum(gate.is_set() for gate in self._gates)
+        for gate in self._gates:
+            gate.clear()
+        return held
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -59,9 +67,12 @@ class TcpProxy:
             to, back = await asyncio.open_connection(*self.target)
         except OSError:
             return
+        gate = asyncio.Event()
+        gate.set()
+        self._gates.append(gate)
         ways = [
-            asyncio.ensure_future(self._pass_on(reader, back, TO_BROKER)),
-            asyncio.ensure_future(self._pass_on(to, writer, FROM_BROKER)),
+            asyncio.ensure_future(self._pass_on(reader, back, TO_BROKER, gate)),
+            asyncio.ensure_future(self._pass_on(to, writer, FROM_BROKER, gate)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -69,11 +80,15 @@ class TcpProxy:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+            self._gates.remove(gate)
             back.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str, gate: asyncio.Event
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
+                await gate.wait()
                 points = self._points[way]
                 before = self.passed[way]
                 if points and before + len(data) >= points[0]:

@@ -121,6 +121,30 @@ async def test_many_partitions_over_a_connection_that_ends_again_and_again(
         await check(access, story, topic, number)
 
 
+async def test_a_connection_that_falls_silent(
+    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path
+) -> None:
+    """Nobody says that it has ended: what was asked is asked again over another, and is there once."""
+    create_topic(kafka.bootstrap, topic)
+    logs = Logs(tmp_path)
+    story = Story(logs, await init_producer_id(access, topic), 0)
+    proxy.begin()
+    async with Producer(KafkaAccess((kafka.proxied,)), answer_timeout_s=2) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        for _ in range(3):
+            story.turn(2)
+            producer.offer(partition, take(story.log))
+            await producer.until(partition)
+            assert proxy.hold() >= 1
+            for _ in range(4):
+                story.turn(1)
+                producer.offer(partition, take(story.log))
+        await producer.until(partition)
+        assert producer.ended == producer.refused == []
+        assert partition.high_watermark == story.log.next_offset == 18
+    await check(access, story, topic, 0)
+
+
 async def test_who_was_overtaken_is_told(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
     """The new epoch's first batch fences the old one in that partition, and there only."""
     create_topic(kafka.bootstrap, topic, 2)

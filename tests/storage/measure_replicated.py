@@ -1,0 +1,81 @@
+"""What a request to Kafka and its answer cost, and a batch from its offer to the high watermark. Not a test:
+
+    python -P tests/storage/measure_replicated.py
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+
+from librt.strings import BytesWriter
+
+from amqpd.storage.log.batch import ClosedBatch, close_batch
+from amqpd.storage.replicated import produce
+from amqpd.storage.replicated.partition import Partition
+from amqpd.storage.replicated.producing import Producer, Producing
+
+TOPIC = b"amqpd.orders.1"
+ROUNDS = 20_000
+
+
+class Nobody(Producer):
+    """Who is told, and does nothing."""
+
+    def moved(self, partition: Partition) -> None:
+        pass
+
+
+def batch_at(offset: int, size: int = 1100) -> ClosedBatch:
+    return close_batch(BytesWriter(), b"r" * size, offset, 1, 0, 0, 1, 0, 9, offset, -1, [], 2)
+
+
+def answer(*offsets: int) -> bytes:
+    """One for so many partitions of the topic."""
+    rows = b"".join(
+        struct.pack(">ihqqq", number, 0, offset, -1, 0) + b"\1\0\0" for number, offset in enumerate(offsets)
+    )
+    head = struct.pack(">iB", 1, 0) + bytes([2, len(TOPIC) + 1]) + TOPIC
+    return head + bytes([len(offsets) + 1]) + rows + b"\0" + bytes(4) + b"\0"
+
+
+def told(name: str, call: Callable[[], object]) -> None:
+    """Prints what one call costs this process, the best of five."""
+    best = 1.0
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(ROUNDS):
+            call()
+        best = min(best, (time.process_time() - start) / ROUNDS)
+    print(f"{name:<28}{best * 1e6:8.2f} us")
+
+
+def main() -> None:
+    writer = BytesWriter()
+    print(produce.__file__)
+    for count in (1, 20):
+        topic = produce.TopicBatches(TOPIC)
+        for number in range(count):
+            topic.add(number, batch_at(5))
+        told(f"request of {count}", lambda topic=topic: produce.encode_produce(writer, 1, b"node-1", 1000, [topic]))  # type: ignore[misc]
+        data = answer(*range(count))
+        told(f"answer to {count}", lambda data=data: produce.decode_produce(data))  # type: ignore[misc]
+
+    producing, partition = Producing(Nobody()), Partition(TOPIC, 0, 0)
+    producing.leads(partition, 1, 0)
+    batches = iter([batch_at(each) for each in range(5 * ROUNDS)])
+    answers = iter([answer(each) for each in range(5 * ROUNDS)])
+
+    def turn() -> None:
+        producing.offer(partition, next(batches), 0)
+        call = producing.take(1, 0)
+        assert call is not None
+        call.encode(writer, 1, b"node-1", 1000)
+        producing.answered(call, next(answers), 0)
+
+    told("a batch, there and back", turn)
+
+
+if __name__ == "__main__":
+    main()
