@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +71,10 @@ class Server:
         self.notifier = Notifier({})
         self._upkeep: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
-        self._definitions = settings.load_definitions or settings.definitions.local.path
+        self._definitions = _definitions_of(settings)
+        self._importing = asyncio.Lock()
+        self._imported = ""  # their hash
+        self._reloading: asyncio.Task[None] | None = None
         data_dir = settings.data_dir
         _private_directory(data_dir)
         post = loop.call_soon_threadsafe
@@ -113,9 +115,35 @@ class Server:
     async def import_definitions(self) -> None:
         """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
         if self._definitions is not None:
-            from amqpd.management.definitions_start import import_at_start
+            await self._import_files(self._definitions)
 
-            await import_at_start(self.broker, self._definitions)
+    async def _import_files(self, path: Path) -> bool:
+        """Whether anything has changed. Raises: DefinitionsError, MetadataError."""
+        from amqpd.management.definitions_start import import_files
+
+        async with self._importing:
+            known = self._imported
+            self._imported = await import_files(self.broker, path, self.latest.definitions, known)
+            return self._imported != known
+
+    async def reload_definitions(self, asked_by: str) -> str:
+        """Behind a `reload`: the file, or directory, that was imported again; "" for none. Raises: as above."""
+        path = _definitions_of(self.latest)
+        if path is None or not await self._import_files(path):
+            return ""
+        log.info("%s: %s is imported again", asked_by, path)
+        return str(path)
+
+    def hang_up(self) -> None:
+        """SIGHUP: as `amqpctl reload`, and what comes of it is told in the log."""
+        if not self.reload("SIGHUP").problem and _definitions_of(self.latest) is not None:
+            self._reloading = self.loop.create_task(self._reload_definitions())
+
+    async def _reload_definitions(self) -> None:
+        try:
+            await self.reload_definitions("SIGHUP")
+        except (DefinitionsError, MetadataError) as error:
+            log.error("SIGHUP: the definitions are not imported: %s", error)
 
     @property
     def listeners(self) -> list[Listener]:
@@ -282,6 +310,10 @@ def _print(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _definitions_of(settings: Settings) -> Path | None:
+    return settings.load_definitions or settings.definitions.local.path
+
+
 async def serve(
     settings: Settings,
     started: float,
@@ -301,7 +333,7 @@ async def serve(
     server.load()
     await server.import_definitions()
     await server.listen()
-    signals.watch(loop, output, server.stop, partial(server.reload, "SIGHUP"))
+    signals.watch(loop, output, server.stop, server.hang_up)
     if interpreted := warning():
         log.warning(interpreted)
     for note in notes:

@@ -27,7 +27,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,13 +93,13 @@ class _Backup:
             try:
                 return self._run()
             finally:
-                shutil.rmtree(self._stage, ignore_errors=True)
+                _remove(self._stage)
         finally:
             os.close(lock)
 
     def _run(self) -> tuple[Path, int, int]:
         for left in self._stage.iterdir():  # by one that was killed
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            _remove(left)
         begun = time.time()
         name = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(begun))
         made, partial = self._target / name, self._target / f"{name}.partial"
@@ -227,6 +226,13 @@ def _copy_bytes(source: int, target: int, size: int) -> int:
     return size - left
 
 
+def _remove(path: Path) -> None:
+    """With what is in it, as far as that can be done."""
+    from shutil import rmtree  # with its compressors 4 ms, which no other command's start shall have
+
+    rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def restore(context: Context) -> None:
     if not context.client.is_local:
         raise Failure(DATA, "a backup is restored on the machine of the broker to be, with --data-dir")
@@ -243,8 +249,10 @@ def restore(context: Context) -> None:
         raise Failure(DATA, f"{source} is damaged: {len(short)} files are missing or cut, {short[0]} for one")
     context.say(f"Restoring {source} to {data_dir} ...")
     try:
+        from shutil import copytree
+
         # Never links: a broker writes into its files, and a backup stays as it is.
-        shutil.copytree(source / "data", data_dir, dirs_exist_ok=True)
+        copytree(source / "data", data_dir, dirs_exist_ok=True)
         data_dir.chmod(0o700)
         _sync(data_dir)
     except OSError as error:

@@ -36,12 +36,14 @@ def reload(context: Context) -> None:
     for text, names in (("changed", found["changed"]), ("needs a restart", found["waiting"])):
         for name in names:
             context.out.write(f"{text}: {name}\n")
+    if found["imported"]:
+        context.out.write(f"imported again: {found['imported']}\n")
     context.done()
 
 
 COMMANDS: Final = (
     Command(
-        "reload", GROUP, "Reads the settings again, as SIGHUP does: certificates, log level, limits", reload,
+        "reload", GROUP, "Reads the settings again, as SIGHUP does, certificates and definitions too", reload,
         examples=(("reload", "names what changed, and what needs a restart"),), needs_app=False,
     ),
     Command(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -135,3 +137,35 @@ def test_a_path_that_is_none_is_told_before_anything_starts(tmp_path):
     assert code == 64
     assert "are the same setting" in text
     assert not (tmp_path / "data").exists()
+
+
+AS_SERVICE = [
+    sys.executable, "-P", "-c",
+    "import os, sys; os.setsid(); os.execv(sys.executable, [sys.executable, '-P', '-m', 'amqpd', *sys.argv[1:]])",
+]  # fmt: skip
+
+
+def test_a_reload_imports_what_has_changed(tmp_path: Path) -> None:
+    """By amqpctl and by SIGHUP; a file that cannot be imported changes nothing and is told."""
+    path = written(tmp_path / "definitions.json", DOCUMENT)
+    settings = {"load_definitions": path}
+    with BrokerProcess(tmp_path / "data", settings=settings, command=AS_SERVICE) as broker:
+        names = ["list_queues", "-s", "name"]
+        assert broker.ctl("reload", "-q").stdout == ""
+        broker.ctl("delete_queue", "orders")
+        assert broker.ctl("reload", "-q").stdout == ""  # not a byte has changed
+        assert broker.ctl(*names).stdout == ""
+        written(path, {**DOCUMENT, "queues": [{"name": "parcels", "vhost": "/", "durable": True}]})
+        assert broker.ctl("reload", "-q").stdout == f"imported again: {path}\n"
+        assert broker.ctl(*names).stdout == "parcels\n"
+        path.write_text("{")
+        refused_reload = broker.ctl("reload")
+        assert refused_reload.returncode != 0
+        assert f"the definitions are not: {path}: " in refused_reload.stderr
+        os.kill(broker.pid, signal.SIGHUP)
+        assert broker.says("SIGHUP: the definitions are not imported")
+        written(path, DOCUMENT)
+        os.kill(broker.pid, signal.SIGHUP)
+        assert broker.says(f"SIGHUP: {path} is imported again")
+        assert broker.ctl(*names).stdout.split() == ["orders", "parcels"]
+        assert "Traceback" not in broker.stderr

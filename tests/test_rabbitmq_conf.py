@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from amqpd import __main__ as program
 from amqpd.cli.plugins import BUILT_IN
-from amqpd.settings import Loaded, SettingsError, load, rows, value_of
+from amqpd.settings import Loaded, SettingsError, load, rabbitmq_conf, rows, value_of
 from amqpd.settings.rabbitmq_environment import VARIABLES
 from amqpd.settings.rabbitmq_keys import ROWS, matching
 from amqpd.settings.rabbitmq_plugins import PART_OF_IT
@@ -213,6 +215,27 @@ class TestKeys:
         keys = (HERE / "samples" / "rabbitmq-3.10.8-keys.txt").read_text("ascii").split()
         assert len(keys) > 700
         assert [key for key in keys if matching(key.replace("$", "x").split(".")) is None] == []
+
+    def test_every_line_of_the_example_is_understood(self) -> None:
+        """RabbitMQ's rabbitmq.conf.example, each line by itself: a setting, a note, or a refusal for its own reason."""
+        found = Counter[str]()
+        refused = set()
+        for line in (HERE / "samples" / "rabbitmq-4.3-example.conf").read_text("ascii").splitlines()[1:]:
+            Path("rabbitmq.conf").write_text(f"{line}\n")
+            said = rabbitmq_conf.read(Path("rabbitmq.conf"), [], {})
+            key, _, value = line.partition("=")
+            assert matching(key.strip().split(".")) is not None, line
+            if said.problems:
+                assert re.search("cannot be|is encrypted, which|cannot leave out 1.2", said.problems[0]), line
+                refused.add(key.split(".")[0].strip() if "encrypted:" not in value else "encrypted:")
+            kind = "setting" if said.values else "note" if said.notes else "default"
+            found["refused" if said.problems else kind] += 1
+        assert sum(found.values()) == 266
+        assert min(found["setting"], found["note"]) > 50
+        assert refused == {
+            "auth_backends", "auth_ldap", "auth_mechanisms", "auth_oauth2", "credential_validator", "default_limits",
+            "default_policies", "default_users", "encrypted:", "listeners", "management", "ssl_options",
+        }  # fmt: skip
 
     def test_no_row_hides_another(self) -> None:
         """The first row that matches counts: a row of its own must be found by its own pattern."""

@@ -4,6 +4,9 @@ Of a directory the files that end in .json, by name, hidden ones left out. Each 
 The first that cannot be ends the start, and what those before it made stays: the next start imports all of them again,
 as RabbitMQ does. With `definitions.skip_if_unchanged` a global parameter, RabbitMQ's, keeps the hash of what was
 imported last; it is set behind the last file, so that a crash in between costs one more import.
+
+A reload of the settings imports them once more, where a byte of them has changed since: what they name becomes as they
+say, and what they no longer name stays.
 """
 
 from __future__ import annotations
@@ -23,24 +26,31 @@ from amqpd.management.definitions_report import DefinitionsError
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.declared import Done
+    from amqpd.settings import DefinitionsSettings
 
 SUFFIX: Final = ".json"
 
 
-async def import_at_start(broker: Broker, path: Path) -> None:
-    """Returns when all of it is made. Raises: DefinitionsError, MetadataError."""
-    settings = broker.settings.definitions
+async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings, known: str = "") -> str:
+    """Returns their hash, when all of it is made. known: the hash of what this process has imported.
+
+    Raises: DefinitionsError, MetadataError.
+    """
     files = _read(path)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, content in files:
-        found.update(f"{name}\0{len(content)}\0".encode() + content)
-    if settings.skip_if_unchanged and broker.global_parameters.get(IMPORTED_HASH) == found.hexdigest():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    found = digest.hexdigest()
+    if settings.skip_if_unchanged and not known:
+        known = str(broker.global_parameters.get(IMPORTED_HASH))
+    if found == known:
         log.info("%s: unchanged since it was imported", path)
-        return
+        return found
     for name, content in files:
         await _import(broker, name, content, settings.skip_unsupported)
     if settings.skip_if_unchanged:
-        await finished(partial(_remember, broker, found.hexdigest()))
+        await finished(partial(_remember, broker, found))
+    return found
 
 
 def _remember(broker: Broker, found: str, done: Done) -> None:

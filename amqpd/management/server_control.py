@@ -50,5 +50,10 @@ class ServerControl(Protocol):
     def reload(self, asked_by: str) -> Reloaded:
         """`amqpctl reload`: the settings are read again, as by SIGHUP. Reads files: some milliseconds."""
 
+    async def reload_definitions(self, asked_by: str) -> str:
+        """Likewise, behind it: the file or directory that was imported again, "" for none. Raises: DefinitionsError,
+        MetadataError.
+        """
+
     def stop(self) -> None:
         """Asks for a clean end of the process; returns at once."""

@@ -199,7 +199,7 @@ class LogSettings:
 class LocalDefinitionsSettings:
     """Definitions in the local file system."""
 
-    path: Path | None = _setting(None, NO_PATH, "As load_definitions; give one of the two.")
+    path: Path | None = _setting(None, NO_PATH, "As load_definitions; give one of the two.", reloaded=True)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,10 @@ class DefinitionsSettings:
         False, BOOLEAN, "Import at the start only what is not, byte for byte, what the last start imported."
     )
     skip_unsupported: bool = _setting(
-        False, BOOLEAN, "Leave out what cannot be kept, and say so in the log, instead of refusing to start."
+        False,
+        BOOLEAN,
+        "Leave out what cannot be kept, and say so in the log, instead of refusing to start.",
+        reloaded=True,
     )
     local: LocalDefinitionsSettings = LocalDefinitionsSettings()
 
@@ -350,6 +353,7 @@ class Settings:
         NO_PATH,
         "File of definitions, or directory of such files (*.json, by name), imported at each start before anything "
         "listens; with it a first start makes no default user and vhost.",
+        reloaded=True,
     )
     amqp: AmqpSettings = AmqpSettings()
     http: HttpSettings = HttpSettings()
