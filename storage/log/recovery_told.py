@@ -174,10 +174,11 @@ def apply_rewind(state: Recovery) -> None:
     if told is None or not log.epochs or told[1] != log.epochs[-1][0]:
         return
     count = 0
+    parts = rewind_file.by_segment(told[0])
     for segment in log.segments:
-        if segment.gone:
+        if segment.gone or segment.base not in parts:
             continue
-        offsets, size = rewind_file.told_of(told[0], segment.base, segment.end)
+        offsets, size = rewind_file.told_of(parts[segment.base], segment.base, segment.end)
         for first, last, _ in segment.transient_gone:
             ended = SettledSet(segment.base)
             ended.add(first, last)

@@ -1,9 +1,9 @@
 """The file `rewind` in a queue's directory: settled messages that are to be live again, all of them or none.
 
-Entries as a `.settled` file has them (settled.py), of any number of segments:
+Entries as a `.settled` file has them (settled.py), of any number of segments, one behind the other:
 
     settled, bits     offsets that are taken back
-    bytes             a bytes of bodies belong to those of the segment with base offset b
+    bytes             a bytes of bodies belong to those of the segment with base offset b, which stand before it
     totals            the last: a entries stand before it, b is the leader epoch of the life that wrote it
 
 It is whole when its last entry is there and no checksum is wrong; otherwise it says nothing. It holds for the life that
@@ -47,6 +47,17 @@ def decode_rewind(data: bytes) -> tuple[list[Entry], int] | None:
     if kind != settled.TOTALS or count != len(file.entries) - 1:
         return None
     return file.entries[:-1], epoch
+
+
+def by_segment(entries: list[Entry]) -> dict[int, list[Entry]]:
+    """Entries by the base offset of the segment that they are of: each stands once."""
+    found: dict[int, list[Entry]] = {}
+    begin = 0
+    for at, (kind, _, base, _) in enumerate(entries):
+        if kind == settled.BYTES:
+            found[base] = entries[begin : at + 1]
+            begin = at + 1
+    return found
 
 
 def told_of(entries: list[Entry], base: int, end: int) -> tuple[SettledSet, int]:

@@ -10,7 +10,7 @@ import pytest
 
 from amqpd._build import is_compiled
 from amqpd.storage.settle.rewind import Rewind
-from amqpd.storage.settle.rewind_file import decode_rewind, encode_rewind, told_of
+from amqpd.storage.settle.rewind_file import by_segment, decode_rewind, encode_rewind, told_of
 from amqpd.storage.settle.settled import SettledSet
 
 BODY = b"." * 400
@@ -112,6 +112,11 @@ class TestFile:
         assert told_of(entries, 10, 5000)[1] == 77
         assert told_of(entries, 5000, 20_000)[0].ranges() == many.ranges()
         assert told_of(entries, 5000, 6000)[0].count == len(range(5000, 6000, 3))
+        parts = by_segment(entries)
+        assert [*parts[10], *parts[5000]] == entries, "each of them is looked at for one segment alone"
+        assert told_of(parts[10], 10, 5000)[0].ranges() == [(12, 20)]
+        assert told_of(parts[5000], 5000, 20_000)[0].ranges() == many.ranges()
+        assert told_of(parts[5000], 5000, 20_000)[1] == 88
 
     def test_it_is_whole_or_nothing(self) -> None:
         few = SettledSet(0)
