@@ -169,6 +169,8 @@ compare-record: $(VENV)/.installed $(VENV)/.dev
 # With TEST_REQUIRE_RABBITMQ=1 root installs the package where it is missing; else the tests are skipped there, and say so.
 .PHONY: test-peer
 test-peer: $(VENV)/.installed $(VENV)/.dev
+	@if [ -n "$${TEST_REQUIRE_RABBITMQ:-}" ]; then $(VENV)/bin/python -c \
+		'import sys; from interop.bench.rabbitmq import find_or_install; sys.exit(find_or_install(print) or None)'; fi
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m peer interop
 
 # Dashboards and alert rules against a real Prometheus: Debian's package, installed when this is root. Part of `make test`, which

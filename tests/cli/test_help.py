@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,16 @@ def test_credentials_are_not_repeated(ctl: Ctl) -> None:
     for command in ("add_user", "change_password", "authenticate_user"):
         result = ctl(command, "alice", "s3cret", "x")
         assert (result.code, "s3cret" in result.err) == (64, False)
+
+
+def test_what_a_start_imports() -> None:
+    """The tenth of a second a command may take is mostly imports: these would be most of it."""
+    dear = "{'asyncio', 'aiohttp', 'sqlalchemy', 'http.client', 'ssl', 'shutil', 'logging', 'cryptography'}"
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", f"import amqpd.cli.main, sys; print(*{dear} & set(sys.modules))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout.split() == []
