@@ -46,11 +46,13 @@ help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 	@echo "targets: run spark kafka test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
 
-# The first time there is a broker before there is a compiled one: the sources run interpreted while the compiler is at work,
-# in a session of its own, which a Ctrl-C here leaves alone. Changed sources, later on, are compiled before it starts.
+# The first time, at a terminal, there is a broker before there is a compiled one: the sources run interpreted while the compiler
+# is at work, in a session of its own, which a Ctrl-C here leaves alone. A script's is compiled before it starts: nobody waits, and
+# what it measures is no surprise. So is each later one, where sources have changed.
 run:
-	@if [ -e $(VENV)/.installed ] || [ -n "$${AMQPD_INTERPRETED:-}" ]; then \
-		$(MAKE) --no-print-directory $(VENV)/.installed && exec $(VENV)/bin/amqpd $(ARGS); fi; \
+	@if [ -e $(VENV)/.installed ] || [ -n "$${AMQPD_INTERPRETED:-}" ] || [ ! -t 1 ] || \
+			! command -v flock > /dev/null || ! command -v setsid > /dev/null; then \
+		$(MAKE) --no-print-directory $(VENV)/.installed || exit; exec $(VENV)/bin/amqpd $(ARGS); fi; \
 	$(MAKE) --no-print-directory $(VENV)/.first; \
 	(set +e; exec setsid env -u MAKEFLAGS -u MAKELEVEL nice bash -c "$$BEHIND" < /dev/null > /dev/null) & \
 	exec $(VENV)/bin/amqpd $(ARGS)
@@ -58,7 +60,7 @@ run:
 # What `make run` leaves at work, once however often it is called meanwhile. Its last line goes to the terminal.
 define BEHIND
 exec 9> $(VENV)/.building; flock -n 9 || exit 0
-if ! $(MAKE) --no-print-directory $(VENV)/.installed > $(VENV)/first.log 2>&1; then
+if ! BUILD_BEHIND=here $(MAKE) --no-print-directory $(VENV)/.installed > $(VENV)/first.log 2>&1; then
 	echo "amqpd: the compiled package could not be built, see $(VENV)/build.log; the broker runs on, interpreted" >&2
 elif $(VENV)/bin/amqpd --version | grep -q compiled; then
 	echo "amqpd: the compiled package is there, several times faster: end the broker (Ctrl-C) and make run again" >&2
@@ -228,6 +230,8 @@ $(VENV)/.spark: $(VENV)/.tools | $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	@if [ "$${BUILD_BEHIND:-}" != here ] && [ -e $(VENV)/.building ] && ! flock -n $(VENV)/.building true; then \
+		echo "waiting for the build that make run has left at work"; flock $(VENV)/.building true; fi
 	@echo "building amqpd into $(VENV): two minutes on a quiet machine, four on a busy one"
 	@$(call TOLD,install --no-deps --no-build-isolation --force-reinstall .)
 	@$(VENV)/bin/amqpd --version
