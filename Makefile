@@ -17,8 +17,8 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
-# What the interpreted run leaves out: what takes long and does not depend on how the modules were built.
-INTERPRETED_TESTS ?= tests $(addprefix --ignore=tests/,cli crash deploy export limits management model prometheus test_server.py test_wheel.py)
+# The interpreted run: of the modules that are compiled elsewhere, but for what stock clients do over kills and restarts.
+INTERPRETED_TESTS ?= $(addprefix tests/,broker channel connection conformance golden protocol routing storage) --ignore-glob='*_pika.py'
 MARKS := not on_demand and not ci_long and not peer
 # What took longest; .ci/run shows the slowest of all lanes.
 SLOWEST := --durations=40 --durations-min=1
@@ -95,11 +95,11 @@ $(VENV)/kafka/.ready: tests/cluster/jars/pom.xml | $(VENV)/.created
 	@$(MAVEN) --batch-mode --quiet -f $< $(COPY_JARS) -DoutputDirectory='$(CURDIR)/$(@D)'
 	@touch $@
 
-# Most tests wait, for a JVM, a time-out, a disk: five lanes at once, each shown when it has ended, and what fails in one keeps
+# Most tests wait, for a JVM, a time-out, a disk: six lanes at once, each shown when it has ended, and what fails in one keeps
 # none from its end. Those that measure latency run alone, behind them.
-LANES = $(MAKE) --no-print-directory --keep-going --output-sync=target -j5
+LANES = $(MAKE) --no-print-directory --keep-going --output-sync=target -j6
 test: setup
-	@status=0; $(LANES) lint lane-export lane-wire lane-rooms test-interpreted || status=$$?; \
+	@status=0; $(LANES) lint lane-export lane-wire lane-crash lane-rooms test-interpreted || status=$$?; \
 	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
 
 # Both environments at once: each is downloads and one processor.
@@ -108,11 +108,11 @@ setup:
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(PLAIN)/.installed
 
 test-compiled: $(VENV)/.installed $(VENV)/.dev
-	@status=0; $(LANES) lane-export lane-wire lane-rooms || status=$$?; \
+	@status=0; $(LANES) lane-export lane-wire lane-crash lane-rooms || status=$$?; \
 	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
 
 # The lanes of the compiled half, each against the installed wheel.
-.PHONY: compiled lane-export lane-wire lane-rooms lane-limits
+.PHONY: compiled lane-export lane-wire lane-crash lane-rooms lane-limits
 RUN = $(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m '$(MARKS)'
 compiled: $(VENV)/.installed $(VENV)/.dev
 	@$(VENV)/bin/python -P -c 'import amqpd, sys; assert amqpd.__file__.startswith(sys.prefix), amqpd.__file__'
@@ -122,8 +122,10 @@ lane-export: compiled
 	@$(RUN) tests/export
 lane-wire: compiled
 	@$(RUN) tests/conformance interop
+lane-crash: compiled
+	@$(RUN) tests/crash tests/model
 lane-rooms: compiled
-	@$(RUN) tests --ignore=tests/export --ignore=tests/conformance --ignore=tests/limits
+	@$(RUN) tests $(addprefix --ignore=tests/,conformance crash export limits model)
 lane-limits: compiled
 	@$(RUN) tests/limits
 

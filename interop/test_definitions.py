@@ -170,7 +170,6 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RabbitM
 
 
 @pytest.mark.peer
-@pytest.mark.timeout(180)
 def test_out_of_rabbitmq_into_amqpd_and_back(rabbitmq: tuple[RabbitMQ, Api], tmp_path: Path) -> None:
     node, theirs = rabbitmq
     declare(theirs)

@@ -52,7 +52,6 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         node.stop()
 
 
-@pytest.mark.timeout(240)
 def test_the_calls_of_the_api_answer_as_they_did(peer: Peer) -> None:
     """First, as they want a fresh broker. Names of fields come and go with what a second of statistics has seen."""
     kept = held.load()
@@ -74,7 +73,6 @@ def chosen() -> Sequence[Conversation]:
     ]
 
 
-@pytest.mark.timeout(400)
 def test_the_conversations_are_answered_as_they_were(peer: Peer) -> None:
     found = compare.again(chosen(), peer.address)
     assert len(found) > 300

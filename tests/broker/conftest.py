@@ -36,6 +36,7 @@ from amqpd.broker.surgery.jobs import Jobs
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.storage.simulation import SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -263,6 +264,12 @@ def room(tmp_path: Path) -> Iterator[Room]:
 def make_room() -> Callable[[Path], Room]:
     """For tests that need many rooms: hypothesis runs one test function again and again."""
     return Room
+
+
+@pytest.fixture(scope="session")
+def memory_room() -> Callable[[], Room]:
+    """One more room, on a disk in memory: a model's thousands of syncs wait for nothing."""
+    return lambda: Room(Path("/room"), SimulatedFileSystem())
 
 
 @pytest.fixture

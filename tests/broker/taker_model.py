@@ -12,8 +12,7 @@ from taker import Taker
 class TakerMachine(RuleBasedStateMachine):
     """ready: the twin's messages, in order. window: how many messages the queue holds in memory."""
 
-    make_room: Any = None
-    tmp_path_factory: Any = None
+    memory_room: Any = None
     room: Any
     queue: Any
     durable: bool
@@ -58,10 +57,9 @@ class TakerMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
 
-def beside_a_twin(machine: type[TakerMachine], make_room: Any, tmp_path_factory: Any, examples: int) -> None:
+def beside_a_twin(machine: type[TakerMachine], memory_room: Any, examples: int) -> None:
     """Runs it."""
-    machine.make_room = staticmethod(make_room)
-    machine.tmp_path_factory = tmp_path_factory
+    machine.memory_room = staticmethod(memory_room)
     case = machine.TestCase
     case.settings = settings(
         max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)

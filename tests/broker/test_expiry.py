@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -327,13 +324,12 @@ class TestSlices:
 
     @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(steps=STEPS, window=st.sampled_from([1, 3, 4096]), durable=st.booleans())
-    def test_beside_a_naive_twin(self, make_room, steps: list[tuple], window: int, durable: bool) -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            room = make_room(Path(directory))
-            try:
-                compare(room, steps, window, durable)
-            finally:
-                room.storage.close(clean=False)
+    def test_beside_a_naive_twin(self, memory_room, steps: list[tuple], window: int, durable: bool) -> None:
+        room = memory_room()
+        try:
+            compare(room, steps, window, durable)
+        finally:
+            room.storage.close(clean=False)
 
 
 def compare(room, steps: list[tuple], window: int, durable: bool) -> None:

@@ -48,7 +48,7 @@ class FilterMachine(TakerMachine):
         backlog=st.sampled_from([0, 0, 150]),
     )
     def begin(self, durable: bool, active: bool, window: int, slow: bool, backlog: int) -> None:
-        self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("filters"))
+        self.room = type(self).memory_room()
         self.durable = durable
         self.active = active
         self.window = window
@@ -250,6 +250,6 @@ class FilterMachine(TakerMachine):
             assert len(self.queue.filters.order.cursors) == len(wanted)
 
 
-def test_filters_beside_a_naive_twin(make_room, tmp_path_factory) -> None:
-    beside_a_twin(FilterMachine, make_room, tmp_path_factory, EXAMPLES)
+def test_filters_beside_a_naive_twin(memory_room) -> None:
+    beside_a_twin(FilterMachine, memory_room, EXAMPLES)
 

@@ -61,7 +61,7 @@ class GroupMachine(TakerMachine):
     def begin(
         self, durable: bool, active: bool, window: int, narrow: bool, slow: bool, backlog: int, length: int
     ) -> None:
-        self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("groups"))
+        self.room = type(self).memory_room()
         self.durable = durable
         self.active = active
         self.window = window
@@ -337,5 +337,5 @@ class GroupMachine(TakerMachine):
         assert len(order.held) == queue.unacked_count
 
 
-def test_groups_beside_a_naive_twin(make_room, tmp_path_factory) -> None:
-    beside_a_twin(GroupMachine, make_room, tmp_path_factory, EXAMPLES)
+def test_groups_beside_a_naive_twin(memory_room) -> None:
+    beside_a_twin(GroupMachine, memory_room, EXAMPLES)

@@ -5,7 +5,6 @@ The twin is a sorted list. It was itself compared with RabbitMQ 3.10.8 (180 rand
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,13 +93,12 @@ steps = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(arguments=argument_sets(), steps=steps, window=st.sampled_from([1, 3, 4096]))
-def test_beside_a_naive_twin(make_room, arguments: Arguments, steps: list[tuple], window: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        room = make_room(Path(directory))
-        try:
-            _compare(room, arguments, steps, window)
-        finally:
-            room.storage.close(clean=False)
+def test_beside_a_naive_twin(memory_room, arguments: Arguments, steps: list[tuple], window: int) -> None:
+    room = memory_room()
+    try:
+        _compare(room, arguments, steps, window)
+    finally:
+        room.storage.close(clean=False)
 
 
 LETTERS: Arguments = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}

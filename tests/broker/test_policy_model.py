@@ -6,8 +6,6 @@ the twin says, which looks at all policies anew for each thing and knows no tabl
 from __future__ import annotations
 
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -198,10 +196,9 @@ def play(room: Any, program: list[Any]) -> None:
 
 @given(program=st.lists(steps, max_size=30))
 @settings(max_examples=250, deadline=None)
-def test_everything_obeys_what_the_twin_says(program: list[Any], make_room: Any) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        room = make_room(Path(directory))
-        try:
-            play(room, program)
-        finally:
-            room.storage.close(clean=False)
+def test_everything_obeys_what_the_twin_says(program: list[Any], memory_room: Any) -> None:
+    room = memory_room()
+    try:
+        play(room, program)
+    finally:
+        room.storage.close(clean=False)

@@ -45,8 +45,7 @@ class Held:
 
 
 class RetryMachine(RuleBasedStateMachine):
-    make_room: Any = None
-    tmp_path_factory: Any = None
+    memory_room: Any = None
 
     @initialize(
         kind=st.sampled_from(sorted(KINDS)),
@@ -56,7 +55,7 @@ class RetryMachine(RuleBasedStateMachine):
         window=st.sampled_from([2, 1000]),
     )
     def begin(self, kind: str, durable: bool, waits: dict[str, object], length: int, window: int) -> None:
-        self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("retries"))
+        self.room = type(self).memory_room()
         self.kind = kind
         self.durable = durable or kind == "quorum"
         self.length = length
@@ -229,9 +228,8 @@ class RetryMachine(RuleBasedStateMachine):
         assert self.room.bodies(self.queue) == [held.body for held in self.ready]
 
 
-def test_a_queue_whose_messages_wait_does_what_its_twin_does(make_room, tmp_path_factory) -> None:
-    RetryMachine.make_room = staticmethod(make_room)
-    RetryMachine.tmp_path_factory = tmp_path_factory
+def test_a_queue_whose_messages_wait_does_what_its_twin_does(memory_room) -> None:
+    RetryMachine.memory_room = staticmethod(memory_room)
     machine = RetryMachine.TestCase
     machine.settings = settings(
         max_examples=EXAMPLES,

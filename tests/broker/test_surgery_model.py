@@ -28,8 +28,7 @@ assert reading.SLICE_MS > 0
 
 
 class SurgeryMachine(RuleBasedStateMachine):
-    make_room: Any = None
-    tmp_path_factory: Any = None
+    memory_room: Any = None
 
     @initialize(
         kind=st.sampled_from(["durable", "transient", "priority", "transient priority"]),
@@ -38,7 +37,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         backlog=st.sampled_from([0, 30, 300]),
     )
     def begin(self, kind: str, window: int, slow: bool, backlog: int) -> None:
-        self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("surgery"))
+        self.room = type(self).memory_room()
         self.durable = "transient" not in kind
         levels = {"x_max_priority": 3} if "priority" in kind else {}
         self.room.queue("source", durable=self.durable, **levels)
@@ -262,9 +261,8 @@ class SurgeryMachine(RuleBasedStateMachine):
             self.room.storage.close(clean=False)
 
 
-def test_surgery_beside_a_twin(make_room: Any, tmp_path_factory: Any) -> None:
-    SurgeryMachine.make_room = staticmethod(make_room)
-    SurgeryMachine.tmp_path_factory = tmp_path_factory
+def test_surgery_beside_a_twin(memory_room: Any) -> None:
+    SurgeryMachine.memory_room = staticmethod(memory_room)
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

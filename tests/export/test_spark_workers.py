@@ -61,6 +61,7 @@ def test_an_ordinary_session_of_a_script_run_by_path(needs_spark: None, written:
     (tmp_path / "count.py").write_text(ORDINARY)
     environ = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
     environ |= {"PATH": "/usr/bin:/bin", "JAVA_HOME": str(installed_java() or shim()), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the processor time of its start
     done = subprocess.run(
         [sys.executable, "-P", tmp_path / "count.py", written.data_dir],
         cwd=tmp_path, env=environ, capture_output=True, text=True, check=False,
