@@ -39,6 +39,7 @@ class Copy:
     returned: bool = False  # its requeue is in the log for certain
     until: float = 0.0  # it has come back, and waits
     unsafe: bool = False  # a power cut may have taken it, though it was given: nobody had been told that it is safe
+    spared: bool = False  # or may have left both it and its ack: sent once more, it is a copy of what is done with
     possible: int = 1  # letters
     sealed: bool = False  # its message is settled for certain: no more letters
 

@@ -119,7 +119,7 @@ class Judge:
         if not copy.promised_at and not copy.times:
             copy.sent_at, copy.life = event.at, self.life
         if copy.unsafe and not (copy.promised_at or copy.gone or copy.given_in == self.life):
-            copy.sent_at, copy.life = event.at, self.life
+            copy.sent_at, copy.life, copy.spared = event.at, self.life, copy.verdict == "ack"
             copy.given, copy.times, copy.unmarked, copy.verdict = 0, 0, 0, ""
 
     def _refused(self, event: Event) -> None:
@@ -464,7 +464,7 @@ class Judge:
     def _account_source(self, copy: Copy) -> None:
         if copy.letter is not None or copy.perhaps or copy.verdict == "ack" or copy.gone not in ("", "reject"):
             return
-        if not copy.promised_at and not copy.gone:
+        if (not copy.promised_at and not copy.gone) or (copy.spared and not copy.times):
             return
         if copy.verdict == "reject":
             self.violate(f"{copy} was rejected and never came as a letter", copy.message)

@@ -103,6 +103,17 @@ def test_a_power_cut_takes_what_was_given_and_not_safe_and_its_number(story: Sto
     assert story.found() == ""
 
 
+def test_a_power_cut_may_leave_it_with_its_ack(story: Story) -> None:
+    """Then what is sent once more is a copy, and nothing comes of it."""
+    story.note("publish", "numbered", 1, Sent("confirm"))
+    story.give("numbered", 1)
+    story.settle("numbered", 1)
+    story.end("cut", 0.0)
+    story.note("publish-again", "numbered", 1)
+    story.note("confirmed", "numbered", 1)
+    assert story.found() == ""
+
+
 def test_a_retry_that_was_not_written_may_come_at_once(story: Story) -> None:
     story.publish("retry", 1)
     story.give("retry", 1)
@@ -286,6 +297,15 @@ def numbered_again_and_lost(story: Story) -> None:
     story.note("confirmed", "numbered", 1)
 
 
+def numbered_and_lost_with_a_cut(story: Story) -> None:
+    """It was given, and not acked: the cut has taken it, or it comes."""
+    story.note("publish", "numbered", 1, Sent("confirm"))
+    story.give("numbered", 1)
+    story.end("cut", 0.0)
+    story.note("publish-again", "numbered", 1)
+    story.note("confirmed", "numbered", 1)
+
+
 def numbered_in_another_order(story: Story) -> None:
     story.note("publish", "numbered", 1, Sent("confirm"))
     story.note("publish", "numbered", 2, Sent("confirm"))
@@ -462,6 +482,7 @@ BREACHES = {
     retried_and_lost: "retry 1 is lost",
     numbered_twice: "numbered 1 came again without redelivered",
     numbered_again_and_lost: "numbered 1 is lost",
+    numbered_and_lost_with_a_cut: "numbered 1 is lost",
     numbered_in_another_order: "numbered 1 (priority 0) came first after 2",
     old_producer_was_heard: "its producer had been replaced",
     moved_and_there: "its letter had come in this life",
