@@ -225,6 +225,7 @@ class Rates:
 
         rabbit: the share of time in which it could deliver at once.
         """
+        self._asked_at = time.monotonic()
         return self._utilised.get(queue, 1.0) if queue.consumers else 0.0
 
     async def _note_utilisation(self, slices: Slices) -> None:

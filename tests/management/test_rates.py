@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from amqpd.management.call import BadRequest
+from amqpd.management.rates import IDLE_AFTER_S, IDLE_INTERVAL_S
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, details
 from amqpd.management.spans import spans
 
@@ -147,6 +149,20 @@ class TestLists:
         votes, events = (api.get(f"/api/queues/{v}/{name}") for name in ("votes", "events"))
         assert (votes["leader"], votes["members"], votes["online"]) == (node, [node], [node])
         assert (events["members"], events["online"]) == ([node], [node])
+
+
+def test_sweeps_are_rare_while_nobody_asks(rates_of):
+    rates, queue = rates_of
+    asyncio.run(rates.sweep())
+    now = time.monotonic()
+    assert rates.due(now)
+    later = now + IDLE_AFTER_S + 1
+    rates._swept_at = later - 5
+    assert not rates.due(later)
+    assert rates.due(later + IDLE_INTERVAL_S)
+    rates._asked_at = later - IDLE_AFTER_S
+    rates.utilisation(queue)
+    assert rates.due(time.monotonic() + IDLE_AFTER_S - 1)
 
 
 def test_an_idle_queue_says_since_when(rates_of):
