@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 RESERVE_SIZE_BYTES = 1 << 20
 READ = os.O_RDONLY | os.O_CLOEXEC
+# A read that must not wait for the disk would have to, or the file system cannot say.
+NOT_SAID = frozenset((errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -96,10 +98,21 @@ class FileSystem:
                 if os.preadv(fd, byte, place, os.RWF_NOWAIT) != 1:
                     return False
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            if error.errno in NOT_SAID:
                 return False
             raise
         return True
+
+    def read_resident(self, fd: int, size: int, position: int) -> bytes:
+        """As `pread` of a few bytes, where they are in the page cache; else, or where nobody can say, nothing."""
+        data = bytearray(size)
+        try:
+            size = os.preadv(fd, [data], position, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in NOT_SAID:
+                return b""
+            raise
+        return bytes(data[:size]) if size < len(data) else bytes(data)
 
     def fetch(self, fd: int, size: int, position: int) -> None:
         """Returns when these bytes are in the page cache. They are not copied: some 25 us per MiB that is there."""

@@ -174,6 +174,10 @@ class SimulatedFileSystem(FileSystem):
         """Everything is in memory."""
         return True
 
+    def read_resident(self, fd: int, size: int, position: int) -> bytes:
+        """Everything is in memory."""
+        return self.pread(fd, size, position)
+
     def fetch(self, fd: int, size: int, position: int) -> None:
         """It is there already."""
 

@@ -135,8 +135,7 @@ class Consumer:
     ) -> i64:
         """Writes deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it,
         while it can take more. Returns where it stopped. tracked: `source` wants to know which one is settled; else
-        one entry, whose offset says nothing, may stand for all.
-        """
+        one entry, whose offset says nothing, may stand for all."""
         number = places.alike_number(start)
         while True:
             message = dresser.message(places, start)
@@ -144,6 +143,9 @@ class Consumer:
             start += 1
             if start >= stop or places.alike_number(start) != number or not self.can_take():
                 return start
+
+    def share_ended(self) -> None:
+        """Of a stream: it has its share of this turn, and others have theirs before it gets more."""
 
     def trace(self, tap: Tap | None) -> None:
         """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""
@@ -209,8 +211,7 @@ class RoundRobin:
 
     def rest(self, consumer: Consumer) -> None:
         """It is parked until `back`, though it might take: there is nothing for it just now. Cost: O(1) for the one
-        that was picked last.
-        """
+        that was picked last."""
         for group in self._groups:
             if group[-1] is consumer:
                 group.pop()
@@ -404,6 +405,11 @@ class Source(Destination):
         """The entry is done with: acked, or rejected without requeue."""
         raise NotImplementedError
 
+    def settle_times(self, entry: Entry, count: i64) -> None:
+        """So many deliveries for which the entry stands are done with."""
+        for _ in range(count):
+            self.settle(entry)
+
     def reject(self, entry: Entry) -> None:
         """The entry is refused for good; it may be dead-lettered."""
         raise NotImplementedError
@@ -460,8 +466,7 @@ class Source(Destination):
 
     def head(self) -> Entry | None:
         """The entry that `take` would return, with its message; it stays where it is. None also while the disk is asked
-        for it: `pump` is called when it has answered.
-        """
+        for it: `pump` is called when it has answered."""
         raise NotImplementedError
 
     def take(self) -> Entry | None:

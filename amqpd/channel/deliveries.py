@@ -21,11 +21,11 @@ from amqpd.broker.queues.queue import Queue
 from amqpd.broker.stream_message import Dresser
 from amqpd.broker.tap import Tap
 from amqpd.channel.events import consumer_deleted
-from amqpd.channel.output import CUT_BYTES, Output
+from amqpd.channel.output import CUT_BYTES, OUT_BYTES_MAX, Output
 from amqpd.channel.overdue import Overdue
 from amqpd.channel.owner import ChannelOwner
 from amqpd.channel.served import DeliveryCounts
-from amqpd.channel.unacked import Unacked
+from amqpd.channel.unacked import Unacked, stand_in
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands
 from amqpd.protocol.codec import shortstr
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
-# (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
-OUT_BYTES_MAX: Final = 1792 * 1024
 # Clocks of a channel that are kept without a look at which of them stand.
 CLOCKS_KEPT: Final = 64
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
@@ -167,58 +164,49 @@ class ChannelConsumer(Consumer):
         output = deliveries.output
         number = places.alike_number(start)
         alike = places.alikes[number]
-        data = alike.data
         dresser.dress(alike, deliveries.number)
-        size_max = output.frame_payload_max  # of what goes out as frames of one piece
-        if size_max > LARGE_BODY_BYTES:
-            size_max = LARGE_BODY_BYTES
+        size_max = min(output.frame_payload_max, LARGE_BODY_BYTES)  # of what goes out as frames of one piece
         if dresser.header_payload_size > output.frame_payload_max or self._tap is not None:
             size_max = 0
-        head = dresser.head
-        suffix_size: i64 = len(dresser.suffix)
-        entry = None if tracked or deliveries.transactional else self._entry_for_all(source)
+        entry = None if tracked or deliveries.transactional else stand_in(self, source)
         index = start
         while True:
             body_size = places.body_size(index)
             each = entry if entry is not None else Entry(source, places.offset(index), None, False)
-            if body_size <= 0 or body_size > size_max:
+            if 0 < body_size <= size_max:
+                index = self._deliver_run(dresser, places, index, index + 1 if entry is None else stop, each, size_max)
+            else:
                 self.deliver(dresser.message(places, index), each, False)
                 dresser.dress(alike, deliveries.number)
-            else:
-                if suffix_size != self._suffix_size:
-                    self._begin(suffix_size)
-                tag = deliveries.next_tag
-                deliveries.next_tag = tag + 1
-                self.in_flight += 1
-                self.delivered_count += 1
-                each.consumer = self
-                deliveries.unacked.add(tag, each)
-                deliveries.window_used += 1
-                if deliveries.window_size > 0:
-                    deliveries.window_turn = self
-                out = output.out
-                out.write(self._start)
-                write_i64_be(out, tag)
-                out.write(head)
-                dresser.write(out, body_size, places.offset(index))
-                body_start = places.body_start(index)
-                out.write(data[body_start : body_start + body_size])
-                out.append(0xCE)
-                output.delivered_count += 1
-                if len(out) >= CUT_BYTES:
-                    output.cut_output()
-                if not output.flush_wanted:
-                    output.want_flush()
-            index += 1
+                index += 1
             if index >= stop or places.alike_number(index) != number or not self.can_take():
                 return index
 
-    def _entry_for_all(self, source: Source) -> Entry:
-        """Of all that it has of a stream whose reader keeps no account of offsets."""
-        entry = self.entry_for_all
-        if entry is None or entry.queue is not source:
-            entry = self.entry_for_all = Entry(source, -1, None, False)
-        return entry
+    def _deliver_run(self, dresser: Dresser, places: Places, start: i64, stop: i64, entry: Entry, size_max: i64) -> i64:
+        """The record at `start`, for which there is room, and those behind it that are like it and no larger than
+        `size_max`, as long as there is. All are `entry` to who acks them. Returns where it stopped.
+        """
+        deliveries = self.deliveries
+        if self.prefetch_count > 0:
+            stop = min(stop, start + self.prefetch_count - self.in_flight)
+        if deliveries.window_size > 0:
+            deliveries.window_turn = self
+            stop = min(stop, start + deliveries.window_size - deliveries.window_used)
+        if len(dresser.suffix) != self._suffix_size:
+            self._begin(len(dresser.suffix))
+        tag = deliveries.next_tag
+        stop = deliveries.output.write_records(dresser, places, start, stop, size_max, self._start, tag)
+        count = stop - start
+        entry.consumer = self
+        deliveries.unacked.add_times(tag, entry, count)
+        deliveries.next_tag = tag + count
+        deliveries.window_used += count
+        self.in_flight += count
+        self.delivered_count += count
+        return stop
+
+    def share_ended(self) -> None:
+        self.deliveries.output.write_out()
 
     def trace(self, tap: Tap | None) -> None:
         self._tap = tap
@@ -236,9 +224,8 @@ class ChannelConsumer(Consumer):
             self._suffix_size = suffix_size
 
     def _tell(self, tap: Tap, message: Message, redelivered: bool) -> None:
-        deliveries = self.deliveries
-        session = deliveries.session
-        tap.delivered(message, self.queue.name, redelivered, session.name, session.user.name, deliveries.number)
+        session = self.deliveries.session
+        tap.delivered(message, self.queue.name, redelivered, session.name, session.user.name, self.deliveries.number)
 
     def cancel(self) -> None:
         self.deliveries.cancel_from_queue(self)
@@ -278,7 +265,10 @@ class Deliveries(DeliveryCounts):
     def ack(self, tag: i64, multiple: bool) -> None:
         """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""
         if multiple:
-            self.settle_all(self.unacked.take_multiple(tag))
+            if self.unacked.repeats:
+                self._settle_runs(tag)
+            else:
+                self.settle_all(self.unacked.take_multiple(tag))
         else:
             try:
                 entry = self.unacked.take_one(tag)
@@ -308,6 +298,17 @@ class Deliveries(DeliveryCounts):
             entry.queue.settle(entry)
         if was_full:
             self.activate_all()
+
+    def _settle_runs(self, tag: i64) -> None:
+        """`settle_all` up to a tag, where one entry stands for many deliveries of a stream."""
+        for entry, count in self.unacked.take_runs(tag):
+            self.acked_count += count
+            self.returned_credit(entry)
+            consumer = entry.consumer
+            if consumer is not None:
+                consumer.in_flight -= count - 1
+                self.window_used -= count - 1
+            entry.queue.settle_times(entry, count)
 
     def returned_credit(self, entry: Entry) -> None:
         """An entry leaves the unacked list: its consumer and the channel's window have room for another."""

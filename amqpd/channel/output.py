@@ -14,12 +14,17 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.delivery import Consumer
 from amqpd.broker.message import Message
+from amqpd.broker.stream_message import Dresser
 from amqpd.errors import NO_ROUTE
 from amqpd.protocol import commands
 from amqpd.protocol.frames import LARGE_BODY_BYTES
+from amqpd.storage.log.places import Places
 
-# Output is set aside in pieces of this size.
-CUT_BYTES: Final = 128 * 1024
+# Output is set aside in pieces of this size: what is copied into one, and out of it again, stays in the nearer caches.
+CUT_BYTES: Final = 64 * 1024
+# Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
+# (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
+OUT_BYTES_MAX: Final = 1792 * 1024
 _ACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
 _NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
 
@@ -48,6 +53,9 @@ class Output:
     def want_flush(self) -> None:
         """Sees to it that what has gathered leaves at the end of this turn. Sets `flush_wanted`."""
         raise NotImplementedError
+
+    def write_out(self) -> None:
+        """What is set aside already may leave now, before the end of the turn: more comes, of other connections."""
 
     def write(self, data: bytes) -> None:
         """Adds whole frames."""
@@ -90,6 +98,40 @@ class Output:
                 self.cut_bytes += len(piece)
         if not self.flush_wanted:
             self.want_flush()
+
+    def write_records(
+        self, dresser: Dresser, places: Places, start: i64, stop: i64, size_max: i64, begin: bytes, tag: i64
+    ) -> i64:
+        """Adds deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it
+        and have a body, of `size_max` bytes at most, until too much waits. Returns where it stopped.
+
+        begin: what stands before the delivery tag; tag: the first one. Cost: some 50 ns each, and two copies.
+        """
+        number = places.alike_number(start)
+        data = places.alikes[number].data
+        out = self.out
+        index = start
+        while index < stop and places.alike_number(index) == number:
+            body_size = places.body_size(index)
+            if body_size <= 0 or body_size > size_max:
+                break
+            out.write(begin)
+            write_i64_be(out, tag)
+            dresser.write(out, body_size, places.offset(index))
+            body_start = places.body_start(index)
+            out.write(data[body_start : body_start + body_size])
+            out.append(0xCE)
+            tag += 1
+            index += 1
+            if len(out) >= CUT_BYTES:
+                self.cut_output()
+                out = self.out
+                if self.cut_bytes >= OUT_BYTES_MAX:
+                    break
+        self.delivered_count += index - start
+        if not self.flush_wanted:
+            self.want_flush()
+        return index
 
     def send_ack(self, number: i64, sequence: i64, multiple: bool) -> None:
         self._send_answer(_ACK, number, sequence, 1 if multiple else 0)

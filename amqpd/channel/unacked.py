@@ -34,6 +34,8 @@ class Unacked:
         self._head: i64 = 0
         self._base_tag: i64 = 1
         self._late: dict[i64, None] = {}
+        # An entry has come several times: of a stream one stands for many deliveries.
+        self.repeats = False
 
     def add(self, tag: i64, entry: Entry) -> None:
         """The delivery of this tag, the highest so far, waits for its answer."""
@@ -41,6 +43,17 @@ class Unacked:
         if not entries:
             self._base_tag = tag
         entries.append(entry)
+
+    def add_times(self, tag: i64, entry: Entry, count: i64) -> None:
+        """As `add`, for so many deliveries from this tag on."""
+        if not self._entries:
+            self._base_tag = tag
+        if count == 1:
+            self._entries.append(entry)
+        else:
+            self.repeats = True
+            times: int = count
+            self._entries += [entry] * times
 
     def skip(self) -> None:
         """A delivery that needs no answer: its tag keeps the list in step."""
@@ -173,6 +186,31 @@ class Unacked:
         self._advance(index + 1)
         return taken
 
+    def take_runs(self, tag: i64) -> list[tuple[Entry, i64]]:
+        """As `take_multiple`: each entry with how many deliveries of it stood behind each other. Cost: some 5 ns each.
+
+        Raises: PreconditionFailed.
+        """
+        index = self._last_index(tag)
+        entries = self._entries
+        taken: list[tuple[Entry, i64]] = []
+        position = self._head
+        while position <= index:
+            entry = entries[position]
+            start = position
+            position += 1
+            if entry is None:
+                continue
+            while position <= index and entries[position] is entry:
+                position += 1
+            taken.append((entry, position - start))
+        if position > 0:
+            del entries[:position]
+            self._base_tag += position
+        self._head = 0
+        self._advance(0)
+        return taken
+
     def take_outstanding(self) -> list[Entry]:
         """Removes what no open transaction has settled, in the order of delivery: for basic.recover."""
         taken: list[Entry] = []
@@ -231,6 +269,14 @@ class Unacked:
             self._base_tag += head
             head = 0
         self._head = head
+
+
+def stand_in(consumer: Consumer, source: Source) -> Entry:
+    """The entry for all that a consumer has of a stream whose reader keeps no account of offsets."""
+    entry = consumer.entry_for_all
+    if entry is None or entry.queue is not source:
+        entry = consumer.entry_for_all = Entry(source, -1, None, False)
+    return entry
 
 
 def _unknown_tag(tag: i64) -> PreconditionFailed:

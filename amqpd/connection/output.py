@@ -3,6 +3,9 @@
 What channels have gathered (amqpd/channel/output.py) goes to the socket in `flush`, which the turn calls. Of large
 bodies a turn writes WRITE_BYTES_MAX; the rest goes with later turns, or when the socket has taken that. A peer that
 does not read holds what the transport may keep and some OUT_BYTES_MAX here: then its consumers rest.
+
+A reader's share of a stream leaves before the next one gets his (`write_out`), while its bytes are in the processor's
+caches: at the end of the turn those of the first would have been pushed out by those of the last.
 """
 
 from __future__ import annotations
@@ -62,6 +65,10 @@ class SocketOutput(Output):
         if self._gate.holds(OUTPUT):
             # When the transport has taken it, or says that it cannot.
             self._control.soon(self._gate.go_on)
+
+    def write_out(self) -> None:
+        if self.cuts and not self.closing:
+            self.flush()
 
     def _write_slice(self) -> None:
         """The first of what was set aside. The rest follows in the next turn, or when the socket has taken this."""

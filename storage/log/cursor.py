@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from mypy_extensions import i64
 
@@ -22,6 +22,9 @@ from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.queue_log import Cursor, Fetch
 
 logger = logging.getLogger(__name__)
+
+# Places end with a batch if it leaves them so much smaller than they may be, at most: a batch is held as a whole.
+SHORT_BY: Final[i64] = 8
 
 
 @final
@@ -176,6 +179,8 @@ class LocalCursor(Cursor):
                 offset = batch.last_offset + 1
                 continue
             offset = batch.next_offset
+            if places is not None and batch.remaining == 0 and budget < size_bytes_max // SHORT_BY:
+                break  # the next one would be cut in two
         return offset
 
     def batch_at(self, offset: i64, arrived: Callable[[], None] | None) -> BatchCursor | None:

@@ -6,7 +6,8 @@ over to the next position that `.index` knows and whose batch is good; what lay 
 have put it there.)
 
 Bytes come in chunks of 256 KiB, the last of which is kept until `release`; reading on where the last read ended needs
-no look-up.
+no look-up. Who wants each batch in an object of its own (`cuts_out`) has it cut out of the chunk; where batches are
+large it is read by itself: its header, which says how much, and then what the checksum covers, which nobody copies.
 
 Who must not wait for the disk asks `at_hand` before each `cursor`: what is not in the page cache is fetched by another
 thread (readahead.py), in ranges of 4 MiB, and while one is read the next one is fetched.
@@ -19,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Final
 
+from google_crc32c import value as crc_of
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
@@ -34,6 +36,10 @@ from amqpd.storage.log.segment import Segment
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE: Final[i64] = 256 * 1024
+# A batch of this size costs less read by itself than copied out of a chunk.
+APART_SIZE_MIN: Final[i64] = 16 * 1024
+# How far apart `FileSystem.resident` looks.
+_LOOK_SIZE: Final[i64] = 64 * 1024
 
 
 class LogReader:
@@ -52,6 +58,7 @@ class LogReader:
         self.reads_settled: bool = False  # segments without a live message, too
         self.cuts_out: bool = False  # each batch is an object of its own, which may be held while the chunk goes
         self._cut_out = b""
+        self._chunk_size: i64 = CHUNK_SIZE  # of the next one; a header's where batches are read by themselves
         self.lost: list[tuple[int, int]] = []
         self.lost_live = 0  # how many live offsets these held
         self._segment: Segment | None = None
@@ -112,13 +119,31 @@ class LogReader:
                 self._waiting = arrived
                 return False
             self._drop_asked()
-        if self._log.filesystem.resident(file.fd, end - position, position):
+        if self._chunk_size == CHUNK_SIZE:
+            if self._log.filesystem.resident(file.fd, end - position, position):
+                return True
+        elif self._batch_resident(file, segment, position, end):
             return True
         # A chunk first, so that whoever waits has something soon, and who wants one message reads no more. Reading on
         # begins the ranges of RANGE_SIZE.
         self._asked = ahead.ask(file, position, end, self._arrived)
         self._waiting = arrived
         return False
+
+    def _batch_resident(self, file: OpenFile, segment: Segment, position: i64, end: i64) -> bool:
+        """Whether the batch there, which is to be read by itself, is in the page cache: its header is in the chunk
+        then. For a small one the next chunk, as far as `end`, has to be.
+        """
+        filesystem = self._log.filesystem
+        self._chunk = filesystem.read_resident(file.fd, HEADER_SIZE, position)
+        self._chunk_start = position
+        size: i64 = _batch_size(self._chunk, 0)
+        if size < APART_SIZE_MIN or position + size > segment.size:
+            self._chunk_size = CHUNK_SIZE
+            return filesystem.resident(file.fd, end - position, position)
+        # The header's page is there.
+        rest: i64 = size - _LOOK_SIZE if size > _LOOK_SIZE else 1
+        return filesystem.resident(file.fd, rest, position + size - rest)
 
     def _ask_behind(self, ahead: ReadAhead, segment: Segment) -> None:
         """The range behind the one that is being read."""
@@ -231,8 +256,8 @@ class LogReader:
                     expected = header.last_offset + 1
                     position += header.size
                     continue
-                at = self._load(segment, position, header.size)
-            if header is None or at < 0 or not self._fits(at, header):
+                at = self._checked(segment, position, header)
+            if header is None or at < 0:
                 position = self._pass_over(segment, position, expected)
                 continue
             chunk = self._chunk
@@ -258,12 +283,35 @@ class LogReader:
         self._expected = expected
         return None
 
-    def _fits(self, at: i64, header: BatchHeader) -> bool:
-        """Whether the checksum of the batch that stands in the chunk at `at` is right."""
+    def _checked(self, segment: Segment, position: i64, header: BatchHeader) -> i64:
+        """Where the batch at `position` stands in the chunk; -1 where its checksum is wrong. Cut out it is besides, or
+        instead where it is read by itself.
+        """
         if not self.cuts_out or header.compressed():
-            return crc_fits(self._chunk, at, header)
-        self._cut_out = checked(self._chunk, at, header)
-        return len(self._cut_out) > 0
+            at = self._load(segment, position, header.size)
+            return at if at >= 0 and crc_fits(self._chunk, at, header) else -1
+        apart: bool = header.size >= APART_SIZE_MIN
+        self._chunk_size = HEADER_SIZE if apart else CHUNK_SIZE
+        at = self._load(segment, position, HEADER_SIZE if apart else header.size)
+        if at < 0:
+            return -1
+        if at + header.size <= len(self._chunk):
+            self._cut_out = checked(self._chunk, at, header)
+        else:
+            size = header.size - CRC_START
+            covered = self._log.filesystem.pread(segment.open_log().fd, size, position + CRC_START)
+            self._cut_out = covered if self._goes_on(at, covered) and crc_of(covered) == header.crc else b""
+        return at if self._cut_out else -1
+
+    def _goes_on(self, at: i64, covered: bytes) -> bool:
+        """Whether `covered` begins as the header in the chunk at `at` goes on: they were read one after the other."""
+        chunk = self._chunk
+        index: i64 = 0
+        while index < HEADER_SIZE - CRC_START:
+            if index + 8 > len(covered) or read_i64_be(chunk, at + CRC_START + index) != read_i64_be(covered, index):
+                return False
+            index += 8
+        return True
 
     def _unpacked(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
         """The cursor of a compressed batch; None where it does not unpack: it is lost, and it alone."""
@@ -359,8 +407,8 @@ class LogReader:
         if at >= 0 and at + wanted <= len(self._chunk):
             return at
         size: i64 = segment.size - position
-        if size > CHUNK_SIZE:
-            size = CHUNK_SIZE
+        if size > self._chunk_size:
+            size = self._chunk_size
         if wanted > size:
             size = wanted
         self._chunk = self._log.filesystem.pread(segment.open_log().fd, size, position)

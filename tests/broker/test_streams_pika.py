@@ -177,3 +177,24 @@ def test_the_example_of_the_guide(broker: BrokerProcess) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"{offset} {18 + offset % 6}" for offset in range(count)]
+
+
+def test_one_that_reads_more_than_a_turn_writes(broker: BrokerProcess) -> None:
+    """Its share of a turn ends where the output is full, and leaves at once: it goes on with no ack and no message."""
+    bodies = [b"%04d" % number * 3000 for number in range(600)]
+    connection = connect(broker)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("s", durable=True, arguments=STREAM)
+    for body in bodies:
+        channel.basic_publish("", "s", body)
+    channel.basic_qos(prefetch_count=1000)
+    found: list[bytes] = []
+    channel.basic_consume(
+        "s", lambda _channel, _method, _properties, body: found.append(body), arguments={"x-stream-offset": "first"}
+    )
+    until = time.monotonic() + 60
+    while len(found) < len(bodies) and time.monotonic() < until:
+        connection.process_data_events(0.1)
+    assert found == bodies
+    connection.close()

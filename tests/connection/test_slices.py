@@ -94,3 +94,29 @@ def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
     client.output.flush()
     assert bytes(client.sent) == expected(message) + b"close"
     assert len(client.writes) == 2
+
+
+def test_what_is_set_aside_may_leave_before_the_turn_ends(client: Client) -> None:
+    """A share of a stream, while others get theirs; little waits for the end of the turn."""
+    client.output.write(b"little")
+    client.output.write_out()
+    assert not client.writes
+    client.output.cut_output()
+    client.output.write(b" more")
+    client.output.write_out()
+    assert bytes(client.sent) == b"little more"
+    assert client.output.output_bytes() == 0
+    client.output.write(b", later")
+    client.house.settle()
+    assert bytes(client.sent) == b"little more, later"
+    assert len(client.writes) == 2
+
+
+def test_a_connection_that_closes_waits_for_the_end_of_the_turn(client: Client) -> None:
+    client.output.write(b"all")
+    client.output.cut_output()
+    client.output.closing = True
+    client.output.write_out()
+    assert not client.writes
+    client.house.settle()
+    assert bytes(client.sent) == b"all"

@@ -38,6 +38,10 @@ def resident(self: FileSystem, fd: int, size: int, position: int) -> bool:
     return size <= 0
 
 
+def read_resident(self: FileSystem, fd: int, size: int, position: int) -> bytes:
+    return system_pread(self, fd, size, position) if resident(self, fd, size, position) else b""
+
+
 def open_file(self: FileSystem, path: str, flags: int) -> int:
     fd = system_open(self, path, flags)
     if path.endswith(".log"):
@@ -66,6 +70,7 @@ def pread(self: FileSystem, fd: int, size: int, position: int) -> bytes:
 FileSystem.open = open_file  # type: ignore[method-assign]
 FileSystem.close = close  # type: ignore[method-assign]
 FileSystem.resident = resident  # type: ignore[method-assign]
+FileSystem.read_resident = read_resident  # type: ignore[method-assign]
 FileSystem.fetch = fetch  # type: ignore[method-assign]
 FileSystem.pread = pread  # type: ignore[method-assign]
 sys.exit(main())

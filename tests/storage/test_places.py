@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from amqpd.storage.log.compression import ZSTD
 from amqpd.storage.log.places import Places
+from amqpd.storage.log.reader import CHUNK_SIZE
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor
 
@@ -148,3 +151,67 @@ def test_a_damaged_batch_is_passed_over(house: Any) -> None:
     data[data.index(b"1" * 50)] ^= 1
     assert [each[0] for each in all_places(store.new_cursor(), 0, 1 << 20)] == [0, 2]
     assert store.lost == [(1, 1)]
+
+
+def large_batches(house: Any, sizes: list[int]) -> list[bytes]:
+    """A batch of each size."""
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    for body in bodies:
+        house.append(body)
+        house.turn()
+    return bodies
+
+
+def test_large_batches_are_read_once(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first chunk a batch is read by itself, and nothing of it twice."""
+    store = house.begin()
+    bodies = large_batches(house, [60_000] * 20)
+    read: list[int] = []
+    pread = house.filesystem.pread
+
+    def noted(fd: int, size: int, position: int) -> bytes:
+        read.append(size)
+        return pread(fd, size, position)
+
+    monkeypatch.setattr(house.filesystem, "pread", noted)
+    assert [each[5] for each in all_places(store.new_cursor(), 0, 64 * 1024)] == bodies
+    assert sum(read) < len(house.log()) + CHUNK_SIZE
+    assert max(read[1:]) < 61_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_and_small_batches(house: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    store = house.begin()
+    bodies = large_batches(house, [chance.choice((1, 1000, 15_000, 17_000, 64_000, 300_000)) for _ in range(100)])
+    for size in (1, 64 * 1024, 1 << 20):
+        assert [each[5] for each in all_places(store.new_cursor(), 0, size)] == bodies
+    cursor = store.new_cursor()
+    for offset in (50, 3, 99, 98, 0):
+        assert [each[5] for each in all_places(cursor, offset, 64 * 1024)] == bodies[offset:]
+
+
+@pytest.mark.parametrize("place", ["body", "end", "attributes", "length", "checksum", "count"])
+def test_a_large_batch_that_is_damaged(house: Any, place: str) -> None:
+    """Wherever it is: it is lost, and it alone."""
+    store = house.begin()
+    large_batches(house, [60_000] * 12)
+    data = house.log()
+    start = len(data) // 12 * 8
+    places = {"body": 30_000, "end": len(data) // 12 - 1, "attributes": 22, "length": 10, "checksum": 18, "count": 60}
+    data[start + places[place]] ^= 4
+    assert [each[0] for each in all_places(store.new_cursor(), 0, 64 * 1024)] == [*range(8), *range(9, 12)]
+    assert store.lost == [(8, 8)]
+
+
+def test_they_end_with_a_batch(house: Any) -> None:
+    """What a little of the next batch would hold as a whole stays for the next reading."""
+    store = house.begin()
+    for _ in range(4):
+        house.append(*[b"x" * 1000] * 60)
+        house.turn()
+    cursor = store.new_cursor()
+    size = 60 * (1000 + 3 + 64) + 100
+    assert [cursor.places_safe(first, size, nothing).count for first in (0, 60, 120, 180)] == [60] * 4
+    assert cursor.places_safe(0, 2 * size // 3, nothing).count < 60  # no batch ends there
+    assert cursor.places_safe(0, 2 * size, nothing).count == 120

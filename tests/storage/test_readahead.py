@@ -42,6 +42,9 @@ class ColdFileSystem(FileSystem):
     def resident(self, fd: int, size: int, position: int) -> bool:
         return not self.cold or self._is_there(fd, size, position)
 
+    def read_resident(self, fd: int, size: int, position: int) -> bytes:
+        return self.pread(fd, size, position) if self.resident(fd, size, position) else b""
+
     def _is_there(self, fd: int, size: int, position: int) -> bool:
         for first, last in sorted(self.fetched.get(fd, [])):
             if first <= position:
@@ -302,3 +305,32 @@ def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
     assert not gone
     let_go.set()
     reading.until(lambda: bool(gone))
+
+
+def test_large_batches_of_a_stream(reading: Reading) -> None:
+    """They are read by themselves, and not before they are there: warm, cold, and cold again half way."""
+    reading.fill(600, size=20_000)
+    cursor = reading.store.new_cursor()
+
+    def read(offset: int, end: int) -> list[int]:
+        found: list[int] = []
+        while offset < end:
+            places = cursor.places_safe(offset, 64 * 1024, reading.arrived)
+            found += [int(places.body(index)[:8]) for index in range(places.count)]
+            offset = places.next_offset
+            if not places.count:
+                assert places.waiting
+                reading.waits += 1
+                before = reading.arrivals
+                reading.until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
+        return found
+
+    found = read(0, 300)
+    reading.filesystem.cold = False
+    found += read(len(found), 400)
+    reading.filesystem.cold = True
+    waits = reading.waits
+    found += read(len(found), 600)
+    assert found == [*range(600)]
+    assert reading.waits > waits > 0
+    assert not reading.filesystem.waits

@@ -187,15 +187,15 @@ class StreamOrder(ReadyOrder):
             left -= reader.looked_count + SHARE_COST
             if searches:
                 scans.looked_at(reader.looked_count)
-            if ended == MORE:
-                if searches and not granted:
-                    robin.rest(consumer)
-                    self._searching[consumer] = None
-                continue
-            robin.rest(consumer)
-            if ended == END:
-                shared.resting[reader] = None
-                self._ask(queue)
+            if ended != MORE:
+                robin.rest(consumer)
+                if ended == END:
+                    shared.resting[reader] = None
+                    self._ask(queue)
+            elif searches and not granted:
+                robin.rest(consumer)
+                self._searching[consumer] = None
+            consumer.share_ended()  # when it rests: there may be room for it at once
         return True
 
     def _ask(self, queue: Source) -> None:

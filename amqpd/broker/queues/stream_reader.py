@@ -220,6 +220,12 @@ class StreamReader(Source):
         if self._tracks:
             self._acknowledged(entry.offset)
 
+    def settle_times(self, entry: Entry, count: i64) -> None:
+        self.stream.unacked_count -= count
+        self.stream.acked_count += count
+        if self._tracks:  # each has its own, then
+            self._acknowledged(entry.offset)
+
     def reject(self, entry: Entry) -> None:
         """A front end that refuses basic.reject does not come here; for another one it is an ack."""
         self.settle(entry)

@@ -3,8 +3,8 @@
 A reader asks for the slice that has its offset. Where another one has just read there, it gets the same slice: readers
 that are near each other cost one reading. Where none has, a cursor that stands there reads
 on, or another one looks the place up. What is kept is bounded: the slices of late by `bytes_max` of the stream's
-window, cursors (each has a chunk of 256 KiB) by CURSORS_MAX; slices are the smaller the more readers there are, and
-hold the batches that their records stand in (of 64 KiB; of larger ones the bodies alone).
+window, cursors (each has a chunk of 256 KiB at most) by CURSORS_MAX; slices are the smaller the more readers there are,
+and hold the batches that their records stand in (of 64 KiB; of larger ones the bodies alone).
 
 Nothing above the high watermark is read, and nothing waits for the disk here.
 """

@@ -1,0 +1,79 @@
+"""What is unacked by delivery tag, where one entry stands for many deliveries of a stream."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from amqpd.broker.delivery import Entry, Source
+from amqpd.channel.unacked import Unacked
+from amqpd.errors import PreconditionFailed
+
+
+def entries(count: int) -> list[Entry]:
+    source = Source("s", "/")
+    return [Entry(source, number, None, False) for number in range(count)]
+
+
+def test_runs() -> None:
+    one, other = entries(2)
+    unacked = Unacked()
+    unacked.add_times(1, one, 5)
+    unacked.add(6, other)
+    unacked.add_times(7, one, 3)
+    assert unacked.take_runs(2) == [(one, 2)]
+    assert unacked.take_one(4) is one
+    assert unacked.take_runs(8) == [(one, 1), (one, 1), (other, 1), (one, 2)]
+    assert unacked.end() == 10
+    with pytest.raises(PreconditionFailed):
+        unacked.take_runs(8)
+    assert unacked.take_runs(0) == [(one, 1)]
+    assert unacked.take_runs(0) == []
+    unacked.add(10, other)
+    assert unacked.take_one(10) is other
+
+
+def test_an_entry_that_comes_once_is_no_run() -> None:
+    one, other = entries(2)
+    unacked = Unacked()
+    unacked.add_times(1, one, 1)
+    unacked.add_times(2, other, 1)
+    assert not unacked.repeats
+    assert unacked.take_runs(0) == [(one, 1), (other, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_beside_one_by_one(seed: int) -> None:
+    """Whatever is acked, in whatever order: the same entries as without runs, and the same tags are unknown."""
+    chance = random.Random(seed)
+    known = entries(5)
+    runs, single = Unacked(), Unacked()
+    tag = 1
+    for _ in range(400):
+        what = chance.random()
+        if what < 0.5:
+            entry, count = chance.choice(known), chance.choice((1, 1, 2, 50, 700))
+            runs.add_times(tag, entry, count)
+            for number in range(count):
+                single.add(tag + number, entry)
+            tag += count
+        elif what < 0.6:
+            runs.skip()
+            single.skip()
+            tag += 1
+        else:
+            acked, multiple = chance.randrange(max(0, tag - 1500), tag + 2), chance.random() < 0.5
+            answers: list[list[Entry] | None] = []
+            for unacked in (runs, single):
+                try:
+                    if not multiple:
+                        answers.append([unacked.take_one(acked)])
+                    elif unacked is single:
+                        answers.append(unacked.take_multiple(acked))
+                    else:
+                        answers.append([entry for entry, count in unacked.take_runs(acked) for _ in range(count)])
+                except PreconditionFailed:
+                    answers.append(None)
+            assert answers[0] == answers[1]
+        assert runs.entries() == single.entries()
