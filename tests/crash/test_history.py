@@ -58,6 +58,7 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
     """
     choose = random.Random(seed)
     history, judge = History(), Judge()
+    said: list[str] = []  # by brokers, of what went wrong
 
     async def over(crowd: Crowd | None, ending: Awaitable[str]) -> None:
         if crowd is not None:
@@ -70,6 +71,8 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
         history.note("over", more=how)
         judge.take(history.events)
         history.events.clear()
+        lines = [line for line in broker.stderr.splitlines() if " ERROR " in line]
+        said.extend(f"life {history.stream.life}: {line}" for line in lines)
         history.stream.ended(how)
         history.groups.ended()
         assert "Traceback" not in broker.stderr, broker.stderr
@@ -112,7 +115,7 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
     streams += f"; groups: {history.groups.deliveries} given"
     found = history.violations + judge.violations + history.stream.violations + history.groups.failures
     print(f"\nseed {seed}: {totals}; stream: {streams}; {len(found)} violations")
-    assert not found, "\n".join([f"seed {seed}: {totals}", *found, judge.tell()])
+    assert not found, "\n".join([f"seed {seed}: {totals}", *found, judge.tell(), *said[-50:]])
     assert judge.totals["copies accounted for"] > 20 * count, f"hardly any load: {totals}"
     assert history.stream.totals["cut"], f"retention has cut nothing: {streams}"
     assert judge.totals["settled for certain, ack"], f"no ack was old enough to count: {totals}"
