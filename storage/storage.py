@@ -102,7 +102,7 @@ class Storage(LogKeeper):
         commits = self.commits = CommitCycle(self.context, filesystem, self._resources, later)
         kind = InlineCommitter if inline else Committer
         self._committer = kind(
-            filesystem, self._place.lock_fd, post, commits.committed, commits.settle_due, self._chores.call
+            filesystem, self._place.lock_fd, post, commits.committed, commits.settle_due, self._chores.call, clock
         )
         self.sync_times = self._committer.times
         if isinstance(self._committer, InlineCommitter):

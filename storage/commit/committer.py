@@ -16,12 +16,11 @@ import errno
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 from amqpd.storage.commit.job import JobPart, SyncJob
 from amqpd.storage.commit.sync_times import SyncTimes
-from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.log.producers import SUFFIX, write_snapshot
 from amqpd.storage.settle.removal import DELETED
 from amqpd.storage.settle.settled_files import FULL
@@ -170,7 +169,9 @@ class Committer:
         committed: Callable[[SyncJob], None],
         settle_due: Callable[[], None],
         elsewhere: Callable[[Callable[[], None]], None],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._filesystem = filesystem
         self._root_fd = root_fd
         self._post = post
@@ -201,35 +202,34 @@ class Committer:
         self._filesystem.give_spare()
 
     def _run(self) -> None:
-        due_s: float | None = None
+        delay_s: float | None = None
         while True:
-            left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
             try:
-                work = self._queue.get(timeout=left_s)
+                work = self._queue.get(timeout=delay_s)
             except queue.Empty:
-                due_s = None
+                delay_s = None
                 self._post(self._settle_due)
                 continue
             if work is None:
                 return
             if isinstance(work, float):
-                due_s = time.monotonic() + work
+                delay_s = work
                 continue
             if isinstance(work, SyncJob):
-                due_s = None
+                delay_s = None  # behind other work, which is rare, the waiting begins anew
             self._do(work)
             del work  # who asked for it is not kept until the next
 
     def _do(self, work: SyncJob | Removal | Task) -> None:
         if isinstance(work, SyncJob):
-            begun_s = time.perf_counter()
+            begun_s = self._clock.monotonic()
             try:
                 run_job(self._filesystem, work, self._root_fd)
             except Exception:  # a bug; but without an answer every publisher would wait for ever
                 logger.exception("the committer failed")
                 for part in work.parts:
                     part.failed = True
-            self.times.add(time.perf_counter() - begun_s, work.size_bytes, len(work.parts))
+            self.times.add(self._clock.monotonic() - begun_s, work.size_bytes, len(work.parts))
             self._post(self._committed, work)
         elif isinstance(work, Task):
             failed: OSError | None = None

@@ -204,7 +204,6 @@ class Appender:
         self.begin_transaction()
         if alone:
             self._transaction_start = -1  # its own checksum makes it whole
-        self._timestamp_ms = self._context.clock.time_ms()
         first: i64 = self.owner.next_offset
         for batch in prepared.batches:
             self._persistent = batch.persistent
@@ -298,7 +297,6 @@ class Appender:
             writer = writers.pop() if writers else BytesWriter()
             self._writer = writer
         self._persistent = persistent
-        self._timestamp_ms = self._context.clock.time_ms()
         return writer
 
     def _goes_on(self, size: i64, persistent: bool) -> bool:
@@ -324,7 +322,11 @@ class Appender:
             writer.truncate(0)
 
     def _close(self, records: bytes, more: list[bytes] = _NO_PARTS) -> None:
-        """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it."""
+        """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it.
+
+        Its time is that of its end: who reads on from a time gets all that came then or later, however long a turn was.
+        """
+        self._timestamp_ms = self._context.clock.time_ms()
         attributes: i64 = LOG_APPEND_TIME
         codec: i64 = self.codec
         if codec != 0 and not more:

@@ -119,7 +119,8 @@ class Judge:
         if not copy.promised_at and not copy.times:
             copy.sent_at, copy.life = event.at, self.life
         if copy.unsafe and not (copy.promised_at or copy.gone or copy.given_in == self.life):
-            copy.sent_at, copy.life, copy.spared = event.at, self.life, copy.verdict == "ack"
+            copy.sent_at, copy.life = event.at, self.life
+            copy.spared = copy.spared or copy.verdict == "ack"
             copy.given, copy.times, copy.unmarked, copy.verdict = 0, 0, 0, ""
 
     def _refused(self, event: Event) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from amqpd.storage.commit.committer import Committer, Task
 from amqpd.storage.commit.job import SyncJob
-from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.filesystem import Clock, FileSystem
 
 PATIENCE_S = 60.0
 FAR_S = 3600.0
@@ -50,6 +50,7 @@ def committer(tmp_path: Path, told: Told) -> Iterator[Committer]:
         lambda job: told.calls.append("committed"),
         lambda: told.calls.append("due"),
         lambda work: work(),
+        Clock(),
     )
     yield made
     made.close()

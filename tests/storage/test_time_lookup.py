@@ -65,7 +65,8 @@ def test_the_batch_that_is_open_counts(house: Any) -> None:
     house.append(b"one")
     house.clock.now_ms += 10
     assert offset_at(house.store, START) == 0
-    assert offset_at(house.store, START + 1) == 1
+    assert offset_at(house.store, START + 10) == 0
+    assert offset_at(house.store, START + 11) == 1
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "zeros", "later", "earlier", "bits"])
@@ -90,3 +91,23 @@ def test_a_bad_time_index_gives_the_same_answer(timed: Any, damage: str) -> None
             data[:] = b"".join(time_ms + entry[8:] for time_ms, entry in zip(times, entries, strict=True))
     timed.again()
     agree(timed)
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_what_came_late_in_a_long_turn_is_not_older_than_it_is(make_house: Any, codec: int) -> None:
+    """A batch has one time: that of its first record would hide the others from who reads on from a time."""
+    house = make_house(segment_size_bytes=20_000)
+    house.begin()
+    house.store.appender.codec = codec
+    house.append(b"early")
+    house.turn()
+    house.clock.now_ms += 1000
+    house.append(b"in time")
+    house.clock.now_ms += 300
+    wanted = house.clock.time_ms()
+    house.clock.now_ms += 5
+    house.append(b"late")
+    house.turn()
+    assert offset_at(house.store, wanted) == 1, "the one beside it comes with it, and none is left out"
+    house.clock.now_ms += 1
+    assert offset_at(house.store, house.clock.time_ms()) == house.store.next_offset
