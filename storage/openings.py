@@ -53,6 +53,7 @@ class Openings:
         self._strict = strict
         self._thread = None if inline else Worker("amqpd-recovery")
         self._readings: dict[LocalLog, recovery.Reading] = {}  # not read to their ends
+        self._failed: set[LocalLog] = set()  # could not be read in slices: who tries again is to meet the error
         self._scheduled = False
         self._read: dict[LocalLog, recovery.Opening] = {}  # read, and not in use yet
         self._uncut: set[LocalLog] = set()  # logs that have not taken note of the power cut
@@ -84,7 +85,7 @@ class Openings:
         if opening is None:
             reading = self._readings.get(store)
             if reading is None:
-                if self._thread is None:
+                if self._thread is None or store in self._failed:
                     opening = self._begin(store)
                 else:
                     reading = self._reading(store)
@@ -132,6 +133,7 @@ class Openings:
             if not isinstance(error, OSError | LogUnusable):
                 logger.exception("the log of queue '%s' cannot be read", store.name)
             del self._readings[store]
+            self._failed.add(store)
             _tell(reading.waiting)  # who tries it meets the error too, and tells of it
         else:
             if opening is not None:
@@ -150,6 +152,7 @@ class Openings:
 
     def _begin(self, store: LocalLog) -> recovery.Opening:
         """Reads all of it, or what is left, at once."""
+        self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is None:
             reading = self._reading(store)
@@ -175,6 +178,7 @@ class Openings:
     def drop(self, store: LocalLog) -> None:
         """The store is being deleted."""
         self._uncut.discard(store)
+        self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is not None:
             reading.end()

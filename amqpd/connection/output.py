@@ -5,7 +5,8 @@ bodies a turn writes WRITE_BYTES_MAX; the rest goes with later turns, or when th
 does not read holds what the transport may keep and some OUT_BYTES_MAX here: then its consumers rest.
 
 A reader's share of a stream leaves before the next one gets his (`write_out`), while its bytes are in the processor's
-caches: at the end of the turn those of the first would have been pushed out by those of the last.
+caches: at the end of the turn those of the first would have been pushed out by those of the last. Where the turn still
+has a log to write, all waits for its end: what else stands in the output may depend on it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class SocketOutput(Output):
             self._control.soon(self._gate.go_on)
 
     def write_out(self) -> None:
-        if self.cuts and not self.closing:
+        # Of a work queue's deliveries no byte goes before the turn has written their marks.
+        if self.cuts and not self.closing and not self._turn.stores.dirty:
             self.flush()
 
     def _write_slice(self) -> None:

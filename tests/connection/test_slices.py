@@ -13,6 +13,7 @@ from amqpd.broker.message import Envelope, Message, message_in_parts, write_head
 from amqpd.channel.output import CUT_BYTES
 from amqpd.connection.ending import CLOSING
 from amqpd.connection.output import WRITE_BYTES_MAX
+from amqpd.storage.log.record import RecordRoute
 
 SIZE: Final = 16 << 20
 
@@ -110,6 +111,20 @@ def test_what_is_set_aside_may_leave_before_the_turn_ends(client: Client) -> Non
     client.house.settle()
     assert bytes(client.sent) == b"little more, later"
     assert len(client.writes) == 2
+
+
+def test_what_is_set_aside_waits_for_the_logs(client: Client) -> None:
+    """A work queue's deliveries of the same turn are in its log, with their marks, before they are on the wire."""
+    storage = client.house.storage
+    _, store = storage.create_queue("v", "q", "/")
+    store.append_parts(RecordRoute(b"", b"q"), b"", b"body", True)
+    client.output.write(b"all")
+    client.output.cut_output()
+    client.output.write_out()
+    assert not client.writes
+    client.house.settle()
+    assert bytes(client.sent) == b"all"
+    assert not storage.context.dirty
 
 
 def test_a_connection_that_closes_waits_for_the_end_of_the_turn(client: Client) -> None:
