@@ -13,6 +13,9 @@ from amqpd.broker.delivery import Consumer, Source
 QUEUES_MAX: Final = 1024
 """Queues that a channel counts apart. When there are more it begins anew with them; its sums stay."""
 
+QUEUES_KEPT: Final = 16
+"""So many are kept without a look at which of them are deleted."""
+
 
 @final
 class Had:
@@ -55,6 +58,7 @@ class Served:
     def __init__(self) -> None:
         self.whole = Had()
         self.queues: dict[Source, Had] = {}
+        self._look_at: i64 = QUEUES_KEPT
 
     def end(self, consumer: Consumer) -> None:
         """A consumer takes nothing more. What it acks from now on stands in the channel's sum alone."""
@@ -79,10 +83,20 @@ class Served:
     def _of(self, queue: Source) -> Had:
         had = self.queues.get(queue)
         if had is None:
-            if len(self.queues) >= QUEUES_MAX:
-                self.queues.clear()
+            if len(self.queues) >= self._look_at:
+                self._forget_deleted()
             had = self.queues[queue] = Had()
         return had
+
+    def _forget_deleted(self) -> None:
+        """Who makes a queue for each answer does not keep them all in memory. Cost: all; when they have doubled."""
+        for queue in list(self.queues):
+            if queue.deleted:
+                del self.queues[queue]
+        if len(self.queues) >= QUEUES_MAX:
+            self.queues.clear()
+        count: i64 = len(self.queues)
+        self._look_at = min(max(2 * count, QUEUES_KEPT), QUEUES_MAX)
 
 
 class DeliveryCounts:

@@ -1,0 +1,28 @@
+"""What a channel counts by queue, and for how long it knows a queue."""
+
+from __future__ import annotations
+
+from amqpd.broker.delivery import Source
+from amqpd.channel.served import QUEUES_KEPT, QUEUES_MAX, Served
+
+
+def test_deleted_queues_are_not_kept() -> None:
+    """A channel that makes a queue for each answer, asks it with basic.get, and deletes it."""
+    served = Served()
+    lasting = [Source(f"lasting {number}", "/") for number in range(5)]
+    for number in range(10 * QUEUES_KEPT):
+        queue = Source(f"answer {number}", "/")
+        served.got(queue, no_ack=True, redelivered=False)
+        served.got(lasting[number % 5], no_ack=False, redelivered=False)
+        queue.deleted = True
+        assert len(served.queues) <= QUEUES_KEPT
+    assert [served.queues[queue].get for queue in lasting] == [2 * QUEUES_KEPT] * 5
+    assert (served.whole.get, served.whole.get_no_ack) == (10 * QUEUES_KEPT, 10 * QUEUES_KEPT)
+
+
+def test_no_more_than_so_many() -> None:
+    served = Served()
+    for number in range(3 * QUEUES_MAX):
+        served.got_nothing(Source(str(number), "/"))
+        assert len(served.queues) <= QUEUES_MAX
+    assert served.whole.get_empty == 3 * QUEUES_MAX
