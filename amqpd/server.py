@@ -116,6 +116,11 @@ class Server:
         """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
         if self._definitions is not None:
             await self._import_files(self._definitions)
+        elif not self.broker.vhosts and not self.broker.auth.users():
+            # rabbit: as after a first start with definitions that could not be imported, and are asked for no more.
+            from amqpd.management.definitions_start import import_first
+
+            await import_first(self.broker, self.settings.default)
 
     async def _import_files(self, path: Path) -> bool:
         """Whether anything has changed. Raises: DefinitionsError, MetadataError."""

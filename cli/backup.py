@@ -106,6 +106,7 @@ class _Backup:
         if made.exists() or partial.exists():
             raise Failure(UNAVAILABLE, f"{made} is there already: one backup a second")
         self._find_base()
+        self._context.patient()
         answer = self._context.client.send("POST", "/api/amqpd/backup_metadata").checked().data
         if Path(answer["data_dir"]).resolve() != self._data_dir.resolve():
             raise Failure(DATA, f"the broker's data directory is {answer['data_dir']}, not {self._data_dir}")
@@ -200,12 +201,25 @@ class _Backup:
             # The link in `.backup` changes a file's ctime; so that is not looked at.
             mark = [about.st_size, about.st_ino, about.st_mtime_ns]
             self._files[path] = mark
-            if self._base is not None and self._before.get(path) == mark and not path.endswith("high-watermark"):
-                os.link(self._base / path, into)
+            if self._before.get(path) == mark and not path.endswith("high-watermark") and self._linked_before(path):
                 return True
             with into.open("xb") as copy:  # never through a link into an earlier backup
                 mark[0] = _copy_bytes(file.fileno(), copy.fileno(), about.st_size)
             self._copied_bytes += mark[0]
+        return True
+
+
+    def _linked_before(self, path: str) -> bool:
+        """Whether the last backup's file serves once more: not where it is gone or cut, or links cannot be."""
+        assert self._base is not None  # else there is no mark
+        if _size(self._base / path) != self._before[path][0]:
+            return False
+        try:
+            os.link(self._base / path, self._into / path)
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.ENOENT}:
+                raise
+            return False
         return True
 
 

@@ -49,7 +49,13 @@ def export_definitions(context: Context) -> None:
     whole = not os.path.lexists(path) or os.path.isfile(path)  # noqa: PTH113
     coming = f"{path}.new" if whole else path
     try:
-        made = os.open(coming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT
+        if whole:
+            # Nobody else's, and no link that leads elsewhere: the directory may be one where all may write.
+            flags |= os.O_EXCL
+            if os.path.lexists(coming):  # noqa: PTH110
+                os.unlink(coming)  # noqa: PTH108
+        made = os.open(coming, flags, 0o600)
         with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
         if whole:

@@ -18,6 +18,7 @@ def drain(context: Context) -> None:
     context.say(
         f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
     )
+    context.patient()  # it answers when the grace is over
     context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
     context.done()
 
@@ -32,6 +33,7 @@ def revive(context: Context) -> None:
 
 def reload(context: Context) -> None:
     context.say(f"Reading the settings of node {context.node} again ...")
+    context.patient()  # definitions may be many
     found = context.client.send("POST", "/api/amqpd/reload").checked().data
     for text, names in (("changed", found["changed"]), ("needs a restart", found["waiting"])):
         for name in names:

@@ -128,6 +128,22 @@ def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
         assert broker.says("left out what cannot be kept: parameters[0]: ")
 
 
+def test_a_first_start_that_came_to_nothing_leaves_nobody_locked_out(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text("{")
+    assert refused(tmp_path / "data", "--load-definitions", str(tmp_path / "d.json"))[0] == 69
+    with BrokerProcess(tmp_path / "data", settings={"default.configure": "^a"}) as broker:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            connection.channel().queue_declare("a")
+        listed = ["/", "^a", ".*", ".*"]
+        assert broker.ctl("-q", "--no-table-headers", "list_user_permissions", "guest").stdout.split() == listed
+        broker.ctl("change_password", "guest", "other")
+        broker.ctl("delete_vhost", "/")
+        broker.stop()
+        broker.start()
+        assert broker.ctl("-q", "--no-table-headers", "list_vhosts").stdout == ""  # only where there is nobody either
+        assert broker.ctl("authenticate_user", "guest", "other").returncode == 0
+
+
 def test_a_path_that_is_none_is_told_before_anything_starts(tmp_path):
     code, text = refused(tmp_path / "data", "--load-definitions", str(tmp_path / "none.json"))
     assert code == 64

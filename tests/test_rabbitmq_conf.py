@@ -123,6 +123,9 @@ class TestFormat:
         (tmp_path / "advanced.config").write_text("[].\n")
         assert "then take the file away" in problems("heartbeat = 1\n")[0]
 
+    def test_a_pattern_that_is_none(self) -> None:
+        assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: Invalid pattern")
+
     def test_no_such_file(self) -> None:
         with pytest.raises(SettingsError, match=r"none\.conf: No such file or directory"):
             load(["--config", "none.conf"], {})
@@ -273,6 +276,17 @@ class TestEnvironment:
         assert loaded.sources["default.password"] == "environment RABBITMQ_DEFAULT_PASS_FILE"
         assert list(loaded.notes) == []
         assert load([], {"AMQPD_AMQP__PORT": "1", **environ}).settings.amqp.port == 1
+
+    def test_what_our_own_variables_say_otherwise_is_told(self) -> None:
+        """The image sets some of them: who says another address in rabbitmq.conf must not believe that it counts."""
+        environ = {"RABBITMQ_MNESIA_BASE": "/data", "AMQPD_DATA_DIR": "/var/lib/rabbitmq/amqpd"}
+        loaded = read("management.tcp.ip = 127.0.0.1\nheartbeat = 5\n", {"AMQPD_HTTP__HOST": "0.0.0.0", **environ})
+        assert (loaded.settings.http.host, loaded.settings.data_dir) == ("0.0.0.0", Path("/var/lib/rabbitmq/amqpd"))
+        assert list(loaded.notes) == [
+            "rabbitmq.conf:1: management.tcp.ip changes nothing: AMQPD_HTTP__HOST says otherwise",
+            "environment: RABBITMQ_MNESIA_BASE changes nothing: AMQPD_DATA_DIR says otherwise",
+        ]
+        assert list(read("heartbeat = 5\n", {"AMQPD_AMQP__HEARTBEAT_S": "5"}).notes) == []
 
     def test_what_changes_nothing_is_told(self) -> None:
         environ = {"RABBITMQ_ERLANG_COOKIE": "x", "RABBITMQ_URL": "y", "RABBITMQ_PORT_5672_TCP": "z", "RABBITMQ_X": ""}

@@ -223,6 +223,10 @@ class TestUnknown:
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
         assert only_problem(["--config", "none.toml"]) == "none.toml: No such file or directory"
         assert only_problem(["--config", str(tmp_path)]) == f"{tmp_path}: Is a directory"
+        long = "/" + "a" * 300  # which the kernel does not look for, as in a directory of somebody else
+        for name in ("load_definitions", "amqp.tls.certificate"):
+            assert only_problem([f"--{name}", long]) == f"{name}: {long}: File name too long"
+        assert only_problem([], {"RABBITMQ_CONFIG_FILE": long + ".conf"}) == f"{long}.conf: File name too long"
         (tmp_path / "amqpd.toml").write_text("amqp = \n")
         assert only_problem().startswith("amqpd.toml: not TOML: ")
         (tmp_path / "amqpd.toml").write_bytes(b"compat = '\xff'\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -48,9 +49,12 @@ def item(path: Path) -> dict[str, Any]:
 
 
 def tls_listeners(call: Call) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
-    """What listens with TLS now, and what it was set up with."""
-    settings = call.broker.settings
-    sections: dict[str, TlsSettings | HttpTlsSettings] = {"amqps": settings.amqp.tls, "https": settings.http.tls}
+    """What listens with TLS now, and what it was set up with, or was given by a reload since."""
+    first, last = call.broker.settings, call.server.latest
+    sections: dict[str, TlsSettings | HttpTlsSettings] = {
+        "amqps": replace(first.amqp.tls, certificate=last.amqp.tls.certificate, key=last.amqp.tls.key),
+        "https": replace(first.http.tls, certificate=last.http.tls.certificate, key=last.http.tls.key),
+    }
     return [(one, sections[one.protocol]) for one in call.server.listeners if one.protocol in sections]
 
 

@@ -26,7 +26,7 @@ from amqpd.management.definitions_report import DefinitionsError
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.declared import Done
-    from amqpd.settings import DefinitionsSettings
+    from amqpd.settings import DefaultSettings, DefinitionsSettings
 
 SUFFIX: Final = ".json"
 
@@ -51,6 +51,20 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
     if settings.skip_if_unchanged:
         await finished(partial(_remember, broker, found))
     return found
+
+
+async def import_first(broker: Broker, first: DefaultSettings) -> None:
+    """The user and vhost of a first start, where there is neither. Raises: DefinitionsError, MetadataError."""
+    permission = {"configure": first.configure, "write": first.write, "read": first.read}
+    document = {
+        "users": [{"name": first.user, "password": first.password, "tags": list(first.tags)}],
+        "vhosts": [{"name": first.vhost, "description": "Default virtual host"}],
+        "permissions": [{"user": first.user, "vhost": first.vhost, **permission}],
+    }
+    try:
+        await import_document(broker, document, "settings default.*", None, False)
+    except ApiError as error:
+        raise DefinitionsError(f"default.*: {error.reason}") from None
 
 
 def _remember(broker: Broker, found: str, done: Done) -> None:

@@ -32,7 +32,7 @@ async def environment(call: Call) -> Reply:
     """Every setting as this process has it; secrets are hidden."""
     found: dict[str, Any] = {}
     for row in rows():
-        value = value_of(call.broker.settings, row.name)
+        value = value_of(call.server.latest if row.reloaded else call.broker.settings, row.name)
         if row.secret:
             found[row.name] = masked(row.name, shown(value))
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from amqpd.connection.connections import Connections
     from amqpd.listening import Listener
+    from amqpd.settings import Settings
     from amqpd.signals import Reloaded
 
 
@@ -18,6 +19,10 @@ class ServerControl(Protocol):
     """One broker process, as handlers have it. drained: between `amqpctl drain` and `revive`."""
 
     drained: bool
+
+    @property
+    def latest(self) -> Settings:
+        """The settings that were read last: those of the start, with what a reload has taken over."""
 
     @property
     def connections(self) -> Connections:

@@ -128,7 +128,7 @@ def _rabbits(call: Call, here: Process) -> dict[str, Any]:
         "run_queue": 0,
         "net_ticktime": 0,
         "vm_memory_calculation_strategy": "rss",
-        "vm_memory_high_watermark_setting": _memory_setting(settings.limits),
+        "vm_memory_high_watermark_setting": _memory_setting(call.server.latest.limits),
         "vm_memory_high_watermark_limit": broker.alarms.memory_limit_bytes,
         "memory": {
             "rss_bytes": here.rss_bytes,

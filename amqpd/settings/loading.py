@@ -21,6 +21,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
+from amqpd.settings.paths import problem, there
 from amqpd.settings.tree import HttpTlsSettings, Row, Settings, TlsSettings, rows
 
 EXIT_USAGE: Final = 64
@@ -80,19 +81,25 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     notes: list[str] = []
     named = line.config or environ.get(CONFIG_VARIABLE, "")
     raw.update(_read_rabbitmq_files(named, environ, sources, notes, problems))
+    of_rabbitmq = set(raw)
     if not named.endswith(RABBITMQ_ENDINGS):
         from_file, file_name = _read_file(named, known, problems)
         for name, value in from_file.items():
             raw[name], sources[name] = value, file_name
+            of_rabbitmq.discard(name)
     if any(variable.startswith("RABBITMQ_") for variable in environ):
         from amqpd.settings import rabbitmq_environment
 
         found = rabbitmq_environment.read(environ)
         notes += found.notes
         problems += found.problems
+        of_rabbitmq |= found.values.keys()
         for name, (value, variable) in found.values.items():
             raw[name], sources[name] = value, f"environment {variable}"
     for name, (text, variable) in _read_environment(environ, known, problems).items():
+        if name in of_rabbitmq and variable.startswith("AMQPD_") and str(raw[name]) != text:
+            source = sources[name].replace("environment ", "environment: ").removeprefix("file ")
+            notes.append(f"{source} changes nothing: {variable} says otherwise")
         raw[name], sources[name] = text, f"environment {variable}"
     for name, text in line.values.items():
         raw[name], sources[name] = text, "command line"
@@ -127,7 +134,7 @@ def _read_rabbitmq_files(
     if main is not None and main.name.endswith(".config"):
         problems.append(f"{main}: {rabbitmq_environment.NO_CONFIG}")
         return {}
-    if main is not None and (main.parent / "advanced.config").exists():
+    if main is not None and there((main.parent / "advanced.config").exists, False):
         problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_environment.NO_CONFIG}; then take the file away")
     if more is None:
         more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
@@ -212,7 +219,7 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandL
 def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tuple[dict[str, object], str]:
     """Values of the TOML file by name, and what `sources` calls the file; one that was not named may be missing."""
     path = Path(named or "amqpd.toml")
-    if not named and not path.exists():
+    if not named and not there(path.exists, False):
         return {}, ""
     import tomllib
 
@@ -271,8 +278,8 @@ def _disagreements(settings: Settings) -> list[str]:
     if None not in given.values():
         problems.append("load_definitions and definitions.local.path are the same setting; give one of them")
     for name, path in given.items():
-        if path is not None and not path.exists():
-            problems.append(f"{name}: there is no file or directory {path}")
+        if path is not None and (why := problem(path.exists, f"there is no file or directory {path}")):
+            problems.append(f"{name}: {why}")
     return problems
 
 
@@ -288,6 +295,6 @@ def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_p
     if tls.fail_if_no_peer_certificate and not tls.verify_peer:
         problems.append(f"{name}.fail_if_no_peer_certificate needs {name}.verify_peer")
     for key, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
-        if path is not None and not path.is_file():
-            problems.append(f"{name}.{key}: there is no file {path}")
+        if path is not None and (why := problem(path.is_file, f"there is no file {path}")):
+            problems.append(f"{name}.{key}: {why}")
     return problems

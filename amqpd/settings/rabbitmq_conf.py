@@ -119,7 +119,11 @@ def _include(
         problems.append(f"{place}: {DEPTH_MAX} files include each other")
         return
     path = folder / named
-    files = sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
+    try:
+        files = sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
+    except ValueError as error:  # ** within a name
+        problems.append(f"{place}: include {named}: {error}")
+        return
     for each in files:
         _read_file(each, given, problems, environ, depth + 1)
 

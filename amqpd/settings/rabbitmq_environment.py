@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from amqpd.settings.paths import there
 from amqpd.settings.rabbitmq_plugins import FILE as ENABLED_PLUGINS_FILE
 from amqpd.settings.rabbitmq_plugins import NAMES as ENABLED_PLUGINS
 from amqpd.settings.rabbitmq_translation import LEVELS, size_bytes
@@ -180,11 +181,11 @@ def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, li
     main: Path | None = None
     if named := environ.get(CONFIG_FILE):
         main = Path(named if named.endswith((".conf", ".config")) else f"{named}.conf")
-        if not main.exists():
+        if not there(main.exists, True):
             notes.append(f"environment: {CONFIG_FILE}: there is no file {main}")
             main = None
     more: list[Path] | None = None
     if named := environ.get(CONFIG_FILES):
         path = Path(named)
-        more = sorted(path.glob("*.conf") if path.is_dir() else path.parent.glob(path.name))
+        more = sorted(path.glob("*.conf") if there(path.is_dir, False) else path.parent.glob(path.name))
     return main, more

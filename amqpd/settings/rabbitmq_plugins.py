@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from amqpd.settings.paths import there
+
 PROMETHEUS: Final = "rabbitmq_prometheus"
 PART_OF_IT: Final = frozenset(
     (
@@ -40,7 +42,7 @@ def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -
         place = f"environment {NAMES}"
     else:
         path = Path(named) if (named := environ.get(FILE, "")) else folder and folder / "enabled_plugins"
-        if path is None or not path.is_file():
+        if path is None or not there(path.is_file, True):
             return {}
         place = f"file {path}"
         try:

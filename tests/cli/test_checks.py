@@ -141,6 +141,21 @@ def test_definitions_go_to_a_file_and_back(broker: FakeBroker, ctl: Ctl, tmp_pat
     assert "queues[0].name: no" in result.err
 
 
+def test_a_file_that_lies_in_wait_gets_no_definitions(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    """They have password hashes in them: a link beside it leads nowhere, what was left there is not written on."""
+    broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / "d.json.new").symlink_to(other)
+    assert ctl("export_definitions", str(tmp_path / "d.json")).code == 0
+    assert (other.read_text(), (tmp_path / "d.json").is_symlink()) == ("mine", False)
+    (tmp_path / "d.json.new").write_text("half")
+    (tmp_path / "d.json.new").chmod(0o666)
+    assert ctl("export_definitions", str(tmp_path / "d.json")).code == 0
+    assert stat.S_IMODE((tmp_path / "d.json").stat().st_mode) == 0o600
+    assert json.loads((tmp_path / "d.json").read_text("utf-8")) == DEFINITIONS
+
+
 def test_an_import_tells_what_is_not_as_the_file_says(broker: FakeBroker, ctl: Ctl) -> None:
     report = {
         "unknown": ["queues[0].colour"],

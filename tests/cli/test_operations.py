@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from fake_broker import Ctl, FakeBroker
 
+from amqpd.cli.client import Answer, Client
+
 DELETE = ("POST", "/api/amqpd/delete_queue")
 CLOSE = ("POST", "/api/amqpd/close_connection")
 CLOSE_ALL = ("POST", "/api/amqpd/close_all_connections")
@@ -113,3 +115,29 @@ def test_dry_runs(broker: FakeBroker, ctl: Ctl) -> None:
     broker.stop()
     assert ctl("--dry-run", "purge_queue", "q").code == 69
     assert ctl("--dry-run", "--print-stacktrace", "hash_password", "p") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "waits"),
+    [
+        ("drain --grace 600", "drain", [None]),
+        ("drain --grace 600 -t 5", "drain", [5]),
+        ("reload", "reload", [None]),
+        ("revive", "revive", [60]),
+    ],
+)
+def test_what_may_take_long_is_waited_for(
+    broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch, line: str, path: str, waits: list[float | None]
+) -> None:
+    """A grace of ten minutes is answered after ten minutes."""
+    broker.answers["POST", f"/api/amqpd/{path}"] = (200, {"changed": [], "waiting": [], "imported": None})
+    waited: list[float | None] = []
+    send = Client.send
+
+    def noted(client: Client, *arguments: str, **more: object) -> Answer:
+        waited.append(client.timeout_s)
+        return send(client, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Client, "send", noted)
+    assert ctl(*line.split()).code == 0
+    assert waited == waits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pika
 import pytest
 
+from amqpd.cli import backup as backups
 from amqpd.testing import BrokerProcess
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -201,6 +204,47 @@ def test_a_further_one_copies_what_is_new(broker: BrokerProcess, tmp_path: Path)
         assert again.ctl("verify_log").returncode == 0
         again.stop()
         again.start()  # and once more, as any other
+
+
+def test_a_former_one_that_is_cut_or_gone_is_no_hindrance(broker: BrokerProcess, tmp_path: Path) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        for number in range(100):
+            channel.basic_publish("", "q", b"%d" % number + b"." * 1000, PERSISTENT)
+        first = backup(broker, tmp_path / "backups")
+        logs = sorted((first / "data").rglob("*.log"))
+        logs[0].unlink()
+        logs[1].write_bytes(b"")
+        threading.Event().wait(1.0)  # a backup's name is a second
+        second = backup(broker, tmp_path / "backups")
+    broker.stop()
+    with restored(second, tmp_path) as again:
+        assert len(bodies(again, "q")) == 100
+
+
+def test_where_no_links_can_be_all_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of Windows', a share."""
+    made = tmp_path / "first" / "data"
+    made.mkdir(parents=True)
+    (made / "a").write_text("text")
+    source = tmp_path / "a"
+    source.write_text("text")
+    about = source.stat()
+    work = backups._Backup(None, tmp_path, tmp_path / "into")  # type: ignore[arg-type]
+    work._into, work._base = tmp_path / "into", made
+    work._before = {"a": [about.st_size, about.st_ino, about.st_mtime_ns]}
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuse)
+        assert work._copy(source, "a")
+    assert ((tmp_path / "into" / "a").read_text(), work._copied_bytes) == ("text", 4)
 
 
 def test_what_is_left_of_one_that_was_broken_off(broker: BrokerProcess, tmp_path: Path) -> None:

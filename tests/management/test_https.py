@@ -198,8 +198,9 @@ def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_p
     for name, path in names.items():
         path.write_bytes(Path(str(papers[f"http.tls.{name}"])).read_bytes())
     config = tmp_path / "amqpd.toml"
-    config.write_text("[amqp]\nheartbeat_s = 60\n")
-    settings = {"http.tls.port": 0, **{f"http.tls.{name}": path for name, path in names.items()}}
+    named = f'[http.tls]\ncertificate = "{names["certificate"]}"\n'
+    config.write_text(f"{named}[amqp]\nheartbeat_s = 60\n")
+    settings = {"http.tls.port": 0, "http.tls.key": names["key"]}
     with BrokerProcess(tmp_path / "data", settings=settings, env={"AMQPD_CONFIG": str(config)}) as broker:
         other = trustme.CA()
         renewed = other.issue_cert("localhost")
@@ -209,10 +210,16 @@ def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_p
         assert f"http.tls: {names['certificate']}" in refused.stderr
         assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
         renewed.private_key_pem.write_to_path(names["key"])
-        config.write_text("[amqp]\nheartbeat_s = 30\n")
+        config.write_text(f"{named}[amqp]\nheartbeat_s = 30\n")
         taken = broker.ctl("reload", "-q")
         assert (taken.returncode, taken.stdout) == (0, "needs a restart: amqp.heartbeat_s\n")
         assert asked(https_port(broker), "/api/whoami", trusting(other))[0] == 200
+        # A certificate of another path is the one that is looked at from now on.
+        third = tmp_path / "third.pem"
+        third.write_bytes(names["certificate"].read_bytes())
+        config.write_text(f'[http.tls]\ncertificate = "{third}"\n')
+        assert broker.ctl("reload", "-q").stdout == "changed: http.tls.certificate\n"
+        assert [each["path"] for each in broker.api("GET", "/api/amqpd/certificates")] == [str(third)]
         config.write_text("[amqp]\nheartbeats = 30\n")
         unknown = broker.ctl("reload")
         assert unknown.returncode != 0
