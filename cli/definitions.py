@@ -53,7 +53,7 @@ def export_definitions(context: Context) -> None:
         if whole:
             # Nobody else's, and no link that leads elsewhere: the directory may be one where all may write.
             flags |= os.O_EXCL
-            if os.path.lexists(coming):  # noqa: PTH110
+            if os.path.lexists(coming):
                 os.unlink(coming)  # noqa: PTH108
         made = os.open(coming, flags, 0o600)
         with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor

@@ -1,4 +1,4 @@
-"""Looking for files that settings name, where this user may not look at all: that is a line for him, and no traceback."""
+"""Looks for files that settings name. Where this user may not look at all is a line for him, and no traceback."""
 
 from __future__ import annotations
 
