@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.access import BadAccess, KafkaAccess
 from amqpd.storage.replicated.codes import code_of
 from amqpd.storage.replicated.fields import BadAnswer
 from amqpd.storage.replicated.link import Link
@@ -201,7 +201,10 @@ async def open_connection(
     """
     loop = asyncio.get_running_loop()
     name = f"{host}:{port}"
-    context = access.ssl_context()
+    try:
+        context = access.ssl_context()
+    except BadAccess as error:  # files that were there at the start
+        raise KafkaUnfit(f"{name}: {error}") from error
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await loop.create_connection(
@@ -220,6 +223,8 @@ async def open_connection(
         raise KafkaLost(f"{name} did not answer within {CONNECT_TIMEOUT_S:g} s") from None
     except BadAnswer as error:
         raise KafkaUnfit(f"{name} does not speak Kafka's protocol: {error}") from error
+    except UnicodeError as error:
+        raise KafkaUnfit(f"{name} is no name of a host: {error}") from error
     return connection
 
 
