@@ -411,12 +411,8 @@ class Deliveries(DeliveryCounts):
         session = self.session
         queue = clock.queue
         consumer = clock.consumer
-        about: dict[str, object] = {
-            "connection": session.name,
-            "channel": self.number,
-            "vhost": queue.vhost_name,
-            "queue": queue.name,
-        }
+        about: dict[str, object] = {"connection": session.name, "channel": self.number}
+        about |= {"vhost": queue.vhost_name, "queue": queue.name}
         log.warning(
             "Consumer '%s' on channel %d and queue '%s' in vhost '%s' has timed out waiting for a delivery "
             "acknowledgement. Timeout used: %d ms.",
@@ -437,19 +433,21 @@ class Deliveries(DeliveryCounts):
             self.owner.fail_number(self.number, error)
             return
         assert isinstance(consumer, ChannelConsumer)  # start_clock gets no other
-        if not consumer.cancelled:
+        had_left = consumer.cancelled
+        if not had_left:
             self.consumers.pop(consumer.tag, None)
             self.output.write(self.cancel_frame(consumer.tag))
             assert isinstance(queue, Queue)  # who takes direct replies acks nothing
             consuming.end(session, queue, consumer)
             consumer_deleted(session, self.number, consumer)
         self.requeue(self.unacked.take_late(queue, consumer), False)
-        self.left(consumer)
+        self.left(consumer, had_left)
         session.turn.want()
 
-    def left(self, consumer: ChannelConsumer) -> None:
-        """It takes nothing more. Its clock goes on while something of it is unacked."""
-        self.had().end(consumer)
+    def left(self, consumer: ChannelConsumer, again: bool = False) -> None:
+        """It takes nothing more. Its clock goes on while something of it is unacked. again: this was known."""
+        if not again:
+            self.had().end(consumer)
         clock = consumer.clock
         if clock is None:
             return
