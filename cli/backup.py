@@ -40,6 +40,7 @@ GROUP: Final = "Operations"
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"
 FOLDER: Final = ".backup"
+COMING: Final = ".restore"
 PASSES_MAX: Final = 100
 NO_BOOT: Final = "0" * 32 + "\n"
 # At the top of a data directory: what is the process's own, and what the metadata's copy stands for.
@@ -241,7 +242,7 @@ def _copy_bytes(source: int, target: int, size: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """With what is in it, as far as that can be done."""
+    """With what is in it, as far as that can be done; one that is not there is no error."""
     from shutil import rmtree  # with its compressors 4 ms, which no other command's start shall have
 
     rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -256,7 +257,8 @@ def restore(context: Context) -> None:
         inside = sorted(name for name in _names(source) if _NAME.fullmatch(name))
         advice = f"; there is {source / inside[-1]}" if inside else ""
         raise Failure(DATA, f"{source} is no backup{advice}")
-    if _names(data_dir):
+    coming = data_dir / COMING
+    if set(_names(data_dir)) - {COMING}:
         raise Failure(DATA, f"{data_dir} is not empty: a backup is restored into a directory of its own")
     short = [path for path, mark in about["files"].items() if _size(source / "data" / path) != mark[0]]
     if short:
@@ -265,12 +267,22 @@ def restore(context: Context) -> None:
     try:
         from shutil import copytree
 
-        # Never links: a broker writes into its files, and a backup stays as it is.
-        copytree(source / "data", data_dir, dirs_exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
-        _sync(data_dir)
+        _remove(coming)  # of one that was killed
+        # Never links: a broker writes into its files, and a backup stays as it is.
+        copytree(source / "data", coming)
+        _sync(coming)
+        # Half of it is nothing that a broker could start on. Its metadata come last.
+        for name in sorted(_names(coming), key=lambda name: (name == "metadata.sqlite", name)):
+            (coming / name).rename(data_dir / name)
+        coming.rmdir()
+        _sync_directory(data_dir)
     except OSError as error:
-        raise Failure(DATA, f"{error.filename or data_dir}: {error.strerror}") from None
+        _remove(coming)
+        # copytree goes on where it can, and tells of all in a list of its own.
+        why = error.strerror or error.args[0][0][2]
+        raise Failure(DATA, f"{error.filename or data_dir}: {why}") from None
     context.done(f"amqpd --data-dir {data_dir} starts on it")
 
 

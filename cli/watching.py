@@ -47,9 +47,9 @@ def consume_event_stream(context: Context) -> None:
             if pattern.search(each["event"]):
                 context.out.write(compact(each) + "\n")
         context.out.flush()
+        if deadline is not None and time.monotonic() >= deadline:
+            return
         if not found["events"]:
-            if deadline is not None and time.monotonic() >= deadline:
-                return
             time.sleep(FOLLOW_S)
 
 

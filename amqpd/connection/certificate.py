@@ -78,7 +78,10 @@ def user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
         names = [value for each, value in certificate.get("subjectAltName", ()) if each == kind]
         name = names[auth.ssl_cert_login_san_index] if auth.ssl_cert_login_san_index < len(names) else ""
         if kind == "IP Address" and name:
-            name = str(ipaddress.ip_address(name.strip()))
+            try:
+                name = str(ipaddress.ip_address(name.strip()))
+            except ValueError:  # of neither 4 nor 16 bytes: OpenSSL tells `<invalid>`
+                raise Refused(f"the certificate's address is none: {name!r}") from None
     if not name:
         raise Refused("no name found")
     if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
 from amqpd.management.call import BadRequest, Call, Reply
 from amqpd.management.slices import Slices
+from amqpd.management.spans import check_list
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
@@ -129,6 +130,7 @@ async def listing(
         if page > pages:
             raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
     first, last = (page - 1) * size, page * size
+    check_list(query, max(0, min(last, filtered) - first) if page else filtered)
     sort = query.get("sort", "")
     if sort:
         objects = await _sorted(objects, render, sort, query.get("sort_reverse") == "true", slices)

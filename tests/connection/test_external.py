@@ -233,6 +233,10 @@ def test_alternative_names(authority: Authority) -> None:
     assert of("ip") == "fd00::9"  # better than RabbitMQ, whose users would be called by sixteen bytes
     with pytest.raises(Refused, match="no name found"):
         of("dns", 2)
+    # What OpenSSL tells of an address that has neither 4 nor 16 bytes.
+    auth = AuthSettings(ssl_cert_login_from="subject_alternative_name", ssl_cert_login_san_type="ip")
+    with pytest.raises(Refused, match="address is none: '<invalid>'"):
+        certificate.user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
 
 
 @pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import threading
@@ -13,6 +14,7 @@ import pika
 import pytest
 
 from amqpd.cli import backup as backups
+from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -224,9 +226,7 @@ def test_a_former_one_that_is_cut_or_gone_is_no_hindrance(broker: BrokerProcess,
         assert len(bodies(again, "q")) == 100
 
 
-def test_where_no_links_can_be_all_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_links_can_be_all_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of Windows', a share."""
     made = tmp_path / "first" / "data"
     made.mkdir(parents=True)
@@ -254,6 +254,35 @@ def test_what_is_left_of_one_that_was_broken_off(broker: BrokerProcess, tmp_path
     made = backup(broker, tmp_path / "backups")
     assert made.name.endswith("Z.partial") or (made / "backup.json").exists()
     assert not (broker.data_dir / ".backup").exists()
+
+
+def test_half_a_restore_is_none(broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves nothing that a broker would start on, and is no hindrance once there is room."""
+    with connect(broker) as connection:
+        connection.channel().queue_declare("q", durable=True)
+    made = backup(broker, tmp_path / "backups")
+    broker.stop()
+    target = tmp_path / "restored"
+    copied: list[str] = []
+
+    def full(source: str, into: str, **_: object) -> None:
+        copied.append(into)
+        if len(copied) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", into)
+        shutil.copyfile(source, into)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copy2", full)
+        patched.setattr(shutil.copytree, "__defaults__", (False, None, full, False, False))
+        out = io.StringIO()
+        assert run(["--data-dir", str(target), "restore", str(made)], out, out, io.StringIO(), {}) == 65
+    assert "No space left" in out.getvalue()
+    assert list(target.iterdir()) == []
+    (target / ".restore").mkdir()
+    (target / ".restore" / "half").touch()
+    with restored(made, tmp_path) as again:
+        assert "q" in again.ctl("list_queues").stdout
+        assert not (again.data_dir / ".restore").exists()
 
 
 def test_refused(broker: BrokerProcess, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from amqpd.management.call import BadRequest
 from amqpd.management.rates import IDLE_AFTER_S, IDLE_INTERVAL_S
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, details
-from amqpd.management.spans import spans
+from amqpd.management.spans import check_list, spans
 
 
 class TestSpans:
@@ -25,6 +25,16 @@ class TestSpans:
     def test_that_make_no_sense(self, age, increment):
         with pytest.raises(BadRequest):
             spans({"msg_rates_age": age, "msg_rates_incr": increment})
+
+
+def test_a_list_has_only_so_many_samples():
+    """All of a list stands in memory before it goes: 10,000 queues with 1,000 samples each would be 5 GB."""
+    query = {"lengths_age": "1000", "lengths_incr": "1"}
+    check_list(query, 900)
+    check_list({}, 10**9)
+    check_list({"lengths_age": "60", "lengths_incr": "5", "msg_rates_age": "60", "msg_rates_incr": "5"}, 30_000)
+    with pytest.raises(BadRequest, match="1001 samples of each of 1000 are too many: ask for a page"):
+        check_list(query, 1000)
 
 
 class TestHistory:
