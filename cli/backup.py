@@ -85,8 +85,12 @@ class _Backup:
         """Where it is, how many files it has, and how many bytes were copied for it. Raises: OSError; Failure."""
         self._target.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._stage.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(self._stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # All in it is removed: so it is a directory of the data directory, and no link to another one.
+        lock = os.open(self._stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            if os.geteuid() == 0:  # the broker, which writes into it, may be somebody else
+                owner = self._data_dir.stat()
+                os.fchown(lock, owner.st_uid, owner.st_gid)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

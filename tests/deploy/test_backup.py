@@ -226,6 +226,24 @@ def test_a_former_one_that_is_cut_or_gone_is_no_hindrance(broker: BrokerProcess,
         assert len(bodies(again, "q")) == 100
 
 
+def test_as_root(broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who owns the data directory has to write into the directory that root makes in it; a link there leads nowhere."""
+    given: list[tuple[int, int]] = []
+    owner = broker.data_dir.stat()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _fd, uid, gid: given.append((uid, gid)))
+    line = ["--data-dir", str(broker.data_dir), "backup", str(tmp_path / "backups")]
+    assert run(line, io.StringIO(), io.StringIO(), io.StringIO(), {}) == 0
+    assert given == [(owner.st_uid, owner.st_gid)]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").touch()
+    (broker.data_dir / ".backup").symlink_to(tmp_path / "other")
+    err = io.StringIO()
+    assert run(line, io.StringIO(), err, io.StringIO(), {}) == 65
+    assert ".backup: Not a directory" in err.getvalue()
+    assert (tmp_path / "other" / "mine").exists()
+
+
 def test_where_no_links_can_be_all_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of Windows', a share."""
     made = tmp_path / "first" / "data"
