@@ -334,6 +334,29 @@ class TestLater:
         assert quickly(good) == [b"2"] and other.told == [(0, 0)]
         assert mover.told == []
 
+    @pytest.mark.parametrize("in_memory", [True, False])
+    def test_a_log_that_stays_failed_does_not_flood_the_other_targets(
+        self, room: Any, mover: Mover, in_memory: bool
+    ) -> None:
+        """A log that could not be written takes nothing until the next start: the others do not get a copy each time
+        it is tried."""
+        bad, good = room.queue("bad"), room.queue("good")
+        mover.keep([b"1"], "good bad")
+        bad.store.failed = True
+        if in_memory:
+            message = make_message(Envelope("first", "key"), encoded("good bad"), b"1", True, None)
+            room.republisher.add(mover, message, 0)
+        else:
+            room.republisher.add_range(mover, 0, 0)
+        for _ in range(5):
+            room.turns()
+            room.advance(RETRY_MS + 10)
+        assert good.ready_count == 0 and mover.told == []
+        bad.store.failed = False
+        room.advance(RETRY_MS + 10)
+        assert (quickly(good), quickly(bad)) == ([b"1"], [b"1"])
+        assert mover.told == [(0, 0)]
+
     def test_a_target_that_cannot_be_opened_keeps_it_from_all(self, room: Any, mover: Mover) -> None:
         room.queue("good")
         room.queue("bad")

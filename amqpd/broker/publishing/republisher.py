@@ -9,8 +9,9 @@ when a range of offsets is safe there (`safe`), which settles it at the source. 
               bound are paced (`Turn.overdue`)
     safe      a message stays unsettled in its source's log until the high watermark of every durable target has passed
               its copy (of a local log: until it is synced): a crash in between publishes it again, and loses none
-    retry     a target whose log takes nothing gets it RETRY_MS later; one whose log is being opened, when it is open.
-              What raises, a bug of the broker, is tried again after that time too, and holds up nothing else
+    retry     while a target's log takes nothing none of its targets gets it, and it is tried RETRY_MS later; one whose
+              log is being opened, when it is open. What raises, a bug of the broker, is tried again after that time
+              too, and holds up nothing else
 
 Everything is published in a callback of the loop, never from within `add`: a queue that hands over from within an
 `offer` does not enter another queue, however long the chain. When the disk is too far behind, nothing is published
@@ -271,6 +272,9 @@ class Republisher(Confirmer):
         except ResourceError:  # the broker's log says why
             self._try_later(pending)
             return False
+        if _has_failed(dressed.destinations, message):
+            self._try_later(pending)
+            return False
         outcome = offer(dressed.destinations, message, targets)
         if outcome == FAILED:
             self._try_later(pending)
@@ -402,6 +406,18 @@ class Republisher(Confirmer):
             self._try_later(pending)
         else:
             self._settling.add(pending)
+
+
+def _has_failed(destinations: list[Destination], message: Message) -> bool:
+    """Whether one of them has a log that takes nothing, perhaps until the next start: the others would get a copy
+    whenever it is tried.
+    """
+    for destination in destinations:
+        if message.persistent or destination.keeps_all:
+            store = destination.log()
+            if store is not None and store.failed:
+                return True
+    return False
 
 
 def _same(left: list[QueueLog], right: list[QueueLog]) -> bool:
