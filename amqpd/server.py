@@ -252,10 +252,10 @@ class Server:
         await asyncio.gather(*(front_end.suspend() for front_end in self._app()))
 
     async def resume_listeners(self) -> None:
-        """They get in again. Raises: OSError when a port is taken."""
+        """They get in again, which ends a drain as well. Raises: OSError when a port is taken."""
         for front_end in self._app():
             await front_end.resume()
-        self._suspended = False
+        self._suspended = self.drained = False
 
     def stop(self) -> None:
         """Asks for a clean stop; may be called from a signal."""

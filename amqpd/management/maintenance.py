@@ -1,7 +1,7 @@
 """Maintenance: `amqpctl drain` and `revive`, and what a load balancer or Kubernetes asks without a password.
 
 Drained, a broker lets no client in and has closed the connections there were, after a grace in which they may go by
-themselves; it keeps its messages, the admin API stays, and so it is until `revive` or the next start. rabbit:
+themselves; it keeps its messages, the admin API stays, and so it is until `revive` or whatever else lets clients in. rabbit:
 `rabbitmq-upgrade drain` closes them at once, with the same text, and forgets it at a restart.
 
 `/health/live`: the loop answers. `/health/ready`: clients can connect; 503 before the listeners are there, after
@@ -61,7 +61,6 @@ async def revive(call: Call) -> Reply:
         await call.server.resume_listeners()
     except OSError as error:
         raise CannotListen(str(error)) from error
-    call.server.drained = False
     log.info("revived: clients get in again")
     return NO_CONTENT
 

@@ -151,6 +151,17 @@ def test_a_revive_ends_a_drain_that_waits(tmp_path: Path) -> None:
         inside.close()
 
 
+def test_listeners_that_are_resumed_end_it(tmp_path: Path) -> None:
+    """Where clients get in, a probe that says otherwise would take the traffic away for ever."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert broker.ctl("drain").returncode == 0
+        with pytest.raises(BrokerFailed, match="503 .*drained for maintenance"):
+            broker.api("GET", "/health/ready")
+        assert broker.ctl("resume_listeners").returncode == 0
+        assert broker.api("GET", "/health/ready") == {"status": "ok"}
+        pika.BlockingConnection(pika.URLParameters(broker.url)).close()
+
+
 def test_a_grace_that_is_none(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         for grace_s in (-1, "5", True, 4000):
