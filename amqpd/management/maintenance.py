@@ -1,7 +1,7 @@
 """Maintenance: `amqpctl drain` and `revive`, and what a load balancer or Kubernetes asks without a password.
 
 Drained, a broker lets no client in and has closed the connections there were, after a grace in which they may go by
-themselves; it keeps its messages, the admin API stays, and so it is until `revive` or whatever else lets clients in. rabbit:
+themselves; it keeps its messages, the admin API stays, and so it is until `revive` or a start. rabbit:
 `rabbitmq-upgrade drain` closes them at once, with the same text, and forgets it at a restart.
 
 `/health/live`: the loop answers. `/health/ready`: clients can connect; 503 before the listeners are there, after
