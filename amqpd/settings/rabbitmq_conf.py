@@ -103,7 +103,8 @@ def _read_file(
             problems.append(f"{place}: this is Erlang's format of before 3.7, not `key = value`; write the keys anew")
             return
         else:
-            problems.append(f"{place}: not `key = value`: {line.strip()[:60]!r}")
+            # Its first word alone: what follows may be a password.
+            problems.append(f"{place}: not `key = value`: {re.split('[ \t:=]', line.strip())[0][:60]!r} ...")
 
 
 def _include(
