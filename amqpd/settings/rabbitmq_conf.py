@@ -104,7 +104,8 @@ def _read_file(
             return
         else:
             # Its first word alone: what follows may be a password.
-            problems.append(f"{place}: not `key = value`: {re.split('[ \t:=]', line.strip())[0][:60]!r} ...")
+            word = re.split(r"[\s:=]", line.strip())[0]
+            problems.append(f"{place}: not `key = value`: {word[:60]!r} ...")
 
 
 def _include(
