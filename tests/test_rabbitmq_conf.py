@@ -113,7 +113,7 @@ class TestFormat:
 
     def test_a_refused_password_is_not_repeated(self) -> None:
         assert not any("s3cret" in line for line in problems("default_pass = s3cret\nheartbeat = x\n"))
-        for line in ("default_pass : s3cret", "default_pass s3cret", "\tdefault_pass:s3cret", "default_pass = 's3cret"):
+        for line in ("default_pass : s3cret", "default_pass s3cret", "\tdefault_pass:s3cret"):
             assert not any("s3cret" in each for each in problems(f"{line}\n")), line
 
     def test_all_mistakes_at_once(self) -> None:
