@@ -217,8 +217,9 @@ class TestBroker:
         assert values["rabbitmq_connections"] >= 1
         assert values["rabbitmq_channels"] >= 1
         assert 10_000_000 < values["rabbitmq_process_resident_memory_bytes"] < 2_000_000_000
-        for name in ("queues", "queue_messages_ready", "queue_messages_unacked", "global_messages_received_total"):
+        for name in ("queues", "queue_messages_ready", "queue_messages_unacked"):
             assert f"rabbitmq_{name}" in values
+        assert 'rabbitmq_global_messages_received_total{protocol="amqp091"}' in values
         assert any(name.startswith("rabbitmq_build_info{") for name in values)
 
     def test_definitions(self, api, v, amqpd_vhost):
@@ -227,14 +228,15 @@ class TestBroker:
         api.done("PUT", f"/api/queues/{v}/brief", {"durable": False})
         api.done("POST", f"/api/bindings/{v}/e/x/q/q", {"routing_key": "a.#"})
         found = api.get(f"/api/definitions/{v}")
-        assert [queue["name"] for queue in found["queues"]] == ["q"]
-        assert found["queues"][0]["arguments"] == {"x-max-length": 3}
+        declared = {queue["name"]: queue for queue in found["queues"]}
+        assert set(declared) == {"q", "brief"}  # rabbit: transient ones, too
+        assert declared["q"]["arguments"] == {"x-max-length": 3}
         assert [exchange["name"] for exchange in found["exchanges"]] == ["x"]
         assert found["bindings"] == [
             {"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "a.#", "arguments": {}}
         ]
         whole = api.get("/api/definitions")
-        assert {"vhost": amqpd_vhost.name, **found["queues"][0]} in whole["queues"]
+        assert {"vhost": amqpd_vhost.name, **declared["q"]} in whole["queues"]
         assert "guest" in {user["name"] for user in whole["users"]}
 
 
