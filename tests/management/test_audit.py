@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -236,7 +237,9 @@ def test_amqpctl_follows_it(broker: BrokerProcess, api: Any) -> None:
     command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "-q", "audit_log"]
     command += ["--follow", "--no-table-headers", "name"]
     api.done("PUT", "/api/queues/%2F/before", {"durable": True})
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # Who starts the tests in the background may have them ignore ctrl-C, and what they start with them.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:  # noqa: PLW1509
         assert process.stdout is not None
         shown = iter(process.stdout)
         assert any(line == "before\n" for line in shown), "the last ones there were"
