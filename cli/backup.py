@@ -293,8 +293,10 @@ def restore(context: Context) -> None:
 def _manifest(backup: Path) -> dict[str, Any] | None:
     """None for what is no backup. Raises: Failure for one of a newer amqpctl."""
     try:
-        about: dict[str, Any] = json.loads((backup / MANIFEST).read_text("utf-8"))
+        about: object = json.loads((backup / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError):
+        return None
+    if not isinstance(about, dict):
         return None
     if about.get("format") != FORMAT:
         raise Failure(DATA, f"{backup} is of format {about.get('format')}, this amqpctl ({__version__}) knows {FORMAT}")

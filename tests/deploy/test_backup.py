@@ -310,6 +310,8 @@ def test_refused(broker: BrokerProcess, tmp_path: Path) -> None:
     other = BrokerProcess(tmp_path / "other")
     advice = other.ctl("restore", str(tmp_path / "backups")).stderr
     assert f"is no backup; there is {made}" in advice
+    (tmp_path / "backup.json").write_text("[]", "utf-8")
+    assert f"{tmp_path} is no backup\n" in other.ctl("restore", str(tmp_path)).stderr
     (made / "data" / "instance-id").unlink()
     assert "is damaged: 1 files are missing or cut" in other.ctl("restore", str(made)).stderr
     remote = broker.ctl("--uri", "http://guest:guest@127.0.0.1:1", "backup", str(tmp_path / "x"))
