@@ -24,7 +24,7 @@ what they are together: a queue's log, a turn's, a job's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -69,9 +69,9 @@ class LogKeeper:
         raise NotImplementedError
 
 
-@final
 class LocalLog(TurnLog):
-    """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only.
+    """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only. Subclassed by
+    `ReplicatedLog` alone (replicated/log.py).
 
     torn_bytes: cut off at recovery. appender: what else may be put at its end.
     """
@@ -286,8 +286,7 @@ class LocalLog(TurnLog):
         """See `QueueLog.settle`.
 
         body_size_bytes: left out, `size_bytes` is too large until its segment is drained, and a limit in bytes would
-        drop what is within it. (After a restart it is also off where a segment mixes persistent and settled transient
-        messages.)
+        drop what is within it.
         """
         settlements = self._settlements
         if settlements is None:

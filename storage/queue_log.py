@@ -127,7 +127,8 @@ class QueueLog:
     vhost_id, queue_id: "" of a log that is gone with the broker. name: the queue's, for what people read. directory: of
     its files, "" where it has none on this machine. record_count, size_bytes (of bodies): what is in the log and not
     settled. next_offset: the log end offset. failed: it takes nothing more. deleted: its queue is, and it is not used
-    any more. lost: ranges of offsets that could not be read any more.
+    any more. transaction_bytes_max: of a transaction's records; -1: without a limit. lost: ranges of offsets that could
+    not be read any more.
     """
 
     def __init__(self, vhost_id: str, queue_id: str, name: str, directory: str, local: bool) -> None:
@@ -142,6 +143,7 @@ class QueueLog:
         self.size_bytes: i64 = 0
         self.failed: bool = False
         self.deleted: bool = False
+        self.transaction_bytes_max: i64 = -1
         self.lost: list[tuple[int, int]] = _NO_RANGES
         self.failed_ranges: list[tuple[int, int]] = _NO_RANGES  # see `take_failed_ranges`
         # Called when counts have changed by themselves: retention, compaction, a write that failed.
@@ -248,6 +250,10 @@ class QueueLog:
         return ranges
 
     # -- safety
+
+    def about(self) -> dict[str, object]:
+        """What people are told of where it is; nothing of one on this disk."""
+        return {}
 
     @property
     def high_watermark(self) -> i64:

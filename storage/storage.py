@@ -83,6 +83,7 @@ class Storage(LogKeeper):
         self.strict = strict
         self.export_losses = Losses()
         self.retained = Kept()
+        self.replicates = False  # durable queues' logs are elsewhere: a node of a cluster
         self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
         self._closed = False
         reserve_path = f"{self.data_dir}/{RESERVE}"
@@ -324,6 +325,10 @@ class Storage(LogKeeper):
         self._abandon(store)
         removal = Removal(store.log.directory, done if done is not None else _nothing)
         self._upkeep.when_free(store, lambda: self._committer.submit(removal))
+
+    def leave_queue(self, store: QueueLog) -> None:
+        """Its queue goes on elsewhere: it is not used here any more, and what it has on this disk goes."""
+        store.remove()
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
         """The store is not used any more, and its directory is renamed: see departures.py. `done()` on the loop when

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from amqpd.client_tls import BadTlsFiles, client_context
 from amqpd.storage.export.files import LogFiles, LogSource, QueueName, SourceError
+
+if TYPE_CHECKING:
+    import ssl
 
 READ_SIZE = 8 << 20
 TIMEOUT_S = 60.0
@@ -40,12 +43,9 @@ class TlsFiles(NamedTuple):
     def context(self) -> ssl.SSLContext:
         """Raises: SourceError."""
         try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-            if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None)
-        except OSError as error:  # ssl.SSLError is one
-            raise SourceError(f"TLS: {', '.join(filter(None, self))}: {error.strerror or error}") from error
-        return context
+            return client_context(*self)
+        except BadTlsFiles as error:
+            raise SourceError(f"TLS: {error}") from error
 
 
 NO_FILES = TlsFiles()

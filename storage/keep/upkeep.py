@@ -106,6 +106,8 @@ class Upkeep:
                 if log.policy is not None:
                     if not store.ready and not log.policy.removes:
                         return  # it is not opened for nothing
+                    if not store.local and not store.open_soon(_opened):
+                        return  # it is read from Kafka first
                     retention.retain(store, now_ms)
                     store.write()
                     self._wake(store)
@@ -269,6 +271,10 @@ class Upkeep:
             self._cleaning.cancelled = True
         if self._thread is not None:
             self._thread.join()
+
+
+def _opened() -> None:
+    """The next round finds it open."""
 
 
 def _nothing(error: OSError | None) -> None:

@@ -5,7 +5,8 @@ closes the batch and writes all of the turn's batches in one `writev`. Offsets r
 never used twice, also when a write fails: what did not get into the files is named in `QueueLog.failed_ranges`.
 
 Where the log has a codec, a batch is compressed as it is closed. Of small messages it takes more then: the more there
-is of them, the less each of them takes. Where it has a `replica`, its batches are closed as Kafka takes them.
+is of them, the less each of them takes. Where it has a `replica`, its batches are closed as Kafka takes them, and take
+more too.
 
 Kafka makes another batch of one that says when it was appended (LogAppendTime), takes no control record of a client,
 and drops the attributes that it leaves free when it makes one anew. So a batch for it has no attribute but its
@@ -54,12 +55,16 @@ class Replica:
     """How batches are numbered that Kafka is to have as they are, and those that it has not been given yet.
 
     sequence: of the next record; behind 2147483647 comes 0. closed: the batches, in order, until taken.
+    transaction_bytes_max: of a transaction's records, which are one batch.
     """
 
-    def __init__(self, producer_id: i64, epoch: i64, sequence: i64 = 0) -> None:
+    def __init__(
+        self, producer_id: i64, epoch: i64, sequence: i64 = 0, transaction_bytes_max: i64 = RECORDS_SIZE_BYTES_MAX
+    ) -> None:
         self.producer_id: i64 = producer_id
         self.epoch: i64 = epoch
         self.sequence: i64 = sequence
+        self.transaction_bytes_max: i64 = transaction_bytes_max
         self.closed: list[ClosedBatch] = []
 
     def number(self, count: i64) -> i64:
@@ -238,6 +243,12 @@ class Appender:
                 owner.needs_commit = True
         return first
 
+    def fill(self, batches: list[ClosedBatch]) -> None:
+        """These batches, which have their places, stand at the end of the log's files with the next `write`; nothing
+        counts them. For a cache that is filled with what was appended elsewhere.
+        """
+        self._batches += batches
+
     def begin_transaction(self) -> None:
         """See `QueueLog.begin_transaction`."""
         if self._count > 0:
@@ -301,10 +312,14 @@ class Appender:
 
     def _goes_on(self, size: i64, persistent: bool) -> bool:
         """Whether a record that brings the open batch to `size` bytes goes into it though it has RECORDS_MAX: one that
-        will be compressed takes more.
+        will be compressed takes more, and one for Kafka, of which few are on the way at once; most of all a transaction
+        that has to be one batch.
         """
+        replica = self.replica
+        if replica is not None and self._transaction_start >= 0:
+            return size <= replica.transaction_bytes_max
         return (
-            self.codec != 0
+            (self.codec != 0 or replica is not None)
             and self._count < _PACKED_RECORDS_MAX
             and persistent == self._persistent
             and size <= RECORDS_SIZE_BYTES_MAX

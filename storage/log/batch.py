@@ -197,6 +197,16 @@ class BatchHeader:
             and self.attributes & COMPRESSION <= _CODEC_MAX
         )
 
+    def emptied(self) -> bool:
+        """Whether it is a batch of which Kafka's compaction has left the header alone; no log of ours has one."""
+        return (
+            self.magic == MAGIC
+            and self.count == 0
+            and self.size == HEADER_SIZE
+            and self.base_offset >= 0
+            and self.last_offset >= self.base_offset
+        )
+
     def leads_to(self, behind: BatchHeader, expected: i64) -> bool:
         """Whether `behind`, found where this damaged batch ends, goes on from it: by its last offset or by its count,
         of which one bad bit spoils one. expected: the first offset that this one may have.

@@ -76,6 +76,9 @@ class Log:
         self.found: Segment | None = None  # where the last offset was found
         self.removals = Removals(self.directory)
         self.producers: Producers | None = None  # who has numbered what is in it, if anybody has
+        # Of a cache (replicated/log.py): others move the watermark, and are told what is settled.
+        self.replicated = False
+        self.noted: Callable[[int, int, int, int], object] | None = None
 
     # -- beginning, segments
 
@@ -232,6 +235,8 @@ class Log:
                     share = max(0, segment.body_bytes - segment.settled_body_bytes)
                 body_size_bytes = max(0, body_size_bytes - share)
                 segment.settled_body_bytes += share
+                if segment.transient:
+                    segment.settle_transient(offset, stop, share)
                 self.note(segment, settled.SETTLED, offset, stop, share)
                 if segment.sealed and segment.live == 0:
                     self.removals.wanted = True
@@ -281,6 +286,8 @@ class Log:
     def note(self, segment: Segment, kind: int, a: int, b: int, c: int) -> None:
         if self.durable and not segment.gone:
             self.settled_files.note(segment, kind, a, b, c)
+        elif self.noted is not None:
+            self.noted(kind, a, b, c)
 
     def flush_index(self) -> None:
         """All new entries of the active segment to `.index`: without them damage in the middle costs more after a kill.
@@ -370,7 +377,8 @@ class Log:
         if part.failed:
             self.failed = True
         elif not self.failed:
-            self.watermark.offset = max(self.watermark.offset, part.end_offset)
+            if not self.replicated:
+                self.watermark.offset = max(self.watermark.offset, part.end_offset)
             if part.directories:
                 self.filesystem.safe_directories.update(self.chain[:-1])
             if publish:

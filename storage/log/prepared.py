@@ -29,10 +29,14 @@ class PreparedBatch:
 
 @final
 class Prepared:
-    """The encoded records of one transaction, in batches that wait for their base offsets. `count`: records so far."""
+    """The encoded records of one transaction, in batches that wait for their base offsets. `count`: records so far.
 
-    def __init__(self) -> None:
+    whole: they are one batch, and persistent, as Kafka has them.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
         self.batches: list[PreparedBatch] = []
+        self._whole: bool = whole
         self.count: i64 = 0
         self._writer = BytesWriter()
         self._open_count: i64 = 0
@@ -52,7 +56,9 @@ class Prepared:
         """As `LocalLog.append`, without an offset."""
         writer = self._writer
         body_size: i64 = body_end - body_start
-        if self._open_count > 0 and (
+        if self._whole:
+            persistent = True
+        elif self._open_count > 0 and (
             self._open_count >= RECORDS_MAX
             or persistent != self._persistent
             or len(writer) + route.fixed_size + 16 + body_size + (properties_end - properties_start)

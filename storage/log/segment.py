@@ -11,6 +11,7 @@ opened on demand and dropped by `release`.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 
 from librt.strings import BytesWriter
 
@@ -53,7 +54,7 @@ class Segment:
         self.gaps: list[tuple[int, int]] = []  # found by a scan; as good as settled
         self.max_timestamp_ms = -1
         self.first_timestamp_ms = -1
-        self.transient: list[tuple[int, int, int]] = []  # (first, last, bytes of bodies), appended in this life
+        self.transient: list[tuple[int, int, int]] = []  # (first, last, bytes of live bodies), appended in this life
         self.transient_gone: list[tuple[int, int, int]] = []  # of an earlier life: settled by the restart
         self.sealed = False
         self.removing = False
@@ -308,6 +309,31 @@ class Segment:
             first, body_bytes = before[0], before[2] + body_bytes
         self.transient.append((first, last, body_bytes))
 
+    def kind_end(self, offset: int) -> int:
+        """Where messages of the other kind than that at `offset` begin, transient or not: settled bytes are told by
+        kind. Cost: a bisection where any are transient.
+        """
+        ranges = self.transient
+        if not ranges:
+            return self.end
+        index = bisect_right(ranges, offset, key=_first_of) - 1
+        if index >= 0 and offset <= ranges[index][1]:
+            return ranges[index][1] + 1
+        return ranges[index + 1][0] if index + 1 < len(ranges) else self.end
+
+    def settle_transient(self, first: int, last: int, body_bytes: int) -> None:
+        """A range was settled, with these bytes of bodies: what of it is transient will not count again after a
+        restart. Of a range that has others too it is their share.
+        """
+        ranges = self.transient
+        index = max(0, bisect_right(ranges, first, key=_first_of) - 1)
+        while index < len(ranges) and ranges[index][0] <= last:
+            low, high, left = ranges[index]
+            both = min(high, last) - max(low, first) + 1
+            if both > 0:
+                ranges[index] = (low, high, max(0, left - body_bytes * both // (last - first + 1)))
+            index += 1
+
     def open_files(self) -> list[OpenFile]:
         """The descriptors that are open just now."""
         return [file for file in (self.log_file, self.settled_file, self._index_file) if file is not None]
@@ -327,3 +353,7 @@ class Segment:
     def files(self) -> list[str]:
         """Paths to remove with the segment, the `.settled` file last: until it goes it is the sign of purpose."""
         return [self.prefix + suffix for suffix in (".log", ".index", ".timeindex", ".settled.swap", ".settled")]
+
+
+def _first_of(part: tuple[int, int, int]) -> int:
+    return part[0]

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from amqpd.storage.metadata.rows import (
     BindingRow,
@@ -103,6 +103,20 @@ class Table(NamedTuple):
         try:
             return self.row._make([_READERS[kind](value) for (_, kind), value in zip(columns, values, strict=True)])
         except ValueError as error:
+            raise ValueError(f"table {self.name}: {error}") from error
+
+    def decode_named(self, values: Mapping[str, object]) -> Row:
+        """As `decode`, by column, without the digest; a column that an earlier version has not had gets the row's
+        default. Raises: ValueError.
+        """
+        columns = self.columns[1:] if self.has_digest else self.columns
+        unknown = values.keys() - {name for name, _ in columns}
+        if unknown:
+            raise ValueError(f"table {self.name}: unknown columns {', '.join(sorted(unknown))}")
+        try:
+            given: dict[str, Any] = {name: _READERS[kind](values[name]) for name, kind in columns if name in values}
+            return self.row(**given)
+        except (ValueError, TypeError) as error:
             raise ValueError(f"table {self.name}: {error}") from error
 
 

@@ -49,7 +49,8 @@ class Partition:
     high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
     Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
     list of those that have something to send. call: the number of the last request that took a batch of it.
-    unsafe_bytes: of what is held.
+    unsafe_bytes: of what is held. shared: others may write to it by mistake, which closes it, and it alone; elsewhere
+    it is the end of all.
     """
 
     def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
@@ -61,6 +62,7 @@ class Partition:
         self.closed: i64 = 0
         self.text: str = ""
         self.listed: bool = False
+        self.shared: bool = False
         self.draining: bool = False
         self.in_flight: i64 = 0
         self._window: i64 = 1

@@ -43,6 +43,9 @@ REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
 IN_FLIGHT_MAX: Final[i64] = 5
 """Requests on the way to one broker."""
 
+FOREIGN: Final[i64] = -2
+"""Why a partition is closed that somebody else has written to; no code of Kafka's."""
+
 PAUSE_MS: Final[i64] = 100
 """Before what had no good answer is sent again."""
 
@@ -216,7 +219,12 @@ class Producing:
                 partition.learn(offered, answer.base_offset)
                 self._told.moved(partition)
             elif answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
-                self._fence(partition, f"a batch of offset {expected} is stored at {answer.base_offset}")
+                text = f"a batch of offset {expected} is stored at {answer.base_offset}"
+                if partition.shared:
+                    partition.close(FOREIGN, f"{text}: somebody else writes to it")
+                    self._told.refused(partition)
+                else:
+                    self._fence(partition, text)
             elif partition.stored(offered):
                 self._told.moved(partition)
             return

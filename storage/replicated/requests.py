@@ -7,6 +7,7 @@ Versions are fixed, one each: what Kafka 4 has, and a few of before. `missing_ve
 says of itself with the first request, before anything else is asked.
 
     ApiVersions 3      which versions the broker has (its answer's head is the older one, without tagged fields)
+    ListOffsets 6      where a partition begins, and where it ends
     Metadata 12        brokers, and who leads each partition
     FindCoordinator 3  who keeps the epochs of a transactional id
     InitProducerId 4   a producer id and its next epoch
@@ -33,6 +34,7 @@ from amqpd.storage.replicated.fields import (
 
 PRODUCE: Final[i64] = 0
 FETCH: Final[i64] = 1
+LIST_OFFSETS: Final[i64] = 2
 METADATA: Final[i64] = 3
 FIND_COORDINATOR: Final[i64] = 10
 SASL_HANDSHAKE: Final[i64] = 17
@@ -43,6 +45,7 @@ SASL_AUTHENTICATE: Final[i64] = 36
 WANTED: Final = (
     (0, "Produce", 9),
     (1, "Fetch", 12),
+    (2, "ListOffsets", 6),
     (3, "Metadata", 12),
     (10, "FindCoordinator", 3),
     (22, "InitProducerId", 4),
@@ -216,6 +219,73 @@ def _read_topic(reader: Reader, found: Metadata) -> None:
         left -= 1
     reader.int32()
     reader.pass_tags()
+
+
+# -- where partitions begin and end
+
+
+EARLIEST: Final[i64] = -2
+LATEST: Final[i64] = -1
+
+
+@final
+class PartitionOffset:
+    """What ListOffsets answered of one partition. code: Kafka's, 0: `offset` is good."""
+
+    def __init__(self, topic: bytes, partition: i64, code: i64, offset: i64) -> None:
+        self.topic: bytes = topic
+        self.partition: i64 = partition
+        self.code: i64 = code
+        self.offset: i64 = offset
+
+
+def encode_list_offsets(
+    correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64
+) -> bytes:
+    """Asks the leader of those partitions for an offset of each. when: EARLIEST, the first that is still there; LATEST,
+    the high watermark; or a time, milliseconds since 1970: the first record that is not older.
+    """
+    writer = BytesWriter()
+    write_head(writer, 0, LIST_OFFSETS, 6, correlation_id, client_id)
+    write_int32(writer, -1)
+    writer.append(0)
+    write_uvarint(writer, 2)
+    write_compact(writer, topic)
+    write_uvarint(writer, len(partitions) + 1)
+    for partition in partitions:
+        write_int32(writer, partition)
+        write_int32(writer, -1)
+        write_int64(writer, when)
+        writer.append(0)
+    writer.append(0)
+    writer.append(0)
+    return framed(writer)
+
+
+def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
+    """The answer. Raises: BadAnswer."""
+    reader = Reader(data)
+    read_head(reader)
+    reader.int32()
+    found: list[PartitionOffset] = []
+    topics: i64 = reader.count(3)
+    while topics > 0:
+        topic = reader.compact()
+        left: i64 = reader.count(27)
+        while left > 0:
+            partition: i64 = reader.int32()
+            code: i64 = reader.int16()
+            reader.int64()  # the record's time
+            offset: i64 = reader.int64()
+            reader.int32()
+            reader.pass_tags()
+            found.append(PartitionOffset(topic, partition, code, offset))
+            left -= 1
+        reader.pass_tags()
+        topics -= 1
+    reader.pass_tags()
+    reader.finish()
+    return found
 
 
 # -- producer ids

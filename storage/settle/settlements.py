@@ -46,7 +46,7 @@ class Settlements:
         # settlements of this turn: the open run, and those before it
         self._run_first: i64 = -1
         self._run_next: i64 = -1
-        self._run_limit: i64 = 0  # a run does not leave its segment, so that its bytes are those of one segment
+        self._run_limit: i64 = 0  # a run is of one segment, and of one kind: see Segment.kind_end
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
         # how fast deliveries go, for `_ahead`
@@ -90,7 +90,7 @@ class Settlements:
         self._run_first = first
         self._run_next = last + 1
         segment = self._log.segment_of(first)
-        self._run_limit = segment.end if segment is not None else _NO_LIMIT
+        self._run_limit = segment.kind_end(first) if segment is not None else _NO_LIMIT
         self._run_bytes = body_size_bytes
 
     def flush_runs(self) -> None:
@@ -113,7 +113,7 @@ class Settlements:
         for index in range(1, len(runs)):
             first, last, more = runs[index]
             segment = self._log.segment_of(low)
-            if first == high + 1 and segment is not None and first < segment.end:
+            if first == high + 1 and segment is not None and first < segment.kind_end(low):
                 high = last
                 size += more
             else:

@@ -312,6 +312,34 @@ def test_transient_messages_go_with_the_process(make_house: Callable[..., Any]) 
         assert len(house.bodies()) == 20
 
 
+@pytest.mark.parametrize("segment_size_bytes", [3000, 1 << 20])
+@pytest.mark.parametrize("clean", [True, False])
+def test_bytes_of_settled_transient_messages_count_once(
+    make_house: Callable[..., Any], clean: bool, segment_size_bytes: int
+) -> None:
+    """Some of a batch were acked, and the restart settles the others: what is left is what durable ones have."""
+    house = make_house(segment_size_bytes=segment_size_bytes)
+    house.begin()
+    sizes: dict[int, int] = {}
+    for turn in range(12):
+        for persistent in (False, True):
+            bodies = [b"." * (100 + 7 * turn + number) for number in range(5)]
+            sizes.update(zip(house.append(*bodies, persistent=persistent), map(len, bodies), strict=True))
+        house.turn()
+    for offset in [each for each in sizes if each % 10 in (1, 2, 4, 5, 6, 9)]:  # 4 to 6 in one run, over the border
+        house.store.settle(offset, sizes.pop(offset))
+        if offset % 3 == 0:
+            house.turn()
+    house.turn()
+    assert house.store.size_bytes == sum(sizes.values())
+    if clean:
+        house.storage.close(clean=True)
+    store = house.again()
+    durable = {offset: size for offset, size in sizes.items() if offset % 10 >= 5}
+    assert house.offsets() == list(durable)
+    assert store.size_bytes == sum(durable.values())
+
+
 def test_a_transaction_is_whole_or_not_there(house: Any) -> None:
     """Several batches and a marker: cut anywhere, none of it counts; the offsets in front of it do."""
     house.begin()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google_crc32c import value as checksum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
@@ -24,6 +25,7 @@ from amqpd.storage.replicated.fields import BadAnswer, Reader, uvarint_size, wri
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
     from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+    from kafka.protocol.consumer.offsets import ListOffsetsRequest, ListOffsetsResponse
     from kafka.protocol.metadata import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -138,6 +140,18 @@ class TestRequests:
         assert [each.name for each in message.topics] == topics
         assert message.allow_auto_topic_creation is False
 
+    @given(names, st.lists(st.integers(0, 2**31 - 1), max_size=5), int64s)
+    @few
+    def test_list_offsets(self, topic: str, partitions: list[int], when: int) -> None:
+        data = requests.encode_list_offsets(ID, CLIENT, topic.encode(), partitions, when)
+        message = asked(ListOffsetsRequest, data, 6)
+        assert (message.replica_id, message.isolation_level) == (-1, 0)
+        (read,) = message.topics
+        assert read.name == topic
+        assert [(each.partition_index, each.timestamp) for each in read.partitions] == [
+            (each, when) for each in partitions
+        ]
+
     def test_the_others(self) -> None:
         message = asked(ApiVersionsRequest, requests.encode_api_versions(ID, CLIENT, b"amqpd", b"1.2"), 3)
         assert (message.client_software_name, message.client_software_version) == ("amqpd", "1.2")
@@ -241,6 +255,24 @@ coordinator = answer(
 producer_id = answer(
     InitProducerIdResponse(throttle_time_ms=0, error_code=0, producer_id=4000, producer_epoch=12), 4
 )
+of_offsets = ListOffsetsResponse.ListOffsetsTopicResponse
+offsets = answer(
+    ListOffsetsResponse(
+        throttle_time_ms=0,
+        topics=[
+            of_offsets(
+                name="orders",
+                partitions=[
+                    of_offsets.ListOffsetsPartitionResponse(
+                        partition_index=index, error_code=code, timestamp=-1, offset=offset, leader_epoch=3
+                    )
+                    for index, code, offset in ((0, 0, 77), (9, 6, -1))
+                ],
+            )
+        ],
+    ),
+    6,
+)
 authenticated = answer(
     SaslAuthenticateResponse(error_code=58, error_message="no", auth_bytes=b"v=1", session_lifetime_ms=9), 2
 )
@@ -260,6 +292,7 @@ ANSWERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "versions": (api_versions(), requests.decode_api_versions),
     "coordinator": (coordinator, requests.decode_find_coordinator),
     "producer id": (producer_id, requests.decode_init_producer_id),
+    "offsets": (offsets, requests.decode_list_offsets),
     "authenticated": (authenticated, requests.decode_sasl_authenticate),
     "handshake": (handshaken, requests.decode_sasl_handshake),
 }
@@ -302,6 +335,15 @@ class TestAnswers:
         data = fetched([("a", 0, 0, 14, 5, b"".join(BATCHES)[:-1])])
         assert fetch.decode_fetch(data)[1][0].batches() == BATCHES[:2]
 
+    def test_a_batch_that_compaction_has_emptied(self) -> None:
+        """Kafka keeps the header of a producer's last batch, for its sequence."""
+        empty = close_batch(BytesWriter(), b"", 14, 0, 0, 0, 1_700_000_000_000, 0, 9, 0, -1, [], 2).header
+        spans = bytearray(empty)
+        spans[23:27] = (2).to_bytes(4, "big")  # the offsets 14 to 16
+        spans[17:21] = checksum(bytes(spans[21:])).to_bytes(4, "big")
+        data = fetched([("a", 0, 0, 17, 5, BATCHES[0] + bytes(spans))])
+        assert fetch.decode_fetch(data)[1][0].batches() == [BATCHES[0], bytes(spans)]
+
     @pytest.mark.parametrize("at", [16, 21, 30, 70])
     def test_a_wrong_checksum_is_told(self, at: int) -> None:
         broken = bytearray(BATCHES[0])
@@ -333,6 +375,9 @@ class TestAnswers:
         assert (found.code, found.broker, found.host, found.port) == (0, 2, "kafka2", 9092)
         given_id = requests.decode_init_producer_id(producer_id)
         assert (given_id.code, given_id.producer_id, given_id.epoch) == (0, 4000, 12)
+        assert [
+            (each.topic, each.partition, each.code, each.offset) for each in requests.decode_list_offsets(offsets)
+        ] == [(b"orders", 0, 0, 77), (b"orders", 9, 6, -1)]
         said = requests.decode_sasl_authenticate(authenticated)
         assert (said.code, said.text, said.message, said.lifetime_ms) == (58, "no", b"v=1", 9)
         assert requests.decode_sasl_handshake(handshaken) == (33, ["PLAIN", "GSSAPI"])

@@ -1,0 +1,123 @@
+"""One owner of a slot over partitions in memory: a data directory in memory, logs, turns and ticks by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kafka_in_memory import FakeKafka, FakeProducer
+
+from amqpd.cluster.logs import Place, SlotLogs
+from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+PROPERTIES = b"\x10\x00\x02"
+TOPIC = "amqpd.test.v"
+SETTLED = "amqpd.test.settled"
+
+
+def queue_id(number: int) -> str:
+    return f"{number + 1:032x}"
+
+
+class Slot:
+    """An owner that has just taken over. queues: how many logs it has, each in the partition of its number."""
+
+    def __init__(self, kafka: FakeKafka, queues: int = 1, first_offsets: dict[int, int] | None = None) -> None:
+        self.kafka = kafka
+        self.producer = FakeProducer(kafka)
+        self.posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.filesystem = SimulatedFileSystem()
+        self.storage = ClusterStorage(
+            "/data",
+            post=lambda function, *arguments: self.posted.append((function, arguments)),
+            clock=SimulatedClock(),
+            filesystem=self.filesystem,
+            inline=True,
+            boot_id="1" * 32,
+            segment_size_bytes=4096,
+        )
+        settled = self.producer.take_over(SETTLED, 0)
+        self.partitions = [self.producer.take_over(TOPIC, number) for number in range(queues)]
+        self.failed: list[QueueLog] = []
+        self.fenced: list[str] = []
+        self.rooms = 0
+        self.logs = SlotLogs(
+            self.producer,  # type: ignore[arg-type]
+            self.producer.held,
+            settled,
+            self.storage.commits,
+            kafka.read,
+            on_failed=self.failed.append,
+            on_room=self._room,
+            on_fenced=self.fenced.append,
+        )
+        self.first_offsets = first_offsets if first_offsets is not None else {}
+        self.queues: list[ReplicatedLog] = []
+
+    def _room(self) -> None:
+        self.rooms += 1
+
+    async def open(self) -> Slot:
+        """Reads back what the owners before have left, of each queue."""
+        settled = self.logs.settled
+        await self.logs.take_back(self.kafka.read(SETTLED, 0, 0, int(settled.next_offset)))
+        for number, partition in enumerate(self.partitions):
+            self.add(number, self.first_offsets.setdefault(number, int(partition.next_offset)))
+        for log in self.queues:
+            await self.wait_open(log)
+        return self
+
+    def add(self, number: int, first_offset: int) -> ReplicatedLog:
+        name = queue_id(number)
+        self.storage.places[name] = Placed(self.logs, Place(TOPIC, number, first_offset))
+        log = self.storage.open_queue("v", name, f"q{number}", "/")
+        assert isinstance(log, ReplicatedLog)
+        self.queues.append(log)
+        return log
+
+    async def wait_open(self, log: ReplicatedLog) -> None:
+        told = asyncio.Event()
+        if not log.open_soon(told.set):
+            await asyncio.wait_for(told.wait(), 30)
+        log.recover()
+
+    @property
+    def log(self) -> ReplicatedLog:
+        return self.queues[0]
+
+    def append(self, *bodies: bytes, number: int = 0) -> list[int]:
+        log = self.queues[number]
+        return [log.append(ROUTE, PROPERTIES + body, 0, 3, 3, 3 + len(body), True) for body in bodies]
+
+    def turn(self) -> None:
+        """A turn ends: what was appended is on its way."""
+        self.storage.commits.end_of_turn()
+        while self.posted:
+            function, arguments = self.posted.pop(0)
+            function(*arguments)
+        self.logs.send()
+
+    def tell(self) -> None:
+        """What was settled is on its way."""
+        for log in self.queues:
+            log.note_all()
+        self.logs._tell()
+
+    def sync(self) -> None:
+        """All there is is stored and told."""
+        self.turn()
+        self.producer.store_all()
+        self.tell()
+        self.producer.store_all()
+
+    def live(self, number: int = 0) -> list[Record]:
+        return list(self.queues[number].cursor.read(0, 1 << 40).records)
+
+    def bodies(self, number: int = 0) -> list[bytes]:
+        return [record.body for record in self.live(number)]

@@ -1,0 +1,70 @@
+"""What is settled at a log's front is freed in Kafka, and how much a log has there is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from kafka_in_memory import FakeKafka
+from slot_in_memory import TOPIC, Slot
+
+from amqpd.cluster import fronts
+from amqpd.cluster.fronts import Span
+
+
+def test_bytes_from_the_head_on() -> None:
+    span = Span()
+    for number in range(1000):
+        span.add(number * 10, 10_000)
+    assert span.size_bytes(0, 10_000) == 10_000_000
+    assert abs(span.size_bytes(5000, 10_000) - 5_000_000) <= fronts.MARK_BYTES
+    assert span.size_bytes(10_000, 10_000) == 0
+    assert span.due(10_000, 10_000)
+    span.free(10_000, 10_000)
+    assert not span.due(10_000, 10_000)
+    span.add(10_000, 100)
+    assert span.size_bytes(10_000, 10_001) <= 100 + fronts.MARK_BYTES
+    assert not span.due(10_001, 10_001)
+
+
+async def test_freed_behind_what_was_told() -> None:
+    slot = await Slot(FakeKafka()).open()
+    freed: list[tuple[str, dict[int, int]]] = []
+
+    async def delete(topic: str, before: Mapping[int, int]) -> None:
+        freed.append((topic, dict(before)))
+
+    for _ in range(100):
+        slot.append(*(b"x" * 1000 for _ in range(64)))
+        slot.turn()
+    slot.producer.store_all()
+    assert await slot.logs.free_fronts(delete) == 0
+    assert 6_400_000 < slot.log.span_bytes < 7_500_000
+    slot.log.settle_range(1, 6000, 6_000_000)
+    assert await slot.logs.free_fronts(delete) == 0  # Kafka was not told of it
+    slot.sync()
+    assert await slot.logs.free_fronts(delete) == 1
+    assert freed == [(TOPIC, {0: 6001})]
+    assert await slot.logs.free_fronts(delete) == 0
+    assert slot.log.span_bytes < 400_000 + fronts.MARK_BYTES
+    slot.log.settle_range(6001, 6400, 400_000)
+    slot.sync()
+    assert await slot.logs.free_fronts(delete) == 1
+    assert freed[1] == (TOPIC, {0: 6401})
+
+
+async def test_what_one_message_holds_back_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fronts, "WIDE_BYTES", 1 << 20)
+    slot = await Slot(FakeKafka()).open()
+    for _ in range(50):
+        slot.append(*(b"x" * 1000 for _ in range(64)))
+        slot.turn()
+    slot.log.settle_range(2, 3200, 3_199_000)
+    slot.sync()
+    for _ in range(2):
+        assert slot.logs.fronts.look() == {}
+    assert [each.message for each in caplog.records if "since the oldest is not settled" in each.message] == [
+        "queue 'q0': Kafka keeps 3 MiB for 1 messages of 1000 bytes, since the oldest is not settled"
+    ]

@@ -1,0 +1,75 @@
+"""What a node of a cluster refuses, in words; the broker here has no log that is replicated, and takes no message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amqpd.broker.catalogue import not_in_cluster, policies
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.catalogue.not_in_cluster import REFUSED
+from amqpd.broker.catalogue.policy_keys import InvalidPolicy
+from amqpd.broker.catalogue.policy_keys import keys as policy_keys
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.errors import PreconditionFailed
+
+KINDS = {
+    "argument": "queue argument",
+    "policy": "policy key",
+    "exchange": "exchange type",
+    "header": "message header",
+    "command": "command",
+}
+
+
+def test_the_manual_has_all_of_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
+    table = page[page.index("| refused | why |") :].split("\n\n")[0].splitlines()[2:]
+    assert table == [f"| {KINDS[each.kind]} `{each.name}` | {each.why} |" for each in REFUSED]
+
+
+def queue(**arguments: Any) -> QueueDeclaration:
+    asked = {"name": "q", "durable": True, "auto_delete": False, "exclusive": False}
+    return QueueDeclaration(**asked, arguments={name.replace("_", "-"): each for name, each in arguments.items()})  # type: ignore[arg-type]
+
+
+def test_each_row_is_something_there_is() -> None:
+    names = {each.name for each in REFUSED if each.kind == "argument"}
+    assert names <= queue_arguments.ROWS.keys()
+    assert {each.name for each in REFUSED if each.kind == "policy"} <= policy_keys().keys()
+    assert {queue_arguments.ROWS[name].policy for name in names} - {""} == {
+        each.name for each in REFUSED if each.kind == "policy"
+    }
+
+
+@pytest.mark.parametrize("arguments", [{"x_retain": "1D"}, {"x_export": "lake"}, {"x_compact": True}])
+def test_queues(arguments: dict[str, Any]) -> None:
+    with pytest.raises(PreconditionFailed, match=r"invalid arg 'x-.*' for queue 'q' in vhost '/': not in a cluster: "):
+        not_in_cluster.check_queue("/", queue(**arguments))
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    not_in_cluster.check_queue("/", queue(x_compact=False, x_max_length=3))
+    assert not_in_cluster.policy_faults({"cleanup-policy": "delete", "max-length": 3}) == []
+
+
+def test_exchanges() -> None:
+    asked = ExchangeDeclaration("later", "x-delayed-message", True, False, False, {"x-delayed-type": "fanout"})
+    with pytest.raises(PreconditionFailed, match="cannot be of type 'x-delayed-message': not in a cluster: what is"):
+        not_in_cluster.check_exchange("/", asked)
+    not_in_cluster.check_exchange("/", asked._replace(kind="fanout"))
+
+
+def test_policies() -> None:
+    vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(storage=SimpleNamespace(replicates=True)))
+    names: Any = SimpleNamespace(vhost=vhost)
+    value = {"pattern": ".", "priority": 0, "definition": {"retain": "1D", "cleanup-policy": "compact"}}
+    with pytest.raises(InvalidPolicy) as refused:
+        policies.declare(names, "p", value)
+    assert str(refused.value) == (
+        "Validation failed\n\nretain is not possible in a cluster: what is settled is not kept in Kafka\n"
+        "cleanup-policy is not possible in a cluster: a vhost's topic in Kafka is not compacted\n"
+    )

@@ -1,0 +1,65 @@
+"""A transaction's messages for a replicated queue are one batch, however many they are; more than one holds is 406."""
+
+from __future__ import annotations
+
+import pytest
+from kafka_in_memory import FakeKafka
+from slot_in_memory import PROPERTIES, ROUTE, TOPIC, Slot
+
+from amqpd.broker.destination import Versioned
+from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.publishing.route import Route
+from amqpd.channel.transaction import Transaction
+from amqpd.errors import PreconditionFailed
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.log.prepared import Prepared
+
+
+def batches(kafka: FakeKafka) -> list[BatchHeader]:
+    return [BatchHeader(batch, 0) for batch in kafka.stored[TOPIC, 0]][1:]
+
+
+async def test_message_by_message() -> None:
+    kafka = FakeKafka()
+    slot = await Slot(kafka).open()
+    slot.append(b"before")
+    slot.log.begin_transaction()
+    slot.append(*(b"%d" % number for number in range(500)))
+    slot.log.append_large(ROUTE, PROPERTIES, [b"x" * 50_000, b"y" * 50_000], 100_000, True)
+    slot.log.append(ROUTE, PROPERTIES + b"transient", 0, 3, 3, 12, False)
+    slot.log.end_transaction()
+    slot.append(b"behind")
+    slot.sync()
+    assert [(int(each.count), int(each.attributes)) for each in batches(kafka)] == [(1, 0), (502, 0), (1, 0)]
+    expected = [b"before", *(b"%d" % number for number in range(500)), b"x" * 50_000 + b"y" * 50_000, b"transient"]
+    assert slot.bodies() == [*expected, b"behind"]
+    nxt = await Slot(kafka, 1, slot.first_offsets).open()
+    assert nxt.bodies() == [*expected, b"behind"]
+
+
+async def test_prepared() -> None:
+    kafka = FakeKafka()
+    slot = await Slot(kafka).open()
+    prepared = Prepared(True)
+    for number in range(3000):
+        body = b"%d" % number
+        prepared.append(ROUTE, PROPERTIES + body, 0, 3, 3, 3 + len(body), number % 2 == 0)
+    prepared.close()
+    assert slot.log.append_prepared(prepared) == 1
+    slot.sync()
+    assert [int(each.count) for each in batches(kafka)] == [3000]
+    assert slot.bodies() == [b"%d" % number for number in range(3000)]
+
+
+def test_more_than_a_batch_holds() -> None:
+    transaction = Transaction()
+    envelope = Envelope("", "q")
+    message = make_message(envelope, b"\0\0", b"x" * 900, True, None)
+    here, elsewhere = (Route(envelope, [], False, Versioned(), False) for _ in range(2))
+    here.transaction_bytes_max = 2500
+    for route in (here, here, elsewhere, elsewhere):
+        transaction.keep(route, message)
+    with pytest.raises(PreconditionFailed, match="for queues of a cluster at most 2500 bytes, which is one"):
+        transaction.keep(here, message)
+    transaction.clear()
+    transaction.keep(here, message)
