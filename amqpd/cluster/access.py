@@ -5,11 +5,14 @@ Nothing here imports aiokafka: `aiokafka_options` is what its clients are made w
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from amqpd.client_tls import BadTlsFiles, client_context
 from amqpd.storage.replicated.sasl import MECHANISMS
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class BadAccess(ValueError):
@@ -53,20 +56,20 @@ class KafkaAccess:
         return [split(address) for address in self.kafka]
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For a connection to a broker, whose name is checked; None: without TLS. Raises: BadAccess."""
+        """For a connection to a broker, whose name is checked; None: without TLS. Reads files: a loop has it done by a
+        thread. Raises: BadAccess.
+        """
         if not self.tls:
             return None
         try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.cert_file:
-                context.load_cert_chain(self.cert_file, self.key_file or None)
-        except OSError as error:  # ssl.SSLError is one
-            named = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
-            raise BadAccess(f"{named}: {error}") from error
-        return context
+            return client_context(self.ca_file, self.cert_file, self.key_file)
+        except BadTlsFiles as error:
+            raise BadAccess(str(error)) from error
 
     def aiokafka_options(self) -> dict[str, Any]:
-        """What aiokafka's clients (admin, consumer) take to reach the same brokers in the same way."""
+        """What aiokafka's clients (admin, consumer) take to reach the same brokers in the same way. Reads files, as
+        `ssl_context`. Raises: BadAccess.
+        """
         options: dict[str, Any] = {
             "bootstrap_servers": list(self.kafka),
             "client_id": self.client_id,

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from amqpd.cluster.access import BadAccess, KafkaAccess
 from amqpd.storage.replicated.codes import code_of
@@ -154,10 +154,9 @@ class KafkaConnection(asyncio.Protocol):
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
         if self.lost:
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.lost:
@@ -202,7 +201,8 @@ async def open_connection(
     loop = asyncio.get_running_loop()
     name = f"{host}:{port}"
     try:
-        context = access.ssl_context()
+        # Files are read off the loop; without TLS there is no thread.
+        context = await asyncio.to_thread(access.ssl_context) if access.tls else None
     except BadAccess as error:  # files that were there at the start
         raise KafkaUnfit(f"{name}: {error}") from error
     try:

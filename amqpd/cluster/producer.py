@@ -25,7 +25,7 @@ from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.replicated.barrier import barrier
 from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
 from amqpd.storage.replicated.fields import BadAnswer
-from amqpd.storage.replicated.partition import NO_LEADER, Partition
+from amqpd.storage.replicated.partition import NO_LEADER, UNKNOWN, Partition
 from amqpd.storage.replicated.producing import IN_FLIGHT_MAX, Call, Producer, Producing
 from amqpd.storage.replicated.requests import (
     Metadata,
@@ -44,6 +44,8 @@ DELIVERY_TIMEOUT_S: Final = 60.0
 _PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
+_EPOCH_MAX: Final = 0x7FFF
+_UNKNOWN_TOPIC: Final = 3
 
 
 class KafkaRefused(Exception):
@@ -54,7 +56,8 @@ class KafkaProducer(Producer):
     """The writer of some partitions, under the producer id and epoch that stand in the batches.
 
     on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`).
-    on_fenced: nothing is sent any more; its text says why, and stands in `ended`. Loop thread only; `close` it.
+    on_fenced: nothing is sent any more; its text says why, and stands in `ended`. answered_s: when the last request was
+    sent, by the loop's clock, that Kafka has answered and not refused; the owner's lease. Loop thread only; `close` it.
     """
 
     def __init__(
@@ -85,7 +88,9 @@ class KafkaProducer(Producer):
         self._looking: asyncio.Task[None] | None = None
         self._flushing = False
         self._waiting: list[asyncio.Future[None]] = []
+        self._moved = False  # by the answer at hand
         self.ended = ""
+        self.answered_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._clock: asyncio.TimerHandle | None = self._loop.call_later(1.0, self._each_second)
         self.closed = False
@@ -98,6 +103,14 @@ class KafkaProducer(Producer):
         self.partitions.append(opened)
         self.leader_wanted(opened)
         return opened
+
+    def forget(self, partition: Partition) -> None:
+        """It is not there any more: nothing is sent to it, and nothing waits for what was on its way."""
+        if partition in self.partitions:
+            self.partitions.remove(partition)
+        self._wanted.discard(partition)
+        partition.close(_UNKNOWN_TOPIC, "its topic is gone")
+        self._wake()
 
     def offer(self, partition: Partition, batches: Iterable[ClosedBatch]) -> None:
         """The partition's next batches; `flush` sends them. Nothing where it takes nothing more."""
@@ -124,12 +137,15 @@ class KafkaProducer(Producer):
         """Writes a barrier of that producer id and epoch to each of them, which hold nothing else, and waits for it:
         behind it nothing of an epoch before is stored. Each then knows where it ends. Raises: KafkaRefused, where
         somebody has got a later one.
+
+        Where the same barrier is there already, of who took over and did not come to say so, Kafka answers with the
+        offset of that one: so the next barrier asks for the end again, whatever the one before was told.
         """
         fenced = list(partitions)
         now = int(time.time() * 1000)
         for each in fenced:
-            at = max(each.next_offset, 0)
-            self.offer(each, [barrier(key.encode(), held.producer_id, held.epoch, now, at)])
+            each.next_offset = UNKNOWN
+            self.offer(each, [barrier(key.encode(), held.producer_id, held.epoch, now, 0)])
         self.flush()
         await self.stored(fenced)
 
@@ -163,17 +179,20 @@ class KafkaProducer(Producer):
             call = self._producing.take(leader, now)
             if call is None:
                 return
-            connection.send(partial(self._encode, call), partial(self._answered, call))
+            connection.send(partial(self._encode, call), partial(self._answered, call, self._loop.time()))
 
     def _encode(self, call: Call, number: int) -> list[bytes]:
         return call.encode(self._scratch, number, self._client_id, int(self._answer_timeout_s * 500))
 
-    def _answered(self, call: Call, data: bytes | None) -> None:
+    def _answered(self, call: Call, sent_s: float, data: bytes | None) -> None:
         self._flush_soon()
         if data is None:
             self._producing.lost(call, self._now_ms())
-        else:
-            self._producing.answered(call, data, self._now_ms())
+            return
+        self._moved = False
+        self._producing.answered(call, data, self._now_ms())
+        if self._moved:
+            self.answered_s = max(self.answered_s, sent_s)
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
@@ -181,6 +200,7 @@ class KafkaProducer(Producer):
     # -- what `Producing` tells
 
     def moved(self, partition: Partition) -> None:
+        self._moved = True
         self.on_moved(partition)
         self._wake()
 
@@ -311,14 +331,21 @@ async def take_over(
 
     recorded: the id and epoch of the owner before, where it is known. Kafka forgets a transactional id that was not
     used for a week and gives out another producer id, whose epochs mean nothing to who has the old one: then the
-    barrier is written under the old one first, with its next epoch. Raises: KafkaRefused; KafkaLost.
+    barrier is written under the old one first, with an epoch of its own to come. Raises: KafkaRefused; KafkaLost.
     """
     taken = list(partitions)
     held = await init_producer_id(producer.access, transactional_id)
     if recorded is not None and recorded.producer_id != held.producer_id:
-        await producer.fence(taken, transactional_id, ProducerId(0, recorded.producer_id, recorded.epoch + 1))
+        await producer.fence(taken, transactional_id, beyond(recorded))
     await producer.fence(taken, transactional_id, held)
     return held
+
+
+def beyond(recorded: ProducerId) -> ProducerId:
+    """What fences the owner that was recorded, under his own id, also where he had just got his next epoch and died, or
+    stood still, before he could say so.
+    """
+    return ProducerId(0, recorded.producer_id, min(recorded.epoch + 2, _EPOCH_MAX))
 
 
 async def any_metadata(

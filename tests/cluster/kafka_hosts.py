@@ -4,6 +4,9 @@
         network.hosts[0].prefix      # before a command: it runs on that host
         network.hosts[0].unplug()    # nothing comes in or goes out any more
         network.hosts[0].plug()
+        network.hosts[0].drop_from(network.hosts[1].address)     # what comes from there is lost; what goes there is not
+        network.hosts[0].drop_to(network.hosts[1].address)
+        network.hosts[0].heal()
 
 This process stands on the bridge itself, with the first address. What comes from here stays on this machine: the bridge
 has no way out.
@@ -19,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 _NETWORK = "10.213.{}"
+_TABLE = "amqpd"
 
 
 def _ip(*arguments: str) -> None:
@@ -46,6 +50,33 @@ class Host:
         """Undoes that."""
         _ip("link", "set", self.plug_name, "up")
 
+    def drop_from(self, *addresses: str) -> None:
+        """What comes from there is lost; nobody is told. Needs nft."""
+        self._drop("input", "saddr", addresses)
+
+    def drop_to(self, *addresses: str) -> None:
+        """What goes there is lost; nobody is told. Needs nft."""
+        self._drop("output", "daddr", addresses)
+
+    def heal(self) -> None:
+        """Undoes both."""
+        self._nft(f"add table inet {_TABLE}", f"delete table inet {_TABLE}")
+
+    def _drop(self, hook: str, which: str, addresses: tuple[str, ...]) -> None:
+        rules = [f"add rule inet {_TABLE} {hook} ip {which} {address} drop" for address in addresses]
+        chain = f"add chain inet {_TABLE} {hook} {{ type filter hook {hook} priority 0; }}"
+        self._nft(f"add table inet {_TABLE}", chain, *rules)
+
+    def _nft(self, *commands: str) -> None:
+        subprocess.run(
+            [*self.prefix, "nft", "-f", "-"],
+            input="\n".join(commands) + "\n",
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+
 
 def missing() -> str:
     """Why there can be no such hosts here; "": there can."""
@@ -53,6 +84,8 @@ def missing() -> str:
         return "network namespaces are root's"
     if shutil.which("ip") is None:
         return "no ip: apt install iproute2"
+    if shutil.which("nft") is None:
+        return "no nft: apt install nftables"
     name = f"amqpd-{os.getpid()}-try"
     try:
         _ip("netns", "add", name)

@@ -11,17 +11,19 @@ have a controller. Its processes end with this one, whatever happens to it, and 
 Listeners of each broker: `PLAINTEXT` (also between brokers); `PROXIED`, the same under the address that is told to
 clients as that of a proxy; `SECURE`, SASL (PLAIN, SCRAM) inside TLS, where a key store is given.
 
-Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them. Java 17 or later: JAVA_HOME,
-else the path.
+Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them, or beside the environment that
+runs the tests. Java 17 or later: JAVA_HOME, else the path.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 import warnings
@@ -45,6 +47,7 @@ HEAP_MIB = 256
 START_TIMEOUT_S = 420
 """A broker is there after 4 s on a quiet machine."""
 
+_LISTENED = (15_000, 32_000)  # below what outgoing connections get (net.ipv4.ip_local_port_range)
 _JAVA_OPTIONS = (
     f"-Xmx{HEAP_MIB}m",
     "-Xms64m",
@@ -59,7 +62,8 @@ _JAVA_OPTIONS = (
 
 def jars() -> Path | None:
     """The folder of Kafka's jars, if there is one."""
-    for place in (os.environ.get("AMQPD_KAFKA_JARS"), ROOT / ".venv" / "kafka"):
+    beside = Path(sys.prefix).parent / ".venv" / "kafka"
+    for place in (os.environ.get("AMQPD_KAFKA_JARS"), ROOT / ".venv" / "kafka", beside):
         if place and list(Path(place).glob("kafka_2.13-*.jar")):
             return Path(place)
     return None
@@ -91,9 +95,14 @@ def need(lacking: str) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody has now."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    """Ports that nobody has now, and that the kernel gives nobody by itself: whoever restarts gets his own again."""
+    sockets: list[socket.socket] = []
     try:
+        while len(sockets) < count:
+            try:
+                sockets.append(socket.create_server((host, random.randrange(*_LISTENED))))
+            except OSError:
+                continue  # somebody has it
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
@@ -254,6 +263,26 @@ class Kafka:
                 last = error
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka is not there ({last!r}):\n{self.told(running[0].number)}")
+            time.sleep(0.2)
+
+    def wait_until_in_sync(self) -> None:
+        """Until every copy of every partition has all of it: then the next broker may go. Raises: RuntimeError."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            admin = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), bootstrap_timeout_ms=5000)
+            try:
+                behind = [
+                    f"{topic['name']} {part['partition_index']}"
+                    for topic in admin.describe_topics()
+                    for part in topic["partitions"]
+                    if len(part["isr_nodes"]) < len(part["replica_nodes"])
+                ]
+            finally:
+                admin.close()
+            if not behind:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"copies that are behind: {behind[:10]}")
             time.sleep(0.2)
 
     def _known(self, broker: Broker) -> int:

@@ -175,22 +175,25 @@ def forgetful(tmp_path: Path) -> Iterator[Kafka]:
         yield cluster
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", ["its epoch", "the epoch before", ""])
 async def test_a_producer_id_that_kafka_has_forgotten(
-    forgetful: Kafka, topic: str, tmp_path: Path, known: bool
+    forgetful: Kafka, topic: str, tmp_path: Path, known: str
 ) -> None:
-    """The id that comes then fences nobody who has the old one: so the barrier is written under that one, too."""
+    """The id that comes then fences nobody who has the old one: so the barrier is written under that one, too. The
+    epoch before is known of an owner who had just got his next one.
+    """
     access = KafkaAccess((forgetful.bootstrap,))
     create_topic(forgetful.bootstrap, topic, PARTITIONS)
     logs = Logs(tmp_path / "logs")
     before = await Owner(access, topic, logs, "before").take()
+    recorded = ProducerId(0, before.held.producer_id, before.held.epoch - (known == "the epoch before"))
     pause = 2.0
     while (await init_producer_id(access, topic)).producer_id == before.held.producer_id:
         pause *= 2
         await asyncio.sleep(pause)
-    after = Owner(access, topic, logs, "after")
+    after, third = Owner(access, topic, logs, "after"), Owner(access, topic, logs, "third")
     try:
-        await after.take(recorded=before.held if known else None)
+        await after.take(recorded=recorded if known else None)
         assert after.held.producer_id != before.held.producer_id
         for number in range(PARTITIONS):
             before.publish(number, b"too late")
@@ -204,6 +207,20 @@ async def test_a_producer_id_that_kafka_has_forgotten(
         else:
             assert "is stored at" in str(refused.value)  # which it learns from the offset, behind the new barrier
             assert b"too late" in stored
+        if known:
+            # Who took over died before he could say so: the next one writes the old id's barrier once more.
+            for number in range(PARTITIONS):
+                after.publish(number, b"between")
+            after.kafka.flush()
+            await after.kafka.stored(after.partitions)
+            await third.take(recorded=recorded)
+            for number in range(PARTITIONS):
+                third.publish(number, b"last")
+            third.kafka.flush()
+            await third.kafka.stored(third.partitions)
+            for number in range(PARTITIONS):
+                stored = b"".join(await fetch_all(access, topic, number))
+                assert stored.index(b"between") < stored.index(b"last")
     finally:
-        await before.kafka.close()
-        await after.kafka.close()
+        for each in (before, after, third):
+            await each.kafka.close()

@@ -1,0 +1,235 @@
+"""Who is there, and which slots this node is to have: Kafka's consumer group protocol, by aiokafka's coordinator.
+
+The group is `amqpd.<cluster>` over the partitions of `settled`; nothing is consumed. Each member says at every joining
+what it has (`assignment.Member`, as JSON in the user data), the leader assigns by `assignment.assign`, and everybody is
+told through `assigned`. Rebalances are eager, and what is being served goes on being served meanwhile: only an
+assignment that leaves a slot out ends that.
+
+A node that leaves says so (`leave`), and the others have its slots within a second; one that is killed is missed after
+the session time-out. aiokafka lets a member go that is not polled for `max_poll_interval_ms`: `_each_second` polls.
+
+An assignment is a hint. Before a slot is taken the member makes sure that the group still knows it (`known`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+from aiokafka.errors import KafkaError
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "amqpd-slots"
+"""Of the assignor, in the group protocol: nodes that know different ones do not get into one group."""
+VERSION: Final = 1
+MAX_POLL_INTERVAL_S: Final = 60.0
+BEGIN_AGAIN_S: Final = 1.0
+JOIN_MARGIN_MS: Final = 2000
+
+
+class Assignor:
+    """As aiokafka's coordinator calls it. topic: whose partitions are the slots. peers: who was in the group when it
+    assigned last, by name. asked: how many rounds this member has asked for; heard: of those, what the group was told
+    as it joined last.
+    """
+
+    name = NAME
+
+    def __init__(
+        self,
+        topic: str,
+        slots: int,
+        said: Callable[[], Member],
+        wishes: Callable[[], Mapping[int, str]],
+        balance_busy: bool,
+    ) -> None:
+        self._topic = topic
+        self._slots = slots
+        self._said = said
+        self._wishes = wishes
+        self._balance_busy = balance_busy
+        self.peers: list[Peer] = []
+        self.asked = self.heard = 0
+
+    def metadata(self, topics: Iterable[str]) -> Any:
+        """What goes out with a JoinGroup. It is another one for each round that was asked for: Kafka answers a member
+        that is not the leader, and says what it said before, with the round that is over.
+        """
+        self.heard = self.asked
+        said = self._said()._replace(asked=self.asked)
+        return ConsumerProtocolMemberMetadata(VERSION, list(topics), encode_member(said))
+
+    def assign(self, _cluster: object, members: Mapping[str, Any]) -> dict[str, Any]:
+        """This member is the group's leader. Somebody who is no node of the cluster gets nothing."""
+        nodes: dict[str, Member] = {}
+        for member, metadata in members.items():
+            try:
+                nodes[member] = decode_member(metadata.user_data or b"")
+            except ValueError as error:
+                logger.error("somebody in the group is no node of this cluster: %s", error)
+        given = assign(self._slots, nodes, self._wishes(), self._balance_busy)
+        told = {nodes[member].node: slots for member, slots in given.items()}
+        logger.info("slots are assigned: %s", ", ".join(f"{node} {len(slots)}" for node, slots in sorted(told.items())))
+        peers = encode_peers(nodes.values())
+        return {
+            member: ConsumerProtocolMemberAssignment(VERSION, [(self._topic, given.get(member, []))], peers)
+            for member in members
+        }
+
+    def on_assignment(self, assignment: Any) -> None:
+        """What the leader has told beside the slots, of which the listener hears."""
+        try:
+            self.peers = decode_peers(assignment.user_data or b"[]")
+        except ValueError as error:
+            logger.error("%s", error)
+
+
+class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """This node's membership. assigned: told the generation and its slots at each assignment, on the loop."""
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        group: str,
+        assignor: Assignor,
+        topic: str,
+        assigned: Callable[[int, frozenset[int]], None],
+        session_timeout_s: float,
+        heartbeat_s: float,
+    ) -> None:
+        self._access = access
+        self._group = group
+        self._assignor = assignor
+        self._topic = topic
+        self._assigned = assigned
+        self._session_timeout_ms = int(session_timeout_s * 1000)
+        self._heartbeat_ms = int(heartbeat_s * 1000)
+        self._client: Any = None
+        self._subscription: Any = None
+        self._coordinator: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.problem = "not joined yet"  # "": it is a member
+
+    # -- its life
+
+    def start(self) -> None:
+        """Joins, as soon as Kafka answers."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def leave(self) -> None:
+        """Says so: the others have its slots at once. Whoever calls has given them up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        await self._close()
+
+    def rejoin(self) -> None:
+        """What it says of itself has changed in a way that is to be heard, or a wish has: another round, which begins
+        after this call.
+        """
+        self._assignor.asked += 1
+        if self._coordinator is not None:
+            self._coordinator.request_rejoin()
+
+    @property
+    def generation(self) -> int:
+        """Of the group, as last joined; -1: it is no member."""
+        return -1 if self._coordinator is None else int(self._coordinator.generation)
+
+    async def known(self, generation: int) -> bool:
+        """Whether the group, asked now, knows this member in that generation, and no other is on its way.
+
+        Nothing is asked while this member joins: the question would wait behind the joining, and be answered with an
+        error that has aiokafka join once more, for ever.
+        """
+        coordinator = self._coordinator
+        if coordinator is None or coordinator.generation != generation or coordinator._rejoin_needed_fut.done():
+            return False
+        try:
+            heard = await coordinator._do_heartbeat()
+        except KafkaError as error:
+            logger.warning("the group does not answer: %s", error)
+            return False
+        still = coordinator is self._coordinator and coordinator.generation == generation
+        return bool(heard) and still and not coordinator._rejoin_needed_fut.done()
+
+    # -- at work
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._open()
+                await self._each_second()
+            except (KafkaError, OSError, ValueError) as error:
+                self.problem = f"{type(error).__name__}: {error}"
+                logger.error("the group %s: %s; next try in %g s", self._group, self.problem, BEGIN_AGAIN_S)
+            except Exception as error:
+                self.problem = repr(error)
+                logger.exception("the group %s: a bug of the broker; next try in %g s", self._group, BEGIN_AGAIN_S)
+            await self._close()
+            await asyncio.sleep(BEGIN_AGAIN_S)
+
+    async def _open(self) -> None:
+        self._client = AIOKafkaClient(
+            **self._access.aiokafka_options(),
+            # A joining is answered when the others have joined as well, or are missed.
+            request_timeout_ms=self._session_timeout_ms + JOIN_MARGIN_MS,
+        )
+        await self._client.bootstrap()
+        self._subscription = SubscriptionState()
+        self._subscription.subscribe(topics={self._topic}, listener=self)
+        self._client.set_topics({self._topic})
+        self._coordinator = GroupCoordinator(
+            self._client,
+            self._subscription,
+            group_id=self._group,
+            session_timeout_ms=self._session_timeout_ms,
+            heartbeat_interval_ms=self._heartbeat_ms,
+            enable_auto_commit=False,
+            assignors=(self._assignor,),
+            max_poll_interval_ms=int(MAX_POLL_INTERVAL_S * 1000),
+            rebalance_timeout_ms=self._session_timeout_ms,
+        )
+
+    async def _each_second(self) -> None:
+        """Polls; raises what the coordinator cannot see to by itself."""
+        while True:
+            with self._subscription.fetch_context():
+                self._coordinator.check_errors()
+            await asyncio.sleep(1.0)
+
+    async def _close(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        client, self._client = self._client, None
+        try:
+            if coordinator is not None:
+                await coordinator.close()
+        except (KafkaError, OSError) as error:
+            logger.warning("the group %s is left without a word: %s", self._group, error)
+        finally:
+            if client is not None:
+                await client.close()
+
+    # -- what aiokafka tells
+
+    def on_partitions_revoked(self, revoked: object) -> None:
+        """A rebalance begins: what is served goes on being served until an assignment leaves it out."""
+
+    def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        self.problem = ""
+        slots = frozenset(each.partition for each in assigned if each.topic == self._topic)
+        self._assigned(self.generation, slots)
+        if self._assignor.heard != self._assignor.asked:
+            self._coordinator.request_rejoin()  # it was asked for while this node joined, which aiokafka forgets

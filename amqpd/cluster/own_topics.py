@@ -1,0 +1,58 @@
+"""Topics of Kafka that queues may have for themselves: what the operator allows, and whether Kafka has them already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from amqpd.cluster.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.producer import KafkaRefused
+from amqpd.cluster.topics import TopicUnfit
+
+if TYPE_CHECKING:
+    from amqpd.cluster.storage import Placed
+    from amqpd.cluster.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+
+class NodeTopics:
+    """Of one node; see broker/catalogue/own_topics.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
+    by their ids.
+    """
+
+    def __init__(self, topics: Topics, pattern: str, places: Mapping[str, Placed]) -> None:
+        self._topics = topics
+        self._pattern = re.compile(pattern) if pattern else None
+        self._places = places
+        self._said: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def allows(self, topic: str) -> bool:
+        """The pattern has to match the whole name."""
+        return self._pattern is not None and self._pattern.fullmatch(topic) is not None
+
+    def objection(self, topic: str) -> str | None:
+        """As `OwnTopics`. Cost: a look at each place."""
+        said = self._said.pop(topic, None)
+        if any(placed.place.topic == topic for placed in self._places.values()):
+            return "belongs to another queue"
+        return said
+
+    def ask(self, topic: str, done: Callable[[], None]) -> None:
+        """As `OwnTopics`. Cost: all of Kafka's topics are listed."""
+
+        async def look() -> None:
+            try:
+                self._said[topic] = "exists already" if await self._topics.describe([topic]) else ""
+            except (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError) as error:
+                self._said[topic] = f"cannot be asked for: {error}"
+            finally:
+                done()
+
+        task = asyncio.get_running_loop().create_task(look())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,411 @@
+"""The rows of one slot in memory: changes in, records out, and records back in.
+
+`applying` makes changes as the database of a single node does: in their order, all or none, with what goes along
+(a user's permissions, a vhost's queues, a queue's stored offsets: the parents of storage/metadata/schema.py), and gives
+the records that say so. `read` takes records that are in Kafka. Both end in the same rows.
+
+A table holds the rows of *one slot*: slot 0 the vhosts, users and all else that is the cluster's (CLUSTER_TABLES), the
+others what is in their vhosts (SLOT_TABLES). A row needs its parents where they are in the same slot. Where a vhost's
+row goes in slot 0, its own slot is given the same change, and drops what was in it.
+
+Records of one submission are two kinds: those that are asked for, and tombstones of what goes along. A submission that
+fits into no batch may have the latter in batches behind the first: whoever finds them missing after a crash sees a
+parent that is gone, or a row in state `deleting`, and goes on with it (`adrift`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from amqpd.cluster.records import record_size
+from amqpd.cluster.rows import (
+    PLACE,
+    Foreign,
+    Note,
+    NoteKey,
+    PutNote,
+    RowKey,
+    SlotChange,
+    decode_key,
+    decode_object,
+    decode_row,
+    encode_note,
+    encode_row,
+    key_of,
+    note_key,
+)
+from amqpd.storage.metadata.metadata import MetadataState, WriteFailed
+from amqpd.storage.metadata.rows import (
+    BindingRow,
+    Delete,
+    DeleteBindings,
+    ExchangeRow,
+    GlobalParameterRow,
+    ParameterRow,
+    PermissionRow,
+    PolicyRow,
+    Put,
+    QueueRow,
+    Row,
+    SeenCacheRow,
+    SeenRow,
+    StoredOffsetRow,
+    TopicPermissionRow,
+    UserLimitsRow,
+    UserRow,
+    VhostRow,
+)
+from amqpd.storage.metadata.schema import TABLE_OF, TABLES, Table, parent_key
+
+CLUSTER_TABLES: Final = frozenset(
+    ("vhosts", "users", "permissions", "topic_permissions", "global_parameters", "user_limits")
+)
+"""Those of slot 0."""
+ALL_TABLES: Final = frozenset(table.name for table in TABLES)
+"""What slot 0 may hold: a cluster of one slot has its vhosts there, too."""
+SLOT_TABLES: Final = ALL_TABLES - CLUSTER_TABLES
+"""Those of the other slots."""
+
+R = TypeVar("R", bound=Row)
+_TABLE: Final = {table.name: table for table in TABLES}
+_CHILDREN_OF: Final = {
+    table.name: [child for child in TABLES if any(parent == table.name for _, parent in child.parents)]
+    for table in TABLES
+}
+
+
+class Submission(NamedTuple):
+    """What is to be written. asked: records that belong together, in one batch. along: tombstones of what goes with
+    them, which may come behind. gone: the places of queues that went. size: bytes of all these records.
+    """
+
+    asked: list[tuple[bytes, bytes | None]]
+    along: list[tuple[bytes, bytes | None]]
+    gone: list[PutNote]
+    size: int
+
+
+class _Undo(NamedTuple):
+    key: bytes
+    table: Table
+    row: Row | None
+
+
+class _UndoNote(NamedTuple):
+    key: NoteKey
+    value: Note | None
+
+
+class RowTable:
+    """Rows by the keys of their records. tables: names of those it may hold; a row of another is refused."""
+
+    def __init__(self, tables: Iterable[str] = SLOT_TABLES) -> None:
+        self.tables = frozenset(tables)
+        self.notes: dict[NoteKey, Note] = {}
+        self.foreign_count = 0
+        """Records that no program of ours wrote."""
+        self._rows: dict[str, dict[bytes, Row]] = {name: {} for name in self.tables}
+        # (child table, column) -> the parent's key -> keys of the children
+        self._children: dict[tuple[str, str], dict[object, dict[bytes, None]]] = {}
+        # (vhost, queue or exchange, name) -> keys of the bindings that lead there; (vhost, "source", name): that start
+        self._ends: dict[tuple[str, str, str], dict[bytes, None]] = {}
+        for name in self.tables:
+            for column, _ in _TABLE[name].parents:
+                self._children[name, column] = {}
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def rows(self, kind: type[R]) -> Iterable[R]:
+        """Those of one table. Not to be kept over a change."""
+        name = TABLE_OF[cast("type[Row]", kind)].name
+        return cast("Iterable[R]", self._rows.get(name, {}).values())
+
+    def row(self, like: R) -> R | None:
+        """The one with the same key."""
+        found = self._rows.get(TABLE_OF[type(cast("Row", like))].name, {}).get(key_of(cast("Row", like)))
+        return cast("R | None", found)
+
+    def has(self, table: Table, key: bytes) -> bool:
+        """Whether there is a row of that record. Cost: two look-ups."""
+        return key in self._rows[table.name]
+
+    def __len__(self) -> int:
+        return sum(len(rows) for rows in self._rows.values())
+
+    def adrift(self) -> Iterator[Delete]:
+        """What a crash between two batches of one submission has left: rows whose parent in this slot is gone."""
+        for name in self.tables:
+            for column, parent in _TABLE[name].parents:
+                if parent not in self.tables:
+                    continue
+                known = {getattr(row, parent_key(parent)) for row in self._rows[parent].values()}
+                for row in self._rows[name].values():
+                    if getattr(row, column) not in known:
+                        yield Delete(row)
+
+    def state(self, vhosts: Sequence[VhostRow], instance_id: str = "") -> MetadataState:
+        """What is in these vhosts, of the tables of this slot, as a start gives it. Cost: some 0.3 us a row."""
+        names = {row.name for row in vhosts if row.state != "deleting"}
+
+        def of(kind: type[R]) -> list[R]:
+            return [row for row in self.rows(kind) if getattr(row, "vhost", None) in names]
+
+        queues = of(QueueRow)
+        live = {row.id for row in queues if row.state != "deleting"}
+        caches = of(SeenCacheRow)
+        known = {row.id for row in caches}
+        return MetadataState(
+            instance_id=instance_id,
+            fresh=False,
+            vhosts=[row for row in vhosts if row.state != "deleting"],
+            deleting_vhosts=[row for row in vhosts if row.state == "deleting"],
+            users=list(self.rows(UserRow)),
+            permissions=of(PermissionRow),
+            topic_permissions=of(TopicPermissionRow),
+            exchanges=of(ExchangeRow),
+            queues=[row for row in queues if row.state != "deleting"],
+            deleting_queues=[row for row in queues if row.state == "deleting"],
+            bindings=of(BindingRow),
+            policies=of(PolicyRow),
+            parameters=of(ParameterRow),
+            global_parameters=list(self.rows(GlobalParameterRow)),
+            stored_offsets=[row for row in self.rows(StoredOffsetRow) if row.queue_id in live],
+            user_limits=list(self.rows(UserLimitsRow)),
+            seen_caches=caches,
+            seen=[row for row in self.rows(SeenRow) if row.cache_id in known],
+        )
+
+    # -- records in --------------------------------------------------------------------------------------------------
+
+    def read(self, key: bytes, value: bytes | None) -> SlotChange | None:
+        """A record that is in Kafka, in the order in which it stands there. Returns what it has changed: a Delete with
+        the row that was there. What is not ours is counted and passed over. Cost: some 10 us.
+
+        Raises: Newer.
+        """
+        try:
+            known = decode_key(key)
+        except Foreign:
+            if value is not None:  # else a barrier
+                self.foreign_count += 1
+            return None
+        try:
+            if isinstance(known, RowKey):
+                return self._read_row(known, key, value)
+            return self._read_note(known, value)
+        except Foreign:
+            self.foreign_count += 1
+            return None
+
+    def _read_row(self, known: RowKey, key: bytes, value: bytes | None) -> SlotChange | None:
+        table = known.table
+        if table.name not in self.tables:
+            self.foreign_count += 1  # no version of ours has it in this slot
+            return None
+        before = self._rows[table.name].get(key)
+        if value is None:
+            if before is None:
+                return None
+            self._drop(table, key, before)
+            return Delete(before)
+        row = decode_row(known, value)
+        if row == before:
+            return None
+        self._keep(table, key, row)
+        return Put(row)
+
+    def _read_note(self, key: NoteKey, value: bytes | None) -> SlotChange | None:
+        note = None if value is None else decode_object(value)
+        if self.notes.get(key) == note:
+            return None
+        self._put_note(key, note)
+        return PutNote(key, note)
+
+    # -- changes in, records out -------------------------------------------------------------------------------------
+
+    def apply(self, changes: Iterable[SlotChange], size_max: int = 0) -> Submission:
+        """`applying`, in one go."""
+        steps = self.applying(changes, size_max)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast("Submission", end.value)
+
+    def applying(self, changes: Iterable[SlotChange], size_max: int = 0) -> Generator[None, None, Submission]:
+        """Makes the changes, all or none; the generator's value is their `Submission`. To be carried through, with
+        nothing between: it gives way behind each change and record. Cost: some 20 us each.
+
+        size_max: bytes of the records that are asked for; 0: any.
+
+        Raises: WriteFailed, and nothing has changed.
+        """
+        undo: list[_Undo | _UndoNote] = []
+        # key of a record -> whether it was asked for
+        changed: dict[bytes, bool] = {}
+        try:
+            for change in changes:
+                self._change(change, changed, undo)
+                yield
+            asked: list[tuple[bytes, bytes | None]] = []
+            along: list[tuple[bytes, bytes | None]] = []
+            size = along_size = 0
+            for key, was_asked in changed.items():
+                value = self._value(key)
+                if was_asked or value is not None:
+                    asked.append((key, value))
+                    size += record_size(key, value)
+                else:
+                    along.append((key, value))
+                    along_size += record_size(key, value)
+                yield
+            if 0 < size_max < size:
+                raise ValueError(
+                    f"{len(asked)} rows of {size} bytes do not fit into one record batch of {size_max}: "
+                    "declare or import them in parts, or raise cluster.max_message_bytes"
+                )
+            gone = [
+                PutNote(each.key, each.value)
+                for each in undo
+                if isinstance(each, _UndoNote) and each.key[0] == PLACE and each.key not in self.notes
+            ]
+        except ValueError as error:
+            self._take_back(undo)
+            raise WriteFailed(f"cannot write the metadata: {error}") from error
+        except GeneratorExit:
+            self._take_back(undo)
+            raise
+        return Submission(asked, along, gone, size + along_size)
+
+    def _change(self, change: SlotChange, changed: dict[bytes, bool], undo: list[_Undo | _UndoNote]) -> None:
+        if isinstance(change, PutNote):
+            undo.append(_UndoNote(change.key, self.notes.get(change.key)))
+            self._put_note(change.key, change.value)
+            changed[note_key(change.key)] = True
+            return
+        if isinstance(change, DeleteBindings):
+            for key in self._led(change):
+                self._delete(_TABLE["bindings"], key, changed, undo, asked=False)
+            return
+        row = change.row
+        table = TABLE_OF[type(row)]
+        if isinstance(change, Put):
+            if table.name not in self.tables:
+                raise ValueError(f"a row of {table.name} is not of this slot")
+            self._check_parents(table, row)
+            key = key_of(row)
+            undo.append(_Undo(key, table, self._rows[table.name].get(key)))
+            self._keep(table, key, row)
+            changed[key] = True
+        elif table.name in self.tables:
+            self._delete(table, key_of(row), changed, undo, asked=True)
+        else:
+            self._delete_children(table, row, changed, undo)
+
+    def _check_parents(self, table: Table, row: Row) -> None:
+        for column, parent in table.parents:
+            if parent not in self.tables:
+                continue
+            named = getattr(row, column)
+            # A parent's key is one column of text: so is that of its record.
+            if _parent_record(parent, named) not in self._rows[parent]:
+                raise ValueError(f"{table.name}: there is no {named!r} in {parent}")
+
+    def _led(self, change: DeleteBindings) -> list[bytes]:
+        keys = list(self._ends.get((change.vhost, change.kind, change.name), ()))
+        if change.kind == "exchange":
+            keys += self._ends.get((change.vhost, "source", change.name), ())
+        return list(dict.fromkeys(keys))
+
+    def _delete(
+        self, table: Table, key: bytes, changed: dict[bytes, bool], undo: list[_Undo | _UndoNote], asked: bool
+    ) -> None:
+        """That row, if it is there, and what goes along. An absent one that was asked for is written all the same: it
+        may be in Kafka, by a submission whose answer never came.
+        """
+        row = self._rows[table.name].get(key)
+        if row is None:
+            if asked:
+                changed[key] = True
+            return
+        undo.append(_Undo(key, table, row))
+        self._drop(table, key, row)
+        changed[key] = asked or changed.get(key, False)
+        self._delete_children(table, row, changed, undo)
+
+    def _delete_children(
+        self, table: Table, row: Row, changed: dict[bytes, bool], undo: list[_Undo | _UndoNote]
+    ) -> None:
+        for child in _CHILDREN_OF[table.name]:
+            if child.name not in self.tables:
+                continue
+            for column, parent in child.parents:
+                if parent == table.name:
+                    named = getattr(row, parent_key(parent))
+                    for key in list(self._children[child.name, column].get(named, ())):
+                        self._delete(child, key, changed, undo, asked=False)
+        if isinstance(row, QueueRow) and (PLACE, row.id) in self.notes:
+            undo.append(_UndoNote((PLACE, row.id), self.notes[PLACE, row.id]))
+            del self.notes[PLACE, row.id]
+            changed.setdefault(note_key((PLACE, row.id)), False)
+
+    def _value(self, key: bytes) -> bytes | None:
+        """What the record of that key says now."""
+        known = decode_key(key)
+        if not isinstance(known, RowKey):
+            return encode_note(PutNote(known, self.notes.get(known)))[1]
+        row = self._rows[known.table.name].get(key)
+        return None if row is None else encode_row(row)[1]
+
+    def _take_back(self, undo: list[_Undo | _UndoNote]) -> None:
+        for each in reversed(undo):
+            if isinstance(each, _UndoNote):
+                self._put_note(each.key, each.value)
+            elif each.row is not None:
+                self._keep(each.table, each.key, each.row)
+            else:
+                now = self._rows[each.table.name].get(each.key)
+                if now is not None:
+                    self._drop(each.table, each.key, now)
+
+    # -- tables and indexes ------------------------------------------------------------------------------------------
+
+    def _put_note(self, key: NoteKey, note: Note | None) -> None:
+        if note is None:
+            self.notes.pop(key, None)
+        else:
+            self.notes[key] = note
+
+    def _keep(self, table: Table, key: bytes, row: Row) -> None:
+        rows = self._rows[table.name]
+        before = rows.get(key)
+        if before is not None:
+            self._unlist(table, key, before)
+        rows[key] = row
+        for index, value in self._indexes(table, row):
+            index.setdefault(value, {})[key] = None
+
+    def _drop(self, table: Table, key: bytes, row: Row) -> None:
+        del self._rows[table.name][key]
+        self._unlist(table, key, row)
+
+    def _unlist(self, table: Table, key: bytes, row: Row) -> None:
+        for index, value in self._indexes(table, row):
+            keys = index[value]
+            del keys[key]
+            if not keys:
+                del index[value]
+
+    def _indexes(self, table: Table, row: Row) -> list[tuple[dict[Any, dict[bytes, None]], object]]:
+        found: list[tuple[dict[Any, dict[bytes, None]], object]] = [
+            (self._children[table.name, column], getattr(row, column)) for column, _ in table.parents
+        ]
+        if isinstance(row, BindingRow):
+            found.append((self._ends, (row.vhost, row.destination_type, row.destination)))
+            found.append((self._ends, (row.vhost, "source", row.source)))
+        return found
+
+
+def _parent_record(parent: str, named: str) -> bytes:
+    return note_key((parent, named))

@@ -1,0 +1,221 @@
+"""Rows of the metadata as records of `meta`, and back.
+
+    key      JSON array: the table's name, then the row's key columns       ["queues","1b8e..."]
+    value    JSON object: the other columns; null takes the row away         {"vhost":"/","name":"orders", ...}
+
+Tables, columns and keys are those of storage/metadata/schema.py; bytes are base64. A binding's key is its digest, and
+all its columns are in the value. So a row is one record, whatever its size, and compaction keeps what is there.
+
+Beside rows `meta` holds **notes**: what is the cluster's own and in no table, a JSON object under ["owner",5],
+["vhost-slot","/"], ["place","1b8e..."] and so on (NOTES names them all).
+
+A key that no version of ours wrote is not ours, nor is a value that is no JSON object (`Foreign`): whoever reads passes
+over it and says so. A table, a note or a column that this version does not know was written by a later one: Newer.
+A record without a value and with a key that is not ours is a barrier, or the hourly one.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, Row
+from amqpd.storage.metadata.schema import TABLE_OF, TABLES, Kind, Plain, Table
+
+OWNER: Final = "owner"
+"""["owner", slot]: who serves it, in that slot's own `meta`."""
+VHOST_SLOT: Final = "vhost-slot"
+"""["vhost-slot", name]: the slot of a vhost, in slot 0."""
+PLACE: Final = "place"
+"""["place", queue id]: the partition that holds a durable queue, in its slot. Goes with the queue's row."""
+WISH: Final = "wish"
+"""["wish", slot]: where an operator wants a slot to be, in slot 0."""
+NOTES: Final = frozenset((OWNER, VHOST_SLOT, PLACE, WISH))
+
+NoteKey: TypeAlias = tuple[str | int, ...]
+Note: TypeAlias = Mapping[str, Any]
+
+_BY_NAME: Final = {table.name: table for table in TABLES}
+_KIND: Final = {table.name: dict(table.columns) for table in TABLES}
+_BINARY: Final = frozenset((Kind.BYTES, Kind.KEY))
+
+
+class Foreign(ValueError):
+    """No program of ours wrote this record."""
+
+
+class Newer(ValueError):
+    """A later version wrote it: the text says what is not known here."""
+
+
+class RowKey(NamedTuple):
+    """Whose record it is. values: of the key's columns, as the database has them."""
+
+    table: Table
+    values: tuple[Plain, ...]
+
+
+class PutNote(NamedTuple):
+    """Write a note, or take it away (None). key: its kind first, one of NOTES."""
+
+    key: NoteKey
+    value: Note | None
+
+
+SlotChange: TypeAlias = Change | PutNote
+"""What one submission to a slot's `meta` consists of."""
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def row_key(table: Table, values: Mapping[str, Plain]) -> bytes:
+    """The key of a row's record. values: as `Table.encode` gives them."""
+    return _json([table.name, *(_out(values[name]) for name in table.key)])
+
+
+def key_of(row: Row) -> bytes:
+    """The key of its record. Raises: ValueError, see `Table.encode`."""
+    table = TABLE_OF[type(row)]
+    return row_key(table, table.encode(row))
+
+
+def note_key(key: NoteKey) -> bytes:
+    """The key of a note's record."""
+    return _json(list(key))
+
+
+def decode_key(key: bytes) -> RowKey | NoteKey:
+    """Raises: Foreign, Newer."""
+    try:
+        parts = json.loads(key)
+    except (ValueError, RecursionError):
+        raise Foreign("its key is no JSON") from None
+    if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
+        raise Foreign("its key is no row's")
+    if parts[0] in NOTES:
+        if not all(isinstance(part, str) or type(part) is int for part in parts):
+            raise Foreign("its key is no note's")
+        return tuple(parts)
+    table = _BY_NAME.get(parts[0])
+    if table is None:
+        raise Newer(f"table {parts[0]!r} is not known to this version of amqpd")
+    if len(parts) != 1 + len(table.key):
+        raise Newer(f"table {parts[0]!r} has another key than in this version of amqpd")
+    kinds = _KIND[table.name]
+    return RowKey(table, tuple(_in(kinds[name], part) for name, part in zip(table.key, parts[1:], strict=True)))
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def encode_row(row: Row) -> tuple[bytes, bytes]:
+    """Key and value of its record. Cost: some 10 us. Raises: ValueError, what cannot be stored."""
+    table = TABLE_OF[type(row)]
+    return encode_plain(table, table.encode(row))
+
+
+def encode_plain(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, bytes]:
+    """The same, of a row that is encoded for a database already."""
+    rest = {name: _out(value) for name, value in values.items() if name not in table.key}
+    return row_key(table, values), _json(rest)
+
+
+def decode_row(key: RowKey, value: bytes) -> Row:
+    """The row of a record. Raises: Foreign, Newer."""
+    table = key.table
+    kinds = _KIND[table.name]
+    values: dict[str, object] = {}
+    if not table.has_digest:
+        values.update(zip(table.key, key.values, strict=True))
+    for name, found in decode_object(value).items():
+        if name not in kinds:
+            raise Newer(f"column {name!r} of table {table.name!r} is not known to this version of amqpd")
+        values[name] = _in(kinds[name], found)
+    try:
+        return table.decode_named(values)
+    except ValueError as error:
+        raise Foreign(str(error)) from None
+
+
+def decode_object(value: bytes) -> dict[str, Any]:
+    """What a value holds. Raises: Foreign."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        raise Foreign("its value is no JSON") from None
+    if not isinstance(found, dict):
+        raise Foreign("its value is no JSON object")
+    return found
+
+
+def encode_note(note: PutNote) -> tuple[bytes, bytes | None]:
+    """Key and value of its record."""
+    return note_key(note.key), None if note.value is None else _json(dict(note.value))
+
+
+# -- changes between nodes --------------------------------------------------------------------------------------------
+
+
+def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
+    """For another node; `changes_from_json` reads it there. Raises: ValueError, what cannot be stored."""
+    found: list[Any] = []
+    for change in changes:
+        if isinstance(change, PutNote):
+            found.append(["note", list(change.key), None if change.value is None else dict(change.value)])
+        elif isinstance(change, DeleteBindings):
+            found.append(["unbind", *change])
+        else:
+            key, value = encode_row(change.row)
+            found.append(["put" if isinstance(change, Put) else "delete", json.loads(key), json.loads(value)])
+    return found
+
+
+def changes_from_json(found: object) -> list[SlotChange]:
+    """Raises: Foreign, Newer."""
+    if not isinstance(found, list):
+        raise Foreign("no list of changes")
+    return [_change(each) for each in found]
+
+
+def _change(found: object) -> SlotChange:
+    match found:
+        case ["note", list(key), dict() | None as value]:
+            known = decode_key(_json(key))
+            if isinstance(known, RowKey):
+                raise Foreign("no note")
+            return PutNote(known, value)
+        case ["unbind", str(vhost), str(name), "queue" | "exchange" as kind]:
+            return DeleteBindings(vhost, name, kind)
+        case ["put" | "delete" as what, list(key), dict(value)]:
+            known = decode_key(_json(key))
+            if not isinstance(known, RowKey):
+                raise Foreign("no row")
+            row = decode_row(known, _json(value))
+            return Put(row) if what == "put" else Delete(row)
+    raise Foreign("no change")
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _out(value: Plain) -> str | int:
+    return b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+def _in(kind: Kind, value: object) -> Plain:
+    if kind in _BINARY:
+        try:
+            return b64decode(value if isinstance(value, str) else b"?", validate=True)
+        except (NotBase64, ValueError):
+            raise Foreign(f"{value!r} is not base64") from None
+    if not isinstance(value, str) and type(value) is not int:
+        raise Foreign(f"{value!r} is neither text nor a number")
+    return value

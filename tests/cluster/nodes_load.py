@@ -1,0 +1,223 @@
+"""Clients of several nodes: publishers with confirms and consumers with acks, that connect to another node when theirs
+is gone, and are never lenient: what they see goes into an `Account`.
+
+    load = Load(account, addresses)
+    load.publish("v", "q", rate=200); load.consume("v", "q")
+    ...                                     # kill what you like
+    await load.drain()                      # nobody publishes; everything is delivered and acked
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from account import Account, Name, Session
+from quickclient import HEARS_CANCEL, Gone, Link, Message, connect
+
+Address = tuple[str, int]
+OPEN_TIMEOUT_S: Final = 60.0
+"""A vhost that is moving lets a connection wait for half a minute, then closes it; then another node is asked."""
+UNANSWERED_MAX: Final = 500
+_PAUSE_S: Final = 0.1
+
+
+class Served(NamedTuple):
+    """A consumer's connection: when it was opened, and when its first delivery came, 0.0 for not yet."""
+
+    opened_at: float
+    first_at: float
+
+
+@dataclass
+class Load:
+    """All clients of one test. addresses: of the nodes; each client begins at another one, and takes the next."""
+
+    account: Account
+    addresses: Sequence[Address]
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    links: dict[Link, str] = field(default_factory=dict)  # to which host
+    publishing: bool = True
+    open_timeout_s: float = OPEN_TIMEOUT_S
+    closes: list[tuple[float, int, str]] = field(default_factory=list)  # when, code, text
+    served: dict[str, list[Served]] = field(default_factory=dict)
+    _begun: int = 0
+
+    # -- who takes part
+
+    def publish(self, vhost: str, queue: str, rate: float = 100.0, burst: int = 5) -> None:
+        """A publisher: so many messages a second, some at once."""
+        self._run(self._publish(vhost, queue, rate, burst))
+
+    def consume(self, vhost: str, queue: str, prefetch: int = 50) -> None:
+        """A consumer that acks what it is given, in groups."""
+        self._run(self._consume(vhost, queue, prefetch))
+
+    def _run(self, client: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.create_task(client))
+
+    async def declare(self, vhost: str, *queues: str, table: bytes = b"\x00\x00\x00\x00") -> None:
+        """Durable queues, by whichever node answers."""
+        async with asyncio.timeout(180):
+            while True:
+                try:
+                    link = await self._connect(vhost)
+                    for queue in queues:
+                        await link.declare_queue(queue, table=table)
+                    self._leave(link)
+                    return
+                except (Gone, OSError):
+                    await asyncio.sleep(_PAUSE_S)
+
+    async def _connect(self, vhost: str) -> Link:
+        """To the next of the nodes that lets us in. Raises: nothing but what cancels it."""
+        while True:
+            self._begun += 1
+            host, port = self.addresses[self._begun % len(self.addresses)]
+            try:
+                async with asyncio.timeout(self.open_timeout_s):
+                    link = await connect(
+                        port, vhost=vhost, host=host, patience_s=OPEN_TIMEOUT_S, properties=HEARS_CANCEL
+                    )
+                self.links[link] = host
+                return link
+            except (Gone, OSError, TimeoutError):
+                await asyncio.sleep(_PAUSE_S)
+
+    def _leave(self, link: Link) -> None:
+        link.close()
+        self.links.pop(link, None)
+
+    def _lost(self, link: Link) -> None:
+        self.closes.append((time.monotonic(), link.close_code, link.why))
+        self._leave(link)
+
+    def first_since(self, queue: str, since: float) -> float:
+        """When the first delivery came over a connection that was opened after `since`; 0.0: none yet."""
+        return next((each.first_at for each in self.served.get(queue, ()) if each.opened_at > since), 0.0)
+
+    def give_up(self, host: str) -> int:
+        """Those that are connected there have heard nothing for too long, and connect to another node. How many."""
+        silent = [link for link, its in self.links.items() if its == host]
+        for link in silent:
+            link.abort()
+        return len(silent)
+
+    # -- publishers
+
+    async def _publish(self, vhost: str, queue: str, rate: float, burst: int) -> None:
+        while self.publishing:
+            link = await self._connect(vhost)
+            session = self.account.session(queue)
+            link.on_confirm = _confirms(self.account, session)
+            with contextlib.suppress(Gone, TimeoutError, OSError):
+                await link.confirm_select()
+                await self._publish_over(link, session, queue, rate, burst)
+            if self.publishing:
+                self._lost(link)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _publish_over(self, link: Link, session: Session, queue: str, rate: float, burst: int) -> None:
+        while self.publishing:
+            for _ in range(burst):
+                link.publish("", queue, *self.account.publish(session))
+            await link.writable()
+            await asyncio.sleep(burst / rate)
+            await self._answers(link, session, UNANSWERED_MAX)
+        await self._answers(link, session, 0)
+
+    async def _answers(self, link: Link, session: Session, count_max: int) -> None:
+        """Until no more than so many are not answered. Raises: Gone."""
+        while self.account.unanswered(session) > count_max:
+            await link.writable()
+            await asyncio.sleep(0.01)
+
+    # -- consumers
+
+    async def _consume(self, vhost: str, queue: str, prefetch: int) -> None:
+        while True:
+            link = await self._connect(vhost)
+            with contextlib.suppress(Gone, TimeoutError, OSError):
+                await self._consume_over(link, queue, prefetch)
+            self._lost(link)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _consume_over(self, link: Link, queue: str, prefetch: int) -> None:
+        account = self.account
+        waiting: list[tuple[int, Name]] = []
+        served = self.served.setdefault(queue, [])
+        served.append(Served(time.monotonic(), 0.0))
+        cancelled = asyncio.Event()
+
+        def delivered(message: Message) -> None:
+            if not served[-1].first_at:
+                served[-1] = served[-1]._replace(first_at=time.monotonic())
+            name = account.delivered(queue, message.properties, message.body, message.redelivered)
+            waiting.append((message.tag, name))
+
+        link.on_deliver = delivered
+        link.on_cancel = cancelled.set
+        await link.qos(prefetch)
+        await link.consume(queue)
+        while not link.gone.is_set() and not cancelled.is_set():
+            if waiting:
+                for _, name in waiting:
+                    account.acked(queue, name)
+                link.ack(waiting[-1][0], multiple=True)
+                names = [name for _, name in waiting]
+                waiting.clear()
+                await link.qos(prefetch)  # answered behind the ack
+                account.heard(queue, names)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await link.gone.wait()
+
+    # -- the end
+
+    async def stop_publishing(self, timeout_s: float = 300.0) -> None:
+        """Each publisher hears the last of its answers, or is cut off."""
+        self.publishing = False
+        publishers = [task for task in self.tasks if "_publish" in repr(task.get_coro())]
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*publishers)
+
+    async def drain(self, timeout_s: float = 300.0) -> None:
+        """Until all that was confirmed has come, and nothing comes any more; then all leave."""
+        try:
+            await self.stop_publishing(timeout_s)
+            async with asyncio.timeout(timeout_s):
+                quiet = 0
+                while quiet < 10:
+                    before = self.account.repeats(), sum(map(len, self.account.seen.values()))
+                    await asyncio.sleep(0.2)
+                    after = self.account.repeats(), sum(map(len, self.account.seen.values()))
+                    quiet = quiet + 1 if before == after and not self.account.missing() else 0
+        except TimeoutError:
+            pass  # the judge says what is missing
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """All clients go. Raises: what has ended one of them by itself."""
+        for task in self.tasks:
+            task.cancel()
+        ends = await asyncio.gather(*self.tasks, return_exceptions=True)
+        left = list(self.links)
+        for link in left:
+            self._leave(link)
+        await asyncio.gather(*(link.gone.wait() for link in left))
+        self.tasks.clear()
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+
+def _confirms(account: Account, session: Session) -> Any:
+    def confirmed(tag: int, multiple: bool, acked: bool) -> None:
+        account.answered(session, tag, multiple, acked)
+
+    return confirmed

@@ -1,0 +1,183 @@
+"""What the acceptance tests of several nodes share: a cluster under load, what is done to it, and what must hold then.
+
+A story runs with counts for CI, or with the whole of them (TEST_CLUSTER_LONG=1, `make cluster-test`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from account import Account
+from amqpd_nodes import Nodes
+from kafka_logs import fetch_all
+from nodes_load import Load
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.producer import any_metadata
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.replicated.barrier import HEADER
+
+LONG: Final = bool(os.environ.get("TEST_CLUSTER_LONG"))
+VHOSTS: Final = ("red", "green", "blue")
+SERVED_S_MAX: Final = 15.0
+SERVED_S_MEDIAN: Final = 12.0
+QUIET_MACHINE: Final = LONG or not os.environ.get("CI")
+"""Whether seconds are judged: CI's machines are shared, and counts do not depend on them."""
+
+
+def count(ci: int, whole: int) -> int:
+    """So many times."""
+    return whole if LONG else ci
+
+
+@asynccontextmanager
+async def loaded(
+    nodes: Nodes, vhosts: Sequence[str] = VHOSTS, publishers: int = 2, rate: float = 60.0
+) -> AsyncIterator[Load]:
+    """Each vhost has a queue of its own name, its publishers and a consumer. At the end all is drained and judged."""
+    for vhost in vhosts:
+        await asyncio.to_thread(nodes.add_vhost, vhost)
+    load = Load(Account(), [node.amqp for node in nodes])
+    for vhost in vhosts:
+        await load.declare(vhost, vhost)
+    for vhost in vhosts:
+        load.consume(vhost, vhost)
+        for _ in range(publishers):
+            load.publish(vhost, vhost, rate)
+    try:
+        await flowing(load, vhosts)
+        yield load
+        await load.drain()
+    finally:
+        await load.leave()
+    print(load.account.told())
+    load.account.judge()
+
+
+async def served(load: Load, queues: Sequence[str], since: float, timeout_s: float = 120.0) -> dict[str, float]:
+    """Until each of them has delivered something over a connection that was opened after `since`: how many seconds
+    that was. Raises: AssertionError.
+    """
+    deadline = time.monotonic() + timeout_s
+    found: dict[str, float] = {}
+    while len(found) < len(queues):
+        for queue in queues:
+            at = load.first_since(queue, since)
+            if at and queue not in found:
+                found[queue] = at - since
+        missing = [queue for queue in queues if queue not in found]
+        assert time.monotonic() < deadline, f"{missing} are not served within {timeout_s:g} s; {load.account.told()}"
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+    """Until each of them has delivered something published from now on."""
+    since = time.monotonic()
+    deadline = since + timeout_s
+    while True:
+        missing = [queue for queue in queues if load.account.newest_at.get(queue, 0.0) < since]
+        if not missing:
+            return
+        assert time.monotonic() < deadline, f"{missing} do not flow; {load.account.told()}"
+        await asyncio.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    """Waits until it holds. Raises: TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+async def started(nodes: Nodes, number: int) -> None:
+    """That node runs again."""
+    nodes.start(number, wait=False)  # here: it ends with the thread that started it
+    await asyncio.to_thread(nodes.wait_until_ready, number)
+
+
+async def owner_of(nodes: Nodes, vhost: str) -> int:
+    """The number of the node that serves it. Raises: NodeFailed."""
+    return await asyncio.to_thread(nodes.owner_of, vhost)
+
+
+async def owners_of(nodes: Nodes, vhosts: Sequence[str] = VHOSTS) -> dict[str, int]:
+    """Of each."""
+    return {vhost: await owner_of(nodes, vhost) for vhost in vhosts}
+
+
+def judge_times(what: str, times: Sequence[float], most: float = SERVED_S_MAX, middle: float = SERVED_S_MEDIAN) -> None:
+    """Tells them, and holds them against what is promised where the machine is quiet."""
+    print(f"{what}: {len(times)} times, median {median(times):.1f} s, at most {max(times):.1f} s")
+    if QUIET_MACHINE:
+        assert max(times) <= most, times
+        assert median(times) <= middle, times
+
+
+# -- what stands in Kafka
+
+
+async def topics_of(access: KafkaAccess, cluster: str) -> dict[str, int]:
+    """The cluster's topics, and how many partitions each has."""
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    admin = AIOKafkaAdminClient(**access.aiokafka_options())
+    await admin.start()
+    try:
+        found = await admin.describe_topics()
+    finally:
+        await admin.close()
+    prefix = f"amqpd.{cluster}."
+    return {each["topic"]: len(each["partitions"]) for each in found if each["topic"].startswith(prefix)}
+
+
+async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str, int], int]:
+    """In every partition of the cluster: who has a later epoch has come for good, and the first thing that he wrote is
+    his barrier. Returns how many barriers each has. Raises: AssertionError.
+    """
+    barriers: dict[tuple[str, int], int] = {}
+    for topic, partitions in (await topics_of(access, cluster)).items():
+        for number in range(partitions):
+            last = (-1, -1)
+            seen: set[int] = set()
+            for batch in await fetch_all(access, topic, number):
+                header = BatchHeader(batch, 0)
+                producer, epoch = int(header.producer_id), int(header.producer_epoch)
+                at = int(header.base_offset)
+                if producer == last[0]:
+                    assert epoch >= last[1], f"{topic} {number} at {at}: epoch {epoch} behind {last[1]}"
+                else:
+                    assert producer not in seen, f"{topic} {number} at {at}: producer {producer} came back"
+                    seen.add(producer)
+                if last != (-1, -1) and (producer, epoch) != last and not topic.endswith((".meta", ".settled")):
+                    # compacted topics keep the last barrier only
+                    assert HEADER in batch, f"{topic} {number} at {at}: epoch {epoch} begins without a barrier"
+                barriers[topic, number] = barriers.get((topic, number), 0) + (HEADER in batch)
+                last = (producer, epoch)
+    return barriers
+
+
+async def leaders(access: KafkaAccess, topic: str) -> dict[int, int]:
+    """Partition -> the broker that leads it."""
+    metadata = await any_metadata(access, [topic.encode()])
+    assert metadata is not None
+    return {int(number): int(leader) for (_, number), leader in metadata.leaders.items()}
+
+
+def note(name: str, **figures: object) -> None:
+    """Figures of a long run, a line of JSON each, into the file that TEST_CLUSTER_FIGURES names; shown always."""
+    line = json.dumps({"test": name, **figures})
+    print(line)
+    if os.environ.get("TEST_CLUSTER_FIGURES"):
+        with Path(os.environ["TEST_CLUSTER_FIGURES"]).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")

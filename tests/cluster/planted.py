@@ -1,0 +1,159 @@
+"""amqpd with a fault, or with another clock than real ones have: a node's program for tests that must go red with it.
+
+    python tests/cluster/planted.py FAULT[,FAULT] [--setting=value ...]
+
+Faults are planted here, from outside: amqpd has no switch for one. All of what is replaced is interpreted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from amqpd.cluster import members, node, placement, takeover
+from amqpd.cluster.logs import Place, SlotLogs
+from amqpd.cluster.producer import KafkaProducer
+from amqpd.cluster.takeover import Takeovers
+from amqpd.cluster.topics import Topics
+from amqpd.storage.log.appender import Replica
+
+SEND_LATER_S: Final = 0.5
+
+
+def confirm_early() -> None:
+    """What is in the node's own log is confirmed, and goes to Kafka half a second later."""
+
+    def offered(self: SlotLogs, log: Any) -> None:
+        batches = log.take()
+        partition = log.partition
+        if partition is None or self.ended or not batches:
+            return
+        log.moved(batches[-1].last_offset + 1)
+        self._loop.call_later(SEND_LATER_S, later, self, partition, batches)
+
+    def later(self: SlotLogs, partition: Any, batches: list[Any]) -> None:
+        if not self.ended and not self.producer.closed:
+            self.producer.offer(partition, batches)
+            self.producer.flush()
+
+    SlotLogs._offer = offered  # type: ignore[method-assign]
+
+
+def no_barrier() -> None:
+    """Whoever takes a slot writes no barrier to its queues' partitions: he asks where they end, and begins there."""
+    from kafka_logs import fetch
+
+    unfenced: set[Any] = set()
+    replica = SlotLogs.replica
+
+    async def fence_queues(
+        self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
+    ) -> list[Any]:
+        topics = [self.options.queues_topic(row.id) for row in vhosts]
+        counts = await self._reader.brokers.partitions(topics)
+        found = []
+        for topic, count in sorted(counts.items()):
+            for number in range(count):
+                end = int((await fetch(self.options.access, topic, number)).high_watermark)
+                opened = producer.open(topic, number, end)
+                unfenced.add(opened)
+                found.append(opened)
+        return found
+
+    def numbered(self: SlotLogs, partition: Any) -> Replica:
+        if partition in unfenced and partition not in self._replicas:
+            held = self.held
+            self._replicas[partition] = Replica(held.producer_id, held.epoch, 0, self._transaction_bytes_max)
+        return replica(self, partition)
+
+    Takeovers._fence_queues = fence_queues  # type: ignore[method-assign]
+    SlotLogs.replica = numbered  # type: ignore[method-assign]
+
+
+def no_old_barrier() -> None:
+    """Where Kafka gives out another producer id, the barrier is written under that one alone."""
+    fence_queues, take_over = Takeovers._fence_queues, takeover.take_over
+
+    async def fenced(
+        self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
+    ) -> list[Any]:
+        return await fence_queues(self, producer, vhosts, notes, key, held, None)
+
+    async def taken(producer: KafkaProducer, transactional_id: str, partitions: Any, recorded: Any = None) -> Any:
+        return await take_over(producer, transactional_id, partitions)
+
+    Takeovers._fence_queues = fenced  # type: ignore[method-assign]
+    takeover.take_over = taken  # type: ignore[assignment]
+
+
+def no_settlements() -> None:
+    """What consumers have acked is not told to Kafka."""
+
+    def dropped(self: SlotLogs) -> None:
+        self._records = []
+
+    SlotLogs._write_records = dropped  # type: ignore[method-assign]
+
+
+def old_place() -> None:
+    """A new queue begins where its partition does, and a deleted one's messages stay."""
+    placement.Place = lambda topic, number, _: Place(topic, number, 0)  # type: ignore[assignment,misc]
+
+    async def kept(self: Topics, name: str, before: Any) -> dict[int, int]:
+        return {}
+
+    Topics.delete_records = kept  # type: ignore[method-assign]
+
+
+def fast_keep_alive() -> None:
+    """No fault: what is hourly comes each second."""
+    node.KEEP_ALIVE_S = 1.0  # type: ignore[misc]
+    node.UPKEEP_S = 1.0  # type: ignore[misc]
+
+
+def no_keep_alive() -> None:
+    """The hourly record is left out."""
+    Takeovers.keep_alive = lambda self, owned: None  # type: ignore[method-assign]
+
+
+def short_poll() -> None:
+    """No fault: Kafka's library lets a member go that is not polled for 10 s."""
+    members.MAX_POLL_INTERVAL_S = 10.0  # type: ignore[misc]
+
+
+def no_poll() -> None:
+    """The group is joined, and not polled any more."""
+
+    async def never(self: members.Members) -> None:
+        await asyncio.Event().wait()
+
+    members.Members._each_second = never  # type: ignore[method-assign]
+
+
+FAULTS: Final[dict[str, Callable[[], None]]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        confirm_early,
+        no_barrier,
+        no_old_barrier,
+        no_settlements,
+        old_place,
+        fast_keep_alive,
+        no_keep_alive,
+        short_poll,
+        no_poll,
+    )
+}
+
+
+if __name__ == "__main__":
+    for fault in sys.argv[1].split(","):
+        FAULTS[fault]()
+    from amqpd.__main__ import main
+
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,171 @@
+"""One owner of a slot over a Kafka, a real one or `fake_kafka`: what it has taken over, its rows, its places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fake_kafka import FakeKafka
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.brokers import Brokers
+from amqpd.cluster.logs import Place, SlotLogs
+from amqpd.cluster.metadata import assigning
+from amqpd.cluster.placement import Placement, TopicMaker, own_topics
+from amqpd.cluster.producer import KafkaProducer, KafkaRefused, take_over
+from amqpd.cluster.reader import KafkaReader
+from amqpd.cluster.reading_rows import read_rows
+from amqpd.cluster.rows import SlotChange
+from amqpd.cluster.slot_rows import SlotRows
+from amqpd.storage.metadata.rows import VhostRow
+from amqpd.storage.replicated.partition import UNKNOWN, Partition
+from amqpd.storage.replicated.requests import ProducerId
+from amqpd.storage.storage import Storage
+
+META, SETTLED = "amqpd.shop.meta", "amqpd.shop.settled"
+
+
+def topic_name(vhost_id: str) -> str:
+    return f"amqpd.shop.{vhost_id}"
+
+
+class FakeTopics:
+    """Kafka's administration over a `FakeKafka`; `failing` has what the next calls raise."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.failing: list[Exception] = []
+        self.calls: list[tuple[str, Any]] = []
+
+    def _call(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.failing:
+            raise self.failing.pop(0)
+
+    async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
+        self._call("prepare", partitions)
+        self.kafka.create(topic_name(vhost_id), partitions)
+        return len(self.kafka.topics[topic_name(vhost_id)])
+
+    async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+        self._call("delete records", dict(before))
+        for number, offset in before.items():
+            self.kafka.delete_records(name, number, offset)
+        return dict(before)
+
+    async def make_own(self, name: str) -> None:
+        self._call("make own", name)
+        if name in self.kafka.topics:
+            raise KafkaRefused(f"topic {name} cannot be made: TOPIC_ALREADY_EXISTS")
+        self.kafka.create(name, 1)
+
+    async def delete(self, name: str) -> None:
+        self._call("delete", name)
+        self.kafka.topics.pop(name, None)
+
+
+class Slot:
+    """Whoever takes a slot over. number: its. vhosts: of it, by name."""
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        topics: TopicMaker,
+        directory: Path,
+        number: int = 1,
+        vhosts: Sequence[VhostRow] = (),
+        bytes_max: int = 8 << 20,
+        slots: int = 4,
+    ) -> None:
+        self.access = access
+        self.topics = topics
+        self.number = number
+        self.vhosts = {row.name: row for row in vhosts}
+        self.bytes_max = bytes_max
+        self.slots = slots
+        self.placed: dict[str, Place] = {}
+        self.fenced: list[str] = []
+        self.storage = Storage(directory, post=lambda function, *arguments: function(*arguments), inline=True)
+        self.reader = KafkaReader(access)
+        self.producer = KafkaProducer(
+            access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=self.fenced.append
+        )
+        self.rows: SlotRows | Any = None
+        self.logs: SlotLogs
+        self.placement: Placement
+
+    @property
+    def key(self) -> str:
+        return f"amqpd.shop.slot{self.number}"
+
+    async def take(self) -> Slot:
+        """Barriers, rows, places."""
+        brokers = Brokers(self.access)
+        meta = self.producer.open(META, self.number, UNKNOWN)
+        settled = self.producer.open(SETTLED, self.number, UNKNOWN)
+        counts = await brokers.partitions([topic_name(row.id) for row in self.vhosts.values()])
+        await brokers.close()
+        queues = [self.producer.open(name, each, UNKNOWN) for name, count in counts.items() for each in range(count)]
+        held = await take_over(self.producer, self.key, [meta, settled, *queues])
+        queues += await self._take_own(meta, held)
+        self.logs = SlotLogs(
+            self.producer,
+            held,
+            settled,
+            self.storage.commits,
+            self.reader.read,
+            on_failed=lambda _: None,
+            on_room=lambda: None,
+            on_fenced=self._on_fenced,
+        )
+        table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
+        self.placement = Placement(
+            self.logs,
+            self.topics,
+            self.key,
+            topic_name,
+            lambda name: self.vhosts[name].id if name in self.vhosts else None,
+            self.placed.__setitem__,
+            lambda queue_id: self.placed.pop(queue_id, None),
+        )
+        self.placement.begin(table.notes, queues, self.vhosts.values())
+        prepare = None if self.number else assigning(table, self.slots)
+        self.rows = SlotRows(table, meta, self.logs, self.bytes_max, self.placement, prepare)
+        self.logs.watched[meta] = self.rows.moved
+        return self
+
+    async def _take_own(self, meta: Partition, held: ProducerId) -> list[Partition]:
+        table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
+        own = own_topics(table.notes, [topic_name(row.id) for row in self.vhosts.values()])
+        found = [self.producer.open(name, 0, UNKNOWN) for name in own]
+        for each in found:
+            each.shared = True
+        await self.producer.fence(found, self.key, held)
+        return found
+
+    def _on_fenced(self, text: str) -> None:
+        self.fenced.append(text)
+        self.rows.fail(text)
+
+    def submit(self, *changes: SlotChange) -> list[BaseException | None]:
+        """What `done` is called with."""
+        answers: list[BaseException | None] = []
+        self.rows.submit(changes, answers.append)
+        return answers
+
+    async def close(self) -> None:
+        """It is given up, as by who crashes."""
+        self.rows.fail("closed")
+        await self.placement.close()
+        await self.logs.close()
+        await self.producer.close()
+        await self.reader.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Until it holds."""
+    async with asyncio.timeout(300):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)

@@ -1,0 +1,188 @@
+"""Which node has which slot: sticky, even, wishes obeyed, in two rounds; no Kafka needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
+
+SLOTS = 16
+
+
+@dataclass
+class Group:
+    """Nodes that do what they are told: they give up what an assignment leaves out, then take what it brings."""
+
+    slots: int = SLOTS
+    members: dict[str, Member] = field(default_factory=dict)
+    wishes: dict[int, str] = field(default_factory=dict)
+    moves: int = 0
+    rounds: int = 0
+    epoch: int = 0
+
+    def join(self, node: str) -> None:
+        self.members[f"id-{node}"] = Member(node, {})
+
+    def leave(self, node: str) -> None:
+        del self.members[f"id-{node}"]
+
+    def change(self, node: str, **fields: object) -> None:
+        self.members[f"id-{node}"] = self.members[f"id-{node}"]._replace(**fields)  # type: ignore[arg-type]
+
+    def held(self, node: str) -> set[int]:
+        return set(self.members[f"id-{node}"].held)
+
+    def round(self) -> bool:
+        """Whether anything has changed."""
+        self.rounds += 1
+        given = assign(self.slots, self.members, self.wishes)
+        changed = False
+        held_before = {slot for member in self.members.values() for slot in member.held}
+        for key, member in self.members.items():
+            assert len(set(given[key])) == len(given[key])
+            gained = set(given[key]) - set(member.held)
+            assert not gained & held_before, "a slot that somebody has is given to another"
+            kept = {slot: epoch for slot, epoch in member.held.items() if slot in given[key]}
+            changed = changed or bool(gained) or len(kept) < len(member.held)
+            self.moves += len(member.held) - len(kept)
+            for slot in gained:
+                self.epoch += 1
+                kept[slot] = self.epoch
+            self.members[key] = member._replace(held=kept, busy=member.busy & set(kept))
+        all_held = [slot for member in self.members.values() for slot in member.held]
+        assert len(all_held) == len(set(all_held)), "two have the same slot"
+        return changed
+
+    def settle(self) -> None:
+        for _ in range(4):
+            if not self.round():
+                return
+        raise AssertionError("it does not come to rest")
+
+
+def test_the_first_has_all_and_a_second_gets_half_in_two_rounds() -> None:
+    group = Group()
+    group.join("a")
+    group.settle()
+    assert group.held("a") == set(range(SLOTS))
+    group.join("b")
+    group.rounds = group.moves = 0
+    group.settle()
+    assert (len(group.held("a")), len(group.held("b"))) == (8, 8)
+    assert group.rounds == 3  # given up, taken, and one that finds nothing to do
+    assert group.moves == 8
+
+
+def test_connections_keep_a_slot_where_it_is_until_its_node_drains() -> None:
+    group = Group()
+    group.join("a")
+    group.settle()
+    group.change("a", busy=frozenset(range(12)))
+    group.join("b")
+    group.settle()
+    assert group.held("a") == set(range(12))
+    group.change("a", draining=True)
+    group.settle()
+    assert group.held("b") == set(range(SLOTS))
+
+
+def test_a_wish_moves_a_busy_slot_and_one_for_a_node_that_is_not_there_does_nothing() -> None:
+    group = Group()
+    group.join("a")
+    group.join("b")
+    group.settle()
+    mine = sorted(group.held("a"))
+    group.change("a", busy=frozenset(mine))
+    group.wishes = {mine[0]: "b", mine[1]: "nobody"}
+    group.settle()
+    assert mine[0] in group.held("b")
+    assert mine[1] in group.held("a")
+
+
+def test_orphans_are_given_out_at_once() -> None:
+    group = Group()
+    for node in "abc":
+        group.join(node)
+    group.settle()
+    group.change("a", busy=frozenset(group.held("a")))
+    before = group.held("a")
+    group.leave("b")
+    assert group.round()
+    assert before <= group.held("a")
+    assert group.held("a") | group.held("c") == set(range(SLOTS))
+
+
+def test_of_two_who_say_that_they_have_it_the_later_epoch_counts() -> None:
+    members = {"x": Member("a", {3: 7}, frozenset({3})), "y": Member("b", {3: 8}, frozenset({3}))}
+    given = assign(SLOTS, members, {})
+    assert 3 in given["y"]
+    assert 3 not in given["x"]
+
+
+def test_nobody_who_drains_gets_anything_even_if_all_do() -> None:
+    given = assign(SLOTS, {"x": Member("a", {1: 1}, draining=True)}, {1: "a"})
+    assert given == {"x": []}
+
+
+def test_what_a_member_says_of_itself_comes_back() -> None:
+    member = Member("node-é", {3: 4, 70: 0}, frozenset({3}), True, "[::1]:25672", "ab" * 32)
+    assert decode_member(encode_member(member)) == member
+    assert decode_peers(encode_peers([member])) == [Peer("node-é", "[::1]:25672", "ab" * 32, True)]
+    for odd in (b"", b"null", b"{}", b"[1]", b'{"node": 1, "held": [], "busy": 0, "draining": 0}'):
+        try:
+            decode_member(odd)
+        except ValueError:
+            continue
+        raise AssertionError(odd)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "leave", "busy", "drain", "wish", "round"]),
+        st.sampled_from("abcde"),
+        st.integers(0, SLOTS - 1),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_it_comes_to_rest_even_and_with_little_moved(program: list[tuple[str, str, int]]) -> None:
+    group = Group()
+    for what, node, slot in program:
+        there = f"id-{node}" in group.members
+        if what == "join" and not there:
+            group.join(node)
+        elif what == "leave" and there:
+            group.leave(node)
+        elif what == "busy" and there:
+            group.change(node, busy=frozenset({slot} & group.held(node)) ^ group.members[f"id-{node}"].busy)
+        elif what == "drain" and there:
+            group.change(node, draining=not group.members[f"id-{node}"].draining)
+        elif what == "wish":
+            group.wishes[slot] = node
+        elif what == "round":
+            group.round()
+    group.settle()
+    able = [each for each in group.members.values() if not each.draining]
+    for member in group.members.values():
+        assert not (member.draining and member.held)
+    if not able:
+        return
+    assert {slot for each in able for slot in each.held} == set(range(SLOTS)), "a slot is nobody's"
+    for slot, node in group.wishes.items():
+        wished = [each for each in able if each.node == node]
+        assert not wished or slot in wished[0].held
+    # What is not held fast by a wish or by connections is spread: who has more than one above the least has no such.
+    names = {each.node for each in able}
+    least = min(len(each.held) for each in able)
+    for each in able:
+        free = [s for s in each.held if s not in each.busy and group.wishes.get(s) not in names]
+        assert len(each.held) <= least + 1 or not free
+    moves = group.moves
+    group.settle()
+    assert group.moves == moves, "at rest nothing moves"

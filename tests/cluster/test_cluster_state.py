@@ -1,0 +1,202 @@
+"""What every node knows of the cluster: read from `meta` at the start, told in order as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_kafka import FakeKafka
+
+from amqpd.cluster.cluster_state import ClusterState, Owner, free_slot
+from amqpd.cluster.row_table import ALL_TABLES, RowTable
+from amqpd.cluster.rows import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
+from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, UserRow, VhostRow
+from amqpd.storage.replicated.keyed import Keyed, keyed_batch
+
+SLOTS = 4
+META = "amqpd.shop.meta"
+USER = UserRow("guest", "hash", "argon2id", ("administrator",))
+A, B = Owner("a", "10.0.0.1:5690", "f" * 64, 4000, 0, 1), Owner("b", "10.0.0.2:5690", "e" * 64, 4000, 1, 2)
+
+
+class Cluster:
+    """Whoever writes `meta`."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.table = RowTable(ALL_TABLES)
+        kafka.create(META, SLOTS)
+
+    def raw(self, slot: int, *records: tuple[bytes, bytes | None]) -> None:
+        batch = keyed_batch([Keyed(*each) for each in records], 0, 1_700_000_000_000, 7, 0, 0)
+        self.kafka.append(META, slot, batch.header + batch.records)
+
+    def write(self, *changes: SlotChange) -> int:
+        """To slot 0; returns the offset behind it."""
+        submission = self.table.apply(changes)
+        self.raw(0, *submission.asked, *submission.along)
+        return self.kafka.topics[META][0].end
+
+    def vhost(self, name: str, slot: int, **columns: str) -> None:
+        self.write(Put(VhostRow(name, f"id of {name}", **columns)), PutNote((VHOST_SLOT, name), {"slot": slot}))
+
+    def owner(self, slot: int, owner: Owner) -> None:
+        self.raw(slot, encode_note(owner.note(slot)))
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with FakeKafka(brokers=2) as kafka:
+        yield Cluster(kafka)
+
+
+@pytest.fixture
+async def state(cluster: Cluster) -> AsyncIterator[ClusterState]:
+    made = ClusterState(cluster.kafka.access, META, SLOTS)
+    yield made
+    await made.close()
+
+
+async def test_what_was_there_before(cluster: Cluster, state: ClusterState) -> None:
+    cluster.write(Put(USER))
+    cluster.vhost("/", 1)
+    cluster.vhost("shop", 2, state="deleting")
+    cluster.write(Put(PermissionRow("guest", "/", "", "", "")), Put(PermissionRow("guest", "shop", "", "", "")))
+    cluster.write(PutNote((WISH, 1), {"node": "b"}))
+    cluster.raw(1, (b'["queues","1"]', b'{"vhost":"/","name":"q"}'))  # the owner's, nobody else looks at it
+    cluster.owner(1, A)
+    cluster.owner(1, B)
+    cluster.owner(0, A)
+    await state.open()
+    assert [row.name for row in state.vhosts()] == ["/", "shop"]
+    assert (state.slot_of("/"), state.slot_of("shop"), state.slot_of("none")) == (1, 2, None)
+    assert (state.owner_of(0), state.owner_of(1), state.owner_of(2)) == (A, B, None)
+    assert state.owner_of_vhost("/") == B
+    assert state.owner_of_vhost("none") is None
+    assert [row.name for row in state.vhosts_of(1)] == ["/"]
+    assert (state.wish(1), state.wish(2)) == ("b", None)
+    begins_with = state.metadata_state("me")
+    assert (begins_with.users, begins_with.vhosts) == ([USER], [])
+    assert begins_with.permissions == [PermissionRow("guest", "/", "", "", "")]
+
+
+async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterState) -> None:
+    cluster.vhost("/", 1)
+    told: list[object] = []
+    state.on_row.append(told.append)
+    state.on_vhost.append(lambda name: told.append((name, state.slot_of(name))))
+    state.on_owner.append(lambda slot: told.append((slot, state.owner_of(slot))))
+    state.on_note.append(told.append)
+    await state.open()
+    assert told == []
+    cluster.write(Put(USER))
+    cluster.vhost("shop", 3)
+    cluster.write(Put(USER))  # as it was: nothing has changed
+    cluster.write(Put(USER._replace(password_hash="other")))
+    cluster.write(PutNote((WISH, 3), {"node": "a"}))
+    cluster.write(Delete(VhostRow("shop", "")), PutNote((VHOST_SLOT, "shop"), None))
+    await state.written(cluster.write(Delete(USER)))
+    shop = VhostRow("shop", "id of shop")
+    slot = PutNote((VHOST_SLOT, "shop"), {"slot": 3})
+    assert told == [
+        Put(USER),
+        Put(shop),
+        ("shop", None),
+        ("shop", 3),
+        slot,
+        Put(USER._replace(password_hash="other")),
+        PutNote((WISH, 3), {"node": "a"}),
+        Delete(shop),
+        ("shop", None),
+        ("shop", None),
+        PutNote(slot.key, None),
+        Delete(USER._replace(password_hash="other")),
+    ]
+    told.clear()
+    cluster.owner(1, A)
+    cluster.owner(1, A)
+    while not told:
+        assert await state.changed(60)
+    cluster.owner(1, B)
+    while len(told) < 2:
+        assert await state.changed(60)
+    assert told == [(1, A), (1, B)]
+
+
+async def test_a_listener_that_fails_costs_nobody_anything(
+    cluster: Cluster, state: ClusterState, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(_: object) -> None:
+        raise ValueError("a bug")
+
+    told: list[object] = []
+    state.on_row += [failing, told.append]
+    await state.open()
+    await state.written(cluster.write(Put(USER)))
+    assert told == [Put(USER)]
+    assert "a bug" in caplog.text
+
+
+async def test_waiting(cluster: Cluster, state: ClusterState) -> None:
+    await state.open()
+    assert not await state.changed(0.05)
+    waiting = asyncio.create_task(state.changed(60))
+    await asyncio.sleep(0)
+    cluster.vhost("/", 1)
+    assert await waiting
+    await state.caught_up()
+    assert state.next_offset == cluster.kafka.topics[META][0].end
+
+
+async def test_what_a_later_version_has_written(cluster: Cluster, state: ClusterState) -> None:
+    """A node that does not understand what all share does not start; one that runs passes it over and says so."""
+    other = ClusterState(cluster.kafka.access, META, SLOTS)
+    await other.open()
+    cluster.raw(0, (b'["pets","cat"]', b"{}"))
+    with pytest.raises(MetadataError, match="table 'pets' is not known to this version of amqpd; start the later"):
+        await state.open()
+    await other.written(cluster.write(Put(USER)))
+    assert "pets" in other.problem
+    assert list(other.table.rows(UserRow)) == [USER]
+    await other.close()
+
+
+async def test_what_is_not_ours_is_counted(
+    cluster: Cluster, state: ClusterState, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.raw(0, (b"k", b"v"), (b'["owner",0]', b"5"))
+    cluster.raw(2, (b'["owner",2]', b"not one of ours"), (b"k", b"v"))
+    cluster.raw(3, (b'["owner",3]', b'{"node":"a"}'))
+    cluster.owner(2, A)
+    await state.open()
+    assert state.owners == {2: A}
+    assert "records of amqpd.shop.meta are not amqpd's and were passed over" in caplog.text
+
+
+async def test_a_large_slot_0_does_not_hold_the_loop(cluster: Cluster, state: ClusterState) -> None:
+    """Ten thousand users in one batch, read in many turns of the loop."""
+    cluster.write(*(Put(UserRow(f"user {each}", "h" * 90, "argon2id")) for each in range(10_000)))
+    turns = 0
+
+    async def ticking() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            if 0 < len(state.table) < 10_000:
+                turns += 1
+
+    ticks = asyncio.create_task(ticking())
+    await state.open()
+    ticks.cancel()
+    assert len(list(state.table.rows(UserRow))) == 10_000
+    assert turns > 5
+
+
+def test_the_emptiest_slot() -> None:
+    assert free_slot(1, []) == 0
+    assert free_slot(64, []) == 1
+    assert free_slot(4, [1, 2]) == 3
+    assert free_slot(4, [1, 2, 3, 1, 3]) == 2
+    assert free_slot(4, [0, 0]) == 1

@@ -1,0 +1,76 @@
+"""Vhosts evened out over nodes, and definitions taken apart: without Kafka."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.cluster.control import evened
+from amqpd.cluster.node import ClusterNode
+from amqpd.cluster.rows import WISH, PutNote
+from amqpd.cluster.spread import parts, together
+from amqpd.management.call import BadRequest
+
+
+@given(st.dictionaries(st.integers(0, 60), st.sampled_from("abcde")), st.sets(st.sampled_from("abcde"), min_size=1))
+def test_evened_moves_as_little_as_it_takes(owners: dict[int, str], nodes: set[str]) -> None:
+    moves = evened(owners, sorted(nodes))
+    after = Counter(dict.fromkeys(nodes, 0))
+    after.update(moves.get(slot, node) for slot, node in owners.items() if node in nodes)
+    assert max(after.values()) - min(after.values()) <= 1
+    assert all(owners[slot] != node and node in nodes and owners[slot] in nodes for slot, node in moves.items())
+    before = Counter(node for node in owners.values() if node in nodes)
+    share = -(-sum(before.values()) // len(nodes))
+    assert len(moves) >= sum(max(0, count - share) for count in before.values())
+    assert all(slot in owners for slot in moves)
+
+
+def test_one_node_has_all() -> None:
+    assert evened({1: "a", 2: "a"}, ["a"]) == {}
+    assert evened({1: "a", 2: "a"}, []) == {}
+
+
+def test_parts_of_definitions() -> None:
+    own, by_vhost = parts(
+        {
+            "rabbit_version": "3",
+            "users": [{"name": "u"}],
+            "global_parameters": [{"name": "g"}],
+            "vhosts": [{"name": "a"}, {"name": "b"}],
+            "queues": [{"vhost": "a", "name": "q"}, {"vhost": "c", "name": "q"}],
+            "permissions": [{"vhost": "b", "user": "u"}],
+        }
+    )
+    assert own == {"rabbit_version": "3", "users": [{"name": "u"}], "global_parameters": [{"name": "g"}]}
+    assert by_vhost == {
+        "a": {"vhosts": [{"name": "a"}], "queues": [{"vhost": "a", "name": "q"}]},
+        "b": {"vhosts": [{"name": "b"}], "permissions": [{"vhost": "b", "user": "u"}]},
+        "c": {"queues": [{"vhost": "c", "name": "q"}]},
+    }
+    assert together([by_vhost["a"], by_vhost["c"]])["queues"] == [
+        {"vhost": "a", "name": "q"},
+        {"vhost": "c", "name": "q"},
+    ]
+
+
+@pytest.mark.parametrize("item", [{"name": "q"}, {"vhost": 5}, "text", None])
+def test_an_item_without_a_vhost(item: object) -> None:
+    with pytest.raises(BadRequest, match="an item of queues has no vhost"):
+        parts({"queues": [item]})
+
+
+def test_a_wish_for_a_slot_that_is_just_being_taken_asks_for_the_round_in_which_it_goes() -> None:
+    """Else the slot stays where it is until a node comes or goes, and `move_vhost` says that it has not moved."""
+    asked: list[bool] = []
+    members = SimpleNamespace(rejoin=lambda: asked.append(True))
+    node = cast("Any", SimpleNamespace(owned={}, slots=SimpleNamespace(said=lambda: {3: 0}), _members=members))
+    ClusterNode._note_changed(node, PutNote((WISH, 4), {"node": "b"}))
+    ClusterNode._note_changed(node, PutNote((WISH, 3), None))
+    assert asked == []
+    ClusterNode._note_changed(node, PutNote((WISH, 3), {"node": "b"}))
+    assert asked == [True]

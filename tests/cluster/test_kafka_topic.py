@@ -1,0 +1,185 @@
+"""Queues that have a topic of Kafka for themselves: what stock consumers read there, and who may have one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pika
+import pytest
+from amqpd_nodes import NodeFailed, Nodes
+from kafka_logs import create_topic
+from kafka_rig import Kafka
+
+from amqpd.broker.catalogue import kafka_topic
+from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.properties import decode_properties
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+KEPT = pika.BasicProperties(delivery_mode=2)
+ONE = {"cluster.replication_factor": 1, "cluster.required_insync": 1, "cluster.slots": 4}
+
+
+@pytest.fixture
+def node(tmp_path: Path, kafka: Kafka, topic: str) -> Iterator[Nodes]:
+    settings = {**ONE, "cluster.kafka_topics": rf"{topic}\.shop\..*"}
+    with Nodes(tmp_path, kafka, 1, name=topic, settings=settings) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Nodes], Any]]:
+    made: list[pika.BlockingConnection] = []
+
+    def connected(nodes: Nodes) -> Any:
+        host, port = nodes[1].amqp
+        made.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, socket_timeout=120)))
+        channel = made[-1].channel()
+        channel.confirm_delivery()
+        return channel
+
+    yield connected
+    for each in made:
+        with suppress(pika.exceptions.AMQPError):
+            each.close()
+
+
+def read(kafka: Kafka, topic: str, count: int) -> list[tuple[bytes, bytes, dict[str, bytes]]]:
+    """(key, value, headers) of the messages in it, as a stock consumer has them. What has no header `exchange` is no
+    message: a barrier, or the record by which Kafka does not forget who writes it.
+    """
+    consumer = KafkaConsumer(bootstrap_servers=kafka.bootstrap, enable_auto_commit=False)
+    try:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        found: list[tuple[bytes, bytes, dict[str, bytes]]] = []
+        while len(found) < count:
+            for records in consumer.poll(timeout_ms=1000).values():
+                found += [
+                    (record.key, record.value, headers)
+                    for record in records
+                    if "exchange" in (headers := dict(record.headers))
+                ]
+        return found
+    finally:
+        consumer.close()
+
+
+def test_a_stock_consumer_reads_what_is_published(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
+    channel = connect(node)
+    name = f"{topic}.shop.orders"
+    channel.exchange_declare("sales", "topic", durable=True)
+    for kind, queue in (("classic", "q"), ("stream", "s")):
+        channel.queue_declare(
+            queue, durable=True, arguments={"x-queue-type": kind, "x-kafka-topic": f"{name}.{kind}"}
+        )
+        channel.queue_bind(queue, "sales", "eu.#")
+    for number in range(5):
+        properties = pika.BasicProperties(content_type="text/plain", headers={"n": number}, message_id=f"id-{number}")
+        channel.basic_publish("sales", f"eu.{number}", b"order %d" % number, properties)
+    for kind in ("classic", "stream"):
+        messages = read(kafka, f"{name}.{kind}", 5)
+        assert [(key, value) for key, value, _ in messages] == [(b"eu.%d" % n, b"order %d" % n) for n in range(5)]
+        for number, (_, _, headers) in enumerate(messages):
+            assert headers["exchange"] == b"sales"
+            properties = decode_properties(headers["properties"])
+            assert properties.content_type == "text/plain"
+            assert properties.message_id == f"id-{number}"
+            assert properties.headers == {"n": number}
+    method, _, body = channel.basic_get("q", auto_ack=True)
+    assert (method.routing_key, body) == ("eu.0", b"order 0")
+    channel.queue_delete("q")
+    channel.queue_declare("q", durable=True, arguments={"x-kafka-topic": f"{name}.again"})
+
+
+def test_the_program_of_the_manual(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
+    name = f"{topic}.shop.manual"
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
+    asked, program = (
+        block.split("```")[0].replace("shop.orders", name).replace("localhost:9092", kafka.bootstrap)
+        for block in text.partition("## A queue that others read in Kafka")[2].split("```python\n")[1:3]
+    )
+    host, port = node[1].amqp
+    address = f'pika.ConnectionParameters("{host}", {port})'
+    for source in (asked.replace('pika.ConnectionParameters("localhost")', address), program):
+        command = [sys.executable, "-P", "-c", source]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert run.returncode == 0, run.stderr
+    assert run.stdout == "1 b'' b'orders' b'a first order' {'region': 'eu'}\n"
+
+
+def test_it_is_there_after_a_kill_and_whoever_wrote_to_it_has_cost_nobody_else_anything(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
+    channel = connect(node)
+    name = f"{topic}.shop.orders"
+    channel.queue_declare("own", durable=True, arguments={"x-kafka-topic": name})
+    channel.queue_declare("other", durable=True)
+    channel.basic_publish("", "own", b"one", KEPT)
+    stranger = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    stranger.send(name, b"no message", partition=0).get(60)
+    stranger.close()
+    with pytest.raises(pika.exceptions.NackError):
+        channel.basic_publish("", "own", b"stored behind the stranger's", KEPT)
+    for number in range(3):
+        channel.basic_publish("", "other", b"%d" % number, KEPT)
+    node.kill(1)
+    node.start(1)
+    channel = connect(node)
+    bodies = []
+    while (got := channel.basic_get("own", auto_ack=True))[0] is not None:
+        bodies.append(got[2])
+    assert b"one" in bodies and b"no message" not in bodies
+    channel.basic_publish("", "own", b"two", KEPT)
+    assert channel.basic_get("own", auto_ack=True)[2] == b"two"
+    assert channel.basic_get("other", auto_ack=True)[2] == b"0"
+
+
+def test_who_may_have_one(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str) -> None:
+    create_topic(kafka.bootstrap, f"{topic}.shop.taken")
+    connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
+    for wanted, code, text in (
+        ("elsewhere", 403, "access to topic 'elsewhere' of Kafka refused: cluster.kafka_topics does not allow it"),
+        (f"amqpd.{topic}.meta", 403, "does not allow it"),
+        (f"{topic}.shop.taken", 406, "exists already"),
+        (f"{topic}.shop.first", 406, "belongs to another queue"),
+        ("no/name", 406, "expected a name of letters"),
+    ):
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+            connect(node).queue_declare("q", durable=True, arguments={"x-kafka-topic": wanted})
+        assert refused.value.reply_code == code
+        assert text in refused.value.reply_text
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not durable"):
+        connect(node).queue_declare("q", arguments={"x-kafka-topic": f"{topic}.shop.q"})
+    asked = {"durable": True, "arguments": {"x-kafka-topic": f"{topic}.shop.taken"}}
+    with pytest.raises(NodeFailed, match=r"topic .*taken.* exists already"):
+        node.api(1, "PUT", "/api/queues/%2F/q", asked)
+    connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
+
+
+def test_a_node_without_kafka_has_none() -> None:
+    vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
+    asked = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
+    with pytest.raises(PreconditionFailed, match="there is no Kafka: this is no node of a cluster"):
+        kafka_topic.check(vhost, asked)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, 5])
+def test_what_is_no_name_of_a_topic(name: object) -> None:
+    with pytest.raises(PreconditionFailed, match="x-kafka-topic"):
+        queue_arguments.validate("q", "/", {"x-kafka-topic": name})

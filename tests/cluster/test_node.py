@@ -1,0 +1,132 @@
+"""One node over one broker of Kafka: what it confirms is there after a kill; how it starts and leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pika
+import pytest
+from amqpd_nodes import NodeFailed, Nodes
+from kafka_rig import Kafka
+
+SINGLE = {"cluster.replication_factor": 1, "cluster.required_insync": 1, "cluster.slots": 4}
+
+
+@pytest.fixture
+def node(tmp_path: Path, kafka: Kafka, topic: str):
+    with Nodes(tmp_path, kafka, 1, name=topic, settings=SINGLE) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., pika.BlockingConnection]]:
+    """Connections, closed at the end, whatever became of them."""
+    made: list[pika.BlockingConnection] = []
+
+    def connected(nodes: Nodes, number: int = 1, vhost: str = "/") -> pika.BlockingConnection:
+        host, port = nodes[number].amqp
+        made.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost, socket_timeout=60)))
+        return made[-1]
+
+    yield connected
+    for each in made:
+        with suppress(pika.exceptions.AMQPError):
+            each.close()
+
+
+def drained(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str) -> list[tuple[bytes, bool]]:
+    """(body, redelivered) of what is in it, each acked."""
+    got = []
+    while True:
+        method, _, body = channel.basic_get(queue)
+        if method is None:
+            return got
+        got.append((body, method.redelivered))
+        channel.basic_ack(method.delivery_tag)
+
+
+def test_what_was_confirmed_and_declared_is_there_after_a_kill(node: Nodes, connect) -> None:
+    connection = connect(node)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("orders", durable=True)
+    channel.queue_declare("gone", durable=True)
+    channel.exchange_declare("shop", "topic", durable=True)
+    channel.queue_bind("orders", "shop", "a.#")
+    for number in range(30):
+        channel.basic_publish("shop", "a.b", b"%d" % number)
+    for number in range(10):
+        method, _, body = channel.basic_get("orders")
+        assert body == b"%d" % number
+        channel.basic_ack(method.delivery_tag)
+    channel.queue_delete("gone")
+    connection.process_data_events(0.5)  # what is settled goes to Kafka within 50 ms
+    node.kill(1)
+    node.start(1)
+    channel = connect(node).channel()
+    channel.confirm_delivery()
+    assert [int(body) for body, _ in drained(channel, "orders")] == list(range(10, 30))
+    channel.basic_publish("shop", "a.c", b"behind")
+    assert drained(channel, "orders") == [(b"behind", False)]
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
+        channel.queue_declare("gone", passive=True)
+
+
+def test_a_clean_stop_tells_what_was_delivered_and_what_was_not(node: Nodes, connect) -> None:
+    connection = connect(node)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True)
+    for number in range(4):
+        channel.basic_publish("", "q", b"%d" % number)
+    channel.basic_get("q")  # and not acked
+    node.stop(1)
+    node.start(1)
+    assert drained(connect(node).channel(), "q") == [(b"0", True), (b"1", False), (b"2", False), (b"3", False)]
+
+
+def test_a_vhost_is_made_used_and_deleted_and_its_topic_with_it(node: Nodes, connect) -> None:
+    node.api(1, "PUT", "/api/vhosts/shop")
+    node.api(1, "PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    channel = connect(node, vhost="shop").channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True)
+    channel.basic_publish("", "q", b"one")
+    node.api(1, "DELETE", "/api/vhosts/shop")
+    assert [each["name"] for each in node.api(1, "GET", "/api/vhosts")] == ["/"]
+    node.api(1, "PUT", "/api/vhosts/shop")
+    node.api(1, "PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    channel = connect(node, vhost="shop").channel()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
+        channel.queue_declare("q", passive=True)
+
+
+def test_what_is_the_clusters_is_not_reset_by_one_node(node: Nodes) -> None:
+    node.api(1, "POST", "/api/amqpd/stop_app")
+    with pytest.raises(NodeFailed, match=r"400 .*in a cluster"):
+        node.api(1, "POST", "/api/amqpd/reset")
+    assert [each["name"] for each in node.api(1, "GET", "/api/vhosts")] == ["/"]
+    size = node.api(1, "GET", "/api/health/checks/reached-target-cluster-size")
+    assert (size["status"], size["cluster_size"]) == ("ok", 1)
+
+
+def test_the_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka) -> None:
+    (tmp_path / "metadata.sqlite").write_bytes(b"")
+    settings = ["--cluster.kafka", kafka.bootstrap, "--cluster.name", "x", "--cluster.secret", "0123456789abcdef"]
+    command = [sys.executable, "-P", "-m", "amqpd", "--data-dir", str(tmp_path), *settings]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AMQPD_")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert ended.returncode == 69
+    assert "cluster_import" in ended.stderr
+
+
+def test_a_server_without_kafka_imports_nothing_of_a_cluster() -> None:
+    program = "import amqpd.server, sys; print([each for each in sys.modules if each.startswith('amqpd.cluster')])"
+    command = [sys.executable, "-P", "-c", program]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout.strip() == "[]"

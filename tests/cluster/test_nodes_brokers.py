@@ -1,0 +1,34 @@
+"""Brokers of Kafka that are killed and restarted under the nodes' load: nothing lost, stalls bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+from amqpd_nodes import Nodes
+from kafka_rig import Kafka
+from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note
+
+STALL_S_MAX = 30.0
+"""Kafka gives a killed broker 9 s (`broker.session.timeout.ms`) before another leads its partitions."""
+
+
+async def test_brokers_that_are_killed_and_restarted(nodes: Nodes, brokers: Kafka) -> None:
+    """Acceptance 6: one of three killed under load, then a rolling restart of all three."""
+    stalls: list[float] = []
+    ways = [signal.SIGKILL] * count(1, 50) + [signal.SIGTERM] * count(1, 3)
+    async with loaded(nodes) as load:
+        for turn, how in enumerate(ways):
+            victim = 1 + turn % len(brokers.brokers)
+            since = time.monotonic()
+            await asyncio.to_thread(brokers.kill, victim, how)
+            await flowing(load, VHOSTS, 240)
+            stalls.append(time.monotonic() - since)
+            brokers.start(victim, wait=False)
+            await asyncio.to_thread(brokers.wait_until_there)
+            await flowing(load, VHOSTS, 240)
+            await asyncio.to_thread(brokers.wait_until_in_sync)
+    note("brokers", stalls=[round(each, 1) for each in stalls], told=load.account.told())
+    if QUIET_MACHINE:
+        assert max(stalls) <= STALL_S_MAX

@@ -1,0 +1,172 @@
+"""An owner that stands still, or is cut off, while another takes its vhosts: behind the barrier nothing of it is
+stored, it confirms nothing more, and serves nothing that is not its own when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import kafka_hosts
+import kafka_rig
+import pytest
+from account import Account
+from amqpd_nodes import Nodes
+from kafka_hosts import Host
+from kafka_rig import Kafka
+from nodes_load import Load
+from nodes_story import (
+    VHOSTS,
+    count,
+    epochs_never_fall,
+    flowing,
+    loaded,
+    note,
+    owner_of,
+    owners_of,
+    served,
+)
+from quickclient import connect
+
+from amqpd.cluster.access import KafkaAccess
+
+STOPPED_S = 60.0
+
+
+def access_to(kafka: Kafka) -> KafkaAccess:
+    return KafkaAccess(tuple(kafka.bootstrap.split(",")))
+
+
+async def stopped_owner(nodes: Nodes, kafka: Kafka, times: int, stopped_s: float) -> None:
+    """SIGSTOP of an owner for a minute. Only it has got what was published into `quiet`, whose partition the new owner
+    has no reason to write to but for its barrier; that must not come after it wakes up.
+    """
+    async with loaded(nodes) as load:
+        for turn in range(times):
+            vhost = VHOSTS[turn % len(VHOSTS)]
+            await load.declare(vhost, "quiet")
+            zombie = await owner_of(nodes, vhost)
+            his = [each for each, owner in (await owners_of(nodes)).items() if owner == zombie]
+            late = await connect(nodes[zombie].amqp[1], vhost=vhost, host=nodes[zombie].amqp[0], patience_s=300)
+            confirms: list[int] = []
+            late.on_confirm = lambda tag, multiple, acked, heard=confirms: heard.append(tag if acked else -tag)
+            await late.confirm_select()
+            since = time.monotonic()
+            nodes.pause(zombie)
+            late.publish("", "quiet", b"\x10\x00\x02", b"from the zombie")
+            await served(load, his, since)
+            await asyncio.sleep(max(0.0, since + stopped_s - time.monotonic()))
+            nodes.resume(zombie)
+            await asyncio.wait_for(late.gone.wait(), 120)
+            assert all(tag < 0 for tag in confirms), "a zombie has confirmed"
+            await flowing(load, VHOSTS)
+            assert await owner_of(nodes, vhost) != 0
+            getter = await connect(load.addresses[0][1], vhost=vhost, host=load.addresses[0][0], patience_s=300)
+            assert await getter.get("quiet", no_ack=True) is None, "what the zombie had has been stored"
+            getter.close()
+    barriers = await epochs_never_fall(access_to(kafka), nodes.name)
+    note("zombies", times=times, partitions=len(barriers), told=load.account.told())
+
+
+async def test_an_owner_that_stood_still(nodes: Nodes, brokers: Kafka) -> None:
+    """Acceptance 4."""
+    await stopped_owner(nodes, brokers, count(1, 5), count(20, 60))
+
+
+@pytest.mark.on_demand
+async def test_without_the_barrier_a_zombie_writes_on(tmp_path: Path, brokers: Kafka) -> None:
+    """Planted: the new owner writes no barriers to the queues' partitions."""
+    with Nodes(tmp_path, brokers, 3, name="planted-4", plant="no-barrier") as nodes, pytest.raises(AssertionError):
+        await stopped_owner(nodes, brokers, 3, 20)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Host]]:
+    """Of three brokers, and of three nodes."""
+    kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
+    with kafka_hosts.Network(6, number=1) as network:
+        yield network.hosts
+
+
+@pytest.fixture(scope="module")
+def far_brokers(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """On hosts of their own."""
+    with Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=hosts[:3]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def far_nodes(hosts: list[Host], far_brokers: Kafka, tmp_path: Path) -> Iterator[Nodes]:
+    """On hosts of their own."""
+    for host in hosts:
+        host.heal()
+    with Nodes(tmp_path, far_brokers, 3, name=f"far-{tmp_path.name}"[:60], hosts=hosts[3:]) as nodes:
+        yield nodes
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("how", ["both ways", "from Kafka", "to Kafka"])
+async def test_an_owner_that_is_cut_off_from_kafka(
+    far_nodes: Nodes, far_brokers: Kafka, hosts: list[Host], how: str
+) -> None:
+    """Acceptance 3: its clients still reach it. After 12 s it confirms and delivers nothing of a replicated queue; the
+    others serve what was its; once it is healed it owns nothing that it should not.
+    """
+    nodes = far_nodes
+    brokers = [host.address for host in hosts[:3]]
+    async with loaded(nodes) as load:
+        alone = await owner_of(nodes, "red")
+        his = [each for each, owner in (await owners_of(nodes)).items() if owner == alone]
+        near = Load(Account(), [nodes[alone].amqp])  # clients that know no other node
+        for vhost in his:
+            await near.declare(vhost, f"{vhost}.near")
+            near.publish(vhost, f"{vhost}.near", 50)
+            near.consume(vhost, f"{vhost}.near")
+        await flowing(near, [f"{vhost}.near" for vhost in his])
+        since = time.monotonic()
+        if how != "to Kafka":
+            nodes[alone].host.drop_from(*brokers)
+        if how != "from Kafka":
+            nodes[alone].host.drop_to(*brokers)
+        await asyncio.sleep(12)
+        before = near.account.confirmed, sum(map(len, near.account.seen.values()))
+        await asyncio.sleep(5)
+        assert (near.account.confirmed, sum(map(len, near.account.seen.values()))) == before
+        await served(load, his, since)
+        for vhost in his:
+            assert await owner_of(nodes, vhost) != alone
+        nodes[alone].host.heal()
+        await flowing(load, VHOSTS)
+        await flowing(near, [f"{vhost}.near" for vhost in his], 180)
+        await near.drain()
+        near.account.judge()
+    await epochs_never_fall(access_to(far_brokers), nodes.name)
+
+
+@pytest.mark.on_demand
+async def test_an_owner_whom_kafka_has_forgotten(tmp_path: Path) -> None:
+    """Acceptance 13: its transactional id has expired while it stood still: the new owner has another producer id."""
+    kafka_rig.need(kafka_rig.missing())
+    await forgotten_owner(tmp_path, "")
+
+
+@pytest.mark.on_demand
+async def test_without_the_barrier_under_the_old_id_it_writes_on(tmp_path: Path) -> None:
+    """Planted: a takeover that gets another producer id writes its barrier under that one alone."""
+    kafka_rig.need(kafka_rig.missing())
+    with pytest.raises(AssertionError):
+        await forgotten_owner(tmp_path, "no-old-barrier")
+
+
+async def forgotten_owner(tmp_path: Path, plant: str) -> None:
+    settings = {
+        "transactional.id.expiration.ms": "4000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
+    }
+    with (
+        Kafka(tmp_path / "kafka", settings=settings) as kafka,
+        Nodes(tmp_path, kafka, 2, name="forgotten", plant=plant) as nodes,
+    ):
+        await stopped_owner(nodes, kafka, 1, 30)

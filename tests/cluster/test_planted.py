@@ -1,0 +1,47 @@
+"""What is planted fits where it is put: a fault that is called wrongly goes red for another reason than its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from planted import FAULTS
+
+from amqpd.cluster import members, node, placement, takeover
+from amqpd.cluster.logs import SlotLogs
+from amqpd.cluster.members import Members
+from amqpd.cluster.takeover import Takeovers
+from amqpd.cluster.topics import Topics
+
+PLACES: tuple[Any, ...] = (members, node, placement, takeover, Members, SlotLogs, Takeovers, Topics)
+
+
+@pytest.fixture
+def before() -> Iterator[dict[Any, dict[str, Any]]]:
+    kept = {place: dict(vars(place)) for place in PLACES}
+    yield kept
+    for place, names in kept.items():
+        for name, value in names.items():
+            if vars(place)[name] is not value:
+                setattr(place, name, value)
+
+
+def positional(function: Any) -> list[Any]:
+    return [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_it_is_called_as_what_it_stands_for(fault: str, before: dict[Any, dict[str, Any]]) -> None:
+    FAULTS[fault]()
+    changed = [
+        (names[name], value)
+        for place, names in before.items()
+        for name, value in vars(place).items()
+        if name in names and names[name] is not value
+    ]
+    assert changed, "nothing is planted"
+    for original, planted in changed:
+        if callable(original) and not isinstance(original, type):
+            assert len(positional(planted)) == len(positional(original)), f"{original} is called otherwise"

@@ -1,0 +1,393 @@
+"""Partitions read to an end, and followed as they grow: over leaders that change, connections that break, gaps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+from fake_kafka import FETCH, METADATA, FakeKafka
+from kafka_logs import create_topic
+from kafka_rig import Kafka
+from librt.strings import BytesWriter
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.connection import KafkaLost
+from amqpd.cluster.producer import KafkaProducer, KafkaRefused, take_over
+from amqpd.cluster.reader import Followed, Follower, KafkaReader, read
+from amqpd.cluster.records import Keyed, keyed_records
+from amqpd.storage.log.batch import BatchHeader, close_batch
+from amqpd.storage.replicated.keyed import Keyed as KeyedRecord
+from amqpd.storage.replicated.keyed import keyed_batch
+from amqpd.storage.replicated.partition import UNKNOWN
+from amqpd.storage.replicated.requests import EARLIEST
+
+
+def image(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:
+    """A batch of them, as it goes to Kafka."""
+    batch = keyed_batch([KeyedRecord(*each) for each in records], 0, 1_700_000_000_000, 7, 0, sequence)
+    return b"".join((batch.header, batch.records, *batch.more))
+
+
+def emptied(offsets: int) -> bytes:
+    """A batch of which compaction has left the header; it had so many offsets."""
+    header = bytearray(close_batch(BytesWriter(), b"", 0, 0, 0, 0, 1_700_000_000_000, 0, 9, 0, -1, [], 2).header)
+    header[23:27] = (offsets - 1).to_bytes(4, "big")
+    from google_crc32c import value
+
+    header[17:21] = value(bytes(header[21:])).to_bytes(4, "big")
+    return bytes(header)
+
+
+def keyed(batches: list[bytes]) -> list[Keyed]:
+    return [record for batch in batches for part in keyed_records(batch) for record in part]
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeKafka]:
+    async with FakeKafka(brokers=2) as kafka:
+        kafka.create("t", 4)
+        yield kafka
+
+
+async def everything(access: KafkaAccess, number: int, start: int, end: int) -> list[Keyed]:
+    return keyed([batch async for batch in read(access, "t", number, start, end)])
+
+
+def fill(fake: FakeKafka, number: int, count: int) -> list[Keyed]:
+    """One to three records a batch."""
+    random_ = random.Random(number)
+    found: list[Keyed] = []
+    while len(found) < count:
+        records = [(b"k%d" % random_.randrange(9), b"v" * random_.randrange(300)) for _ in range(random_.randint(1, 3))]
+        at = fake.append("t", number, image(*records))
+        found += [Keyed(at + index, *each) for index, each in enumerate(records)]
+    return found
+
+
+class TestRecords:
+    def test_there_and_back(self) -> None:
+        records = [(b"k", b"v"), (b"", b""), (b"gone", None), ("ü".encode(), bytes(range(256)) * 40)]
+        assert keyed([image(*records)]) == [Keyed(index, *each) for index, each in enumerate(records)]
+
+    def test_many_in_parts(self) -> None:
+        records = [(b"%d" % each, b"x" * 1000) for each in range(2000)]
+        parts = list(keyed_records(image(*records)))
+        assert len(parts) > 5
+        assert [(each.key, each.value) for part in parts for each in part] == records
+
+
+class TestRead:
+    async def test_all_of_it(self, fake: FakeKafka) -> None:
+        expected = fill(fake, 2, 300)
+        fake.fetch_size_max = 5000
+        assert await everything(fake.access, 2, 0, len(expected)) == expected
+        assert fake.asked[FETCH] > 5
+
+    async def test_a_part_has_whole_batches(self, fake: FakeKafka) -> None:
+        fake.append("t", 0, image((b"a", b"0"), (b"b", b"1"), (b"c", b"2")))
+        fake.append("t", 0, image((b"d", b"3"), (b"e", b"4")))
+        fake.append("t", 0, image((b"f", b"5")))
+        assert [each.offset for each in await everything(fake.access, 0, 1, 4)] == [0, 1, 2, 3, 4]
+        assert [each.offset for each in await everything(fake.access, 0, 3, 5)] == [3, 4]
+        assert await everything(fake.access, 0, 4, 4) == []
+
+    async def test_an_end_that_comes_later(self, fake: FakeKafka) -> None:
+        fake.append("t", 0, image((b"a", b"0")))
+        reading = asyncio.create_task(everything(fake.access, 0, 0, 2))
+        await fake.until_asked(FETCH, 3)
+        fake.append("t", 0, image((b"b", b"1")))
+        assert [each.key for each in await reading] == [b"a", b"b"]
+
+    async def test_what_compaction_has_left(self, fake: FakeKafka) -> None:
+        """Offsets are missing, a batch has none of its records, and the last one before the end is gone."""
+        fake.append("t", 0, image((b"a", b"0")))
+        fake.append("t", 0, emptied(5))
+        held = fake.topics["t"][0]
+        held.end += 10
+        fake.append("t", 0, image((b"b", b"1")))
+        assert [each.offset for each in await everything(fake.access, 0, 0, 17)] == [0, 16]
+        assert [each.offset for each in await everything(fake.access, 0, 0, 12)] == [0]
+
+    async def test_a_log_that_has_lost_its_front(self, fake: FakeKafka) -> None:
+        expected = fill(fake, 1, 30)
+        fake.delete_records("t", 1, 20)
+        found = await everything(fake.access, 1, 0, len(expected))
+        assert found[-1] == expected[-1]
+        assert 17 < found[0].offset <= 20
+        fake.delete_records("t", 1, fake.topics["t"][1].end)
+        assert await everything(fake.access, 1, 0, len(expected)) == []
+
+    async def test_over_whatever_passes(self, fake: FakeKafka) -> None:
+        """Leaders that move, connections that break, codes that pass, a broker that is away."""
+        expected = fill(fake, 3, 400)
+        fake.fetch_size_max = 2000
+        random_ = random.Random(16)
+
+        async def trouble() -> None:
+            while True:
+                match random_.randrange(4):
+                    case 0:
+                        fake.lead("t", 3, random_.choice((1, 2)))
+                    case 1:
+                        fake.drop(random_.choice((1, 2)))
+                    case 2:
+                        fake.fail("t", 3, random_.choice((5, 6, 9, 56, 74, 78, -1)))
+                    case _:
+                        number = random_.choice((1, 2))
+                        await fake.stop(number)
+                        await asyncio.sleep(0.02)
+                        await fake.start(number)
+                await asyncio.sleep(0.02)
+
+        troubling = asyncio.create_task(trouble())
+        try:
+            assert await everything(fake.access, 3, 0, len(expected)) == expected
+        finally:
+            troubling.cancel()
+            with suppress(asyncio.CancelledError):
+                await troubling
+
+    async def test_what_never_comes(self, fake: FakeKafka) -> None:
+        fill(fake, 0, 3)
+        reader = KafkaReader(fake.access, timeout_s=0.3)
+        with pytest.raises(KafkaLost, match=r"t 0 ends at .*, before 99"):
+            async for _ in reader.read("t", 0, 0, 99):
+                pass
+        with pytest.raises(KafkaLost, match="no broker leads none 0: UNKNOWN_TOPIC_OR_PARTITION"):
+            async for _ in reader.read("none", 0, 0, 1):
+                pass
+        fake.fail("t", 0, 29)
+        with pytest.raises(KafkaRefused, match="t 0: TOPIC_AUTHORIZATION_FAILED"):
+            async for _ in reader.read("t", 0, 0, 1):
+                pass
+        await reader.close()
+
+    async def test_many_at_once_share_what_they_ask(self, fake: FakeKafka) -> None:
+        """A thousand partitions: one look-up, one connection to each broker."""
+        fake.create("many", 1000)
+        for number in range(1000):
+            fake.append("many", number, image((b"%d" % number, b"")))
+        reader = KafkaReader(fake.access)
+
+        async def one(number: int) -> bytes:
+            (found,) = keyed([batch async for batch in reader.read("many", number, 0, 1)])
+            return found.key
+
+        assert await asyncio.gather(*map(one, range(1000))) == [b"%d" % each for each in range(1000)]
+        assert fake.asked[METADATA] == 1
+        assert await reader.offsets("many", range(1000)) == dict.fromkeys(range(1000), 1)
+        assert await reader.offsets("many", [5], EARLIEST) == {5: 0}
+        await reader.close()
+
+    async def test_the_loop_has_its_turn(self, fake: FakeKafka) -> None:
+        """However much there is in one answer, and however long the caller takes for a batch."""
+        count = 60
+        for _ in range(count):
+            fake.append("t", 0, image((b"k", b"v")))
+        turns = 0
+
+        async def ticking() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        ticks = asyncio.create_task(ticking())
+        seen: set[int] = set()
+        async for _ in read(fake.access, "t", 0, 0, count):
+            time.sleep(0.004)  # noqa: ASYNC251  # as one who decodes a batch
+            seen.add(turns)
+        ticks.cancel()
+        assert len(seen) == count
+
+
+class Taken:
+    """A follower, and what it has been given."""
+
+    def __init__(self, access: KafkaAccess) -> None:
+        self.got: dict[int, list[Keyed]] = {}
+        self.follower = Follower(access, self.take)
+
+    async def take(self, followed: Followed, batch: bytes) -> None:
+        self.got.setdefault(followed.number, []).extend(keyed([batch]))
+
+
+@pytest.fixture
+async def taken(fake: FakeKafka) -> AsyncIterator[Taken]:
+    made = Taken(fake.access)
+    yield made
+    await made.follower.close()
+
+
+class TestFollower:
+    async def test_what_is_there_and_what_comes(self, fake: FakeKafka, taken: Taken) -> None:
+        expected = {number: fill(fake, number, 50) for number in range(4)}
+        followed = [taken.follower.follow("t", number) for number in range(4)]
+        await taken.follower.caught_up(followed)
+        assert taken.got == expected
+        for number in range(4):
+            expected[number] += fill(fake, number, 20)
+            await taken.follower.reached(followed[number], len(expected[number]))
+        assert taken.got == expected
+        assert all(each.next_offset == len(expected[each.number]) for each in followed)
+
+    async def test_one_request_for_all_that_a_broker_leads(self, fake: FakeKafka, taken: Taken) -> None:
+        fake.create("many", 200)
+        followed = [taken.follower.follow("many", number) for number in range(200)]
+        before = fake.asked[FETCH]
+        for number in range(200):
+            fake.append("many", number, image((b"k", b"v")))
+        await taken.follower.caught_up(followed)
+        assert fake.asked[FETCH] - before < 20
+
+    async def test_a_busy_partition_starves_nobody(self, fake: FakeKafka, taken: Taken) -> None:
+        """An answer is full of it; the next one begins with the others."""
+        fake.fetch_size_max = 1000
+        busy, idle = taken.follower.follow("t", 0), taken.follower.follow("t", 2)
+        await taken.follower.caught_up([busy, idle])
+
+        async def write() -> None:
+            while True:
+                fake.append("t", 0, image((b"k", b"v" * 900)))
+                await asyncio.sleep(0)
+
+        writing = asyncio.create_task(write())
+        for each in range(5):
+            fake.append("t", 2, image((b"k", b"%d" % each)))
+            await taken.follower.reached(idle, each + 1)
+        writing.cancel()
+
+    async def test_over_whatever_passes(self, fake: FakeKafka, taken: Taken) -> None:
+        random_ = random.Random(17)
+        followed = [taken.follower.follow("t", number) for number in range(4)]
+        expected: dict[int, list[Keyed]] = {number: [] for number in range(4)}
+        for turn in range(40):
+            number = random_.randrange(4)
+            expected[number] += fill(fake, number, 3)
+            match random_.randrange(4):
+                case 0:
+                    fake.lead("t", number, random_.choice((1, 2)))
+                case 1:
+                    fake.drop(random_.choice((1, 2)))
+                case 2:
+                    fake.fail("t", number, random_.choice((5, 6, 9, 56, 74, 78, -1)))
+                case _:
+                    if turn % 8 == 0:
+                        await fake.stop(1)
+                        await asyncio.sleep(0.05)
+                        await fake.start(1)
+            await asyncio.sleep(0.01)
+        await taken.follower.caught_up(followed)
+        for number in range(4):  # `fill` gives the same records each time: their offsets tell
+            assert [each.offset for each in taken.got.get(number, [])] == list(range(fake.topics["t"][number].end))
+
+    async def test_a_topic_that_comes_later(self, fake: FakeKafka, taken: Taken) -> None:
+        followed = taken.follower.follow("later", 0)
+        reaching = asyncio.create_task(taken.follower.reached(followed, 1))
+        await fake.until_asked(METADATA, 2)
+        fake.create("later", 1)
+        fake.append("later", 0, image((b"k", b"v")))
+        await reaching
+        assert taken.got == {0: [Keyed(0, b"k", b"v")]}
+
+    async def test_a_log_that_has_lost_its_front(self, fake: FakeKafka, taken: Taken) -> None:
+        expected = fill(fake, 0, 30)
+        fake.delete_records("t", 0, len(expected))
+        followed = taken.follower.follow("t", 0)
+        await taken.follower.caught_up([followed])
+        assert taken.got == {}
+        fake.append("t", 0, image((b"k", b"v")))
+        await taken.follower.caught_up([followed])
+        assert taken.got == {0: [Keyed(len(expected), b"k", b"v")]}
+
+    async def test_left(self, fake: FakeKafka, taken: Taken) -> None:
+        followed = taken.follower.follow("t", 0)
+        waiting = asyncio.create_task(taken.follower.reached(followed, 1))
+        await asyncio.sleep(0)
+        taken.follower.leave(followed)
+        with pytest.raises(KafkaLost):
+            await waiting
+
+    async def test_a_callback_that_fails_ends_it(self, fake: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
+        async def take(_: Followed, __: bytes) -> None:
+            raise ValueError("a bug")
+
+        follower = Follower(fake.access, take)
+        fill(fake, 0, 1)
+        followed = follower.follow("t", 0)
+        with pytest.raises(KafkaLost):
+            await follower.caught_up([followed])
+        assert isinstance(follower.failed, ValueError)
+        assert "a bug" in caplog.text
+        with pytest.raises(KafkaLost):
+            await follower.reached(followed, 1)
+        await follower.close()
+
+    async def test_closed_while_somebody_waits(self, fake: FakeKafka) -> None:
+        made = Taken(fake.access)
+        followed = made.follower.follow("t", 0)
+        waiting = asyncio.create_task(made.follower.reached(followed, 1))
+        await asyncio.sleep(0.05)
+        await made.follower.close()
+        with pytest.raises(KafkaLost):
+            await waiting
+
+
+class TestRealKafka:
+    async def test_written_compacted_and_read(self, kafka: Kafka, access: KafkaAccess, topic: str) -> None:
+        """Every key's last value is there after the cleaner has been, whatever owner wrote it; a follower has all."""
+        create_topic(
+            kafka.bootstrap,
+            topic,
+            cleanup_policy="compact",
+            segment_bytes=str(1 << 20),
+            min_cleanable_dirty_ratio="0.01",
+            max_compaction_lag_ms="100",
+            segment_ms="100",
+        )
+        got: list[Keyed] = []
+
+        async def take(_: Followed, batch: bytes) -> None:
+            got.extend(keyed([batch]))
+
+        follower = Follower(access, take)
+        followed = follower.follow(topic, 0)
+        last: dict[bytes, bytes | None] = {}
+        end = 0
+        for owner in range(3):
+            producer = KafkaProducer(
+                access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=lambda _: None
+            )
+            partition = producer.open(topic, 0, UNKNOWN)
+            held = await take_over(producer, topic, [partition])
+            sequence = 1
+            for turn in range(30):
+                records = [(b"k%d" % (each % 7), b"%d of %d" % (turn, owner) + b"x" * 5000) for each in range(10)]
+                made = [KeyedRecord(*each) for each in records]
+                now = int(time.time() * 1000)
+                batch = keyed_batch(made, partition.next_offset, now, held.producer_id, held.epoch, sequence)
+                sequence += len(records)
+                producer.offer(partition, [batch])
+                last.update(records)
+            producer.flush()
+            await producer.stored([partition])
+            end = int(partition.next_offset)
+            await producer.close()
+        await follower.reached(followed, end)
+        assert len([each for each in got if each.value is not None]) == 900
+        segments = kafka.partition_directory(1, topic, 0)
+        kafka.until(lambda: sum(each.stat().st_size for each in segments.glob("*.log")) < 2_000_000)
+        batches = [batch async for batch in read(access, topic, 0, 0, end)]
+        assert BatchHeader(batches[-1], 0).last_offset == end - 1
+        found = {each.key: each.value for each in keyed(batches)}
+        assert found.pop(topic.encode()) is None  # the barriers
+        assert found == last
+        reader = KafkaReader(access)
+        assert await reader.offsets(topic, [0]) == {0: end}
+        assert await reader.offsets(topic, [0], EARLIEST) == {0: 0}
+        await reader.close()
+        await follower.close()

@@ -1,0 +1,349 @@
+"""Queues' logs in a real Kafka: a slot's owner and those after it. tests/replicated has the same without one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+from kafka_logs import KafkaAdminClient, create_topic, fetch, fetch_all
+from kafka_logs import KafkaTopicPartition as TopicPartition
+from kafka_rig import Kafka
+
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.logs import Place, SlotLogs
+from amqpd.cluster.producer import KafkaProducer, init_producer_id, take_over
+from amqpd.cluster.reader import KafkaReader
+from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.storage.replicated.partition import UNKNOWN
+from amqpd.storage.replicated.requests import ProducerId
+
+ROUTE = RecordRoute(b"orders", b"eu.new")
+PROPERTIES = b"\x10\x00\x02"
+
+
+class Owner:
+    """Of a slot: the only writer of partition 0 of `<topic>.settled` and of those of `<topic>`, a queue in each."""
+
+    def __init__(self, access: KafkaAccess, topic: str, directory: Path, queues: int, first: dict[int, int]) -> None:
+        self.access = access
+        self.topic = topic
+        self.first = first
+        loop = asyncio.get_running_loop()
+        self.storage = ClusterStorage(directory, post=loop.call_soon_threadsafe, later=loop.call_later)
+        self.producer = KafkaProducer(
+            access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=lambda _: None
+        )
+        self.reader = KafkaReader(access)
+        self.count = queues
+        self.queues: list[ReplicatedLog] = []
+        self.failed: list[QueueLog] = []
+        self.fenced: list[str] = []
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.topic}.slot0"
+
+    async def take(self) -> Owner:
+        settled = self.producer.open(f"{self.topic}.settled", 0, UNKNOWN)
+        partitions = [self.producer.open(self.topic, number, UNKNOWN) for number in range(self.count)]
+        held = await take_over(self.producer, self.transactional_id, [settled, *partitions])
+        self.logs = SlotLogs(
+            self.producer,
+            held,
+            settled,
+            self.storage.commits,
+            self.reader.read,
+            on_failed=self.failed.append,
+            on_room=lambda: None,
+            on_fenced=self.fenced.append,
+        )
+        await self.logs.take_back(self.reader.read(f"{self.topic}.settled", 0, 0, int(settled.next_offset)))
+        for number, partition in enumerate(partitions):
+            place = Place(self.topic, number, self.first.setdefault(number, int(partition.next_offset)))
+            name = f"{number + 1:032x}"
+            self.storage.places[name] = Placed(self.logs, place)
+            log = self.storage.open_queue("v", name, f"q{number}", "/")
+            assert isinstance(log, ReplicatedLog)
+            self.queues.append(log)
+        return self
+
+    async def open(self) -> Owner:
+        await self.take()
+        for log in self.queues:
+            there = asyncio.Event()
+            if not log.open_soon(there.set):
+                await there.wait()
+            log.recover()
+        return self
+
+    def append(self, *bodies: bytes, number: int = 0) -> list[int]:
+        log = self.queues[number]
+        return [log.append(ROUTE, PROPERTIES + body, 0, 3, 3, 3 + len(body), True) for body in bodies]
+
+    def turn(self) -> None:
+        self.storage.commits.end_of_turn()
+
+    async def safe(self, offset: int, number: int = 0) -> bool:
+        self.turn()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.queues[number].when_safe(offset, answer.set_result)
+        return await asyncio.wait_for(answer, 60)
+
+    async def told(self) -> None:
+        """What was settled is in Kafka."""
+        self.turn()
+        for log in self.queues:
+            await until(lambda log=log: not log.late and not log.dirty)  # type: ignore[misc]
+            await until(lambda log=log: not log.settlements.waiting and not log.settlements.behind)  # type: ignore[misc]
+        await self.producer.stored([self.logs.settled])
+
+    def live(self, number: int = 0) -> list[Record]:
+        return list(self.queues[number].cursor.read(0, 1 << 40).records)
+
+    def bodies(self, number: int = 0) -> list[bytes]:
+        return [record.body for record in self.live(number)]
+
+    async def close(self) -> None:
+        if hasattr(self, "logs"):
+            await self.logs.close()
+        await self.producer.close()
+        await self.reader.close()
+        self.storage.close(clean=False)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.01)
+
+
+class Owners:
+    """One after the other, each without the word of the one before unless a test gives up."""
+
+    def __init__(self, kafka: Kafka, access: KafkaAccess, topic: str, directory: Path) -> None:
+        self.access = access
+        self.topic = topic
+        self.directory = directory
+        self.first: dict[int, int] = {}
+        self.made: list[Owner] = []
+        self.count = 0
+        self.queues = 2
+        create_topic(kafka.bootstrap, topic, self.queues)
+        create_topic(kafka.bootstrap, f"{topic}.settled", 1)
+
+    def new(self) -> Owner:
+        self.count += 1
+        directory = self.directory / str(self.count)
+        self.made.append(Owner(self.access, self.topic, directory, self.queues, self.first))
+        return self.made[-1]
+
+
+@pytest.fixture
+async def owners(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> AsyncIterator[Owners]:
+    made = Owners(kafka, access, topic, tmp_path)
+    yield made
+    for owner in made.made:
+        await owner.close()
+
+
+async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
+    owner = await owners.new().open()
+    offsets = owner.append(*(b"%d" % number for number in range(1000)))
+    assert await owner.safe(offsets[-1])
+    for offset in offsets[::2]:
+        owner.queues[0].settle(offset, len(b"%d" % (offset - offsets[0])))
+    owner.queues[0].mark_returned(offsets[1], 4)
+    owner.append(b"other", number=1)
+    await owner.told()
+    after = await owners.new().open()
+    assert after.bodies() == [b"%d" % number for number in range(1, 1000, 2)]
+    assert after.queues[0].delivery_count(offsets[1]) == 4
+    assert after.queues[0].size_bytes == sum(len(b"%d" % number) for number in range(1, 1000, 2))
+    assert after.bodies(1) == [b"other"]
+
+
+async def test_who_was_before_confirms_nothing_more(owners: Owners) -> None:
+    owner = await owners.new().open()
+    (offset,) = owner.append(b"a")
+    assert await owner.safe(offset)
+    after = await owners.new().open()
+    (late,) = owner.append(b"too late")
+    assert not await owner.safe(late)
+    assert owner.fenced
+    assert owner.storage.commits.unsynced_bytes == 0
+    (offset,) = after.append(b"b")
+    assert await after.safe(offset)
+    assert (await owners.new().open()).bodies() == [b"a", b"b"]
+
+
+async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
+    owner = await owners.new().open()
+    offsets = owner.append(b"a", b"b", b"c")
+    owner.queues[0].mark_delivered(offsets[0])
+    owner.turn()
+    owner.queues[0].settle(offsets[1], 1)
+    await owner.logs.give_up()
+    after = await owners.new().open()
+    assert after.logs.taken_cleanly
+    assert after.bodies() == [b"a", b"c"]
+    assert [after.queues[0].redelivered(offset) for offset in (offsets[0], offsets[2])] == [True, False]
+
+
+async def test_a_later_epoch_under_load(owners: Owners) -> None:
+    """Each day its owner renews it: nothing is lost, doubled or out of order, and epochs never fall."""
+    owner = await owners.new().open()
+    sent: list[bytes] = []
+    for turn in range(60):
+        bodies = [b"%d.%d" % (turn, number) for number in range(20)]
+        owner.append(*bodies)
+        sent += bodies
+        owner.turn()
+        if turn % 20 == 10:
+            held = await init_producer_id(owner.access, owner.transactional_id, owner.logs.held)
+            assert held.epoch == owner.logs.held.epoch + 1
+            owner.logs.renew(held)
+        await asyncio.sleep(0)
+    assert await owner.safe(owner.queues[0].next_offset - 1)
+    owner.logs.keep_alive(owner.transactional_id.encode())
+    await owner.producer.stored([*owner.logs.logs, owner.logs.settled])
+    assert not owner.fenced
+    batches = await fetch_all(owner.access, owners.topic, 0)
+    epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in batches]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) == 4
+    assert (await owners.new().open()).bodies() == sent
+
+
+async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -> None:
+    """And the next owner reads what is left, whose partition begins later."""
+    owner = await owners.new().open()
+    body = b"x" * 10_000
+    for _ in range(20):
+        owner.append(*([body] * 50))
+        owner.turn()
+        await asyncio.sleep(0)
+    assert await owner.safe(owner.queues[0].next_offset - 1)
+    first = owner.queues[0].first_offset
+    owner.queues[0].settle_range(first, first + 899, 900 * len(body))
+    await owner.told()
+    freed: list[tuple[str, dict[int, int]]] = []
+
+    async def delete(topic: str, before: Mapping[int, int]) -> None:
+        freed.append((topic, dict(before)))
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        at = {TopicPartition(topic, number): offset for number, offset in before.items()}
+        await asyncio.to_thread(admin.delete_records, at)
+        admin.close()
+
+    assert await owner.logs.free_fronts(delete) == 1
+    assert freed == [(owners.topic, {0: first + 900})]
+    assert owner.queues[0].about()["first_offset"] == first + 900
+    left = await fetch(owner.access, owners.topic, 0, first + 900)
+    assert left.log_start_offset == first + 900
+    after = await owners.new().open()
+    assert after.queues[0].record_count == 100
+    assert await owner.logs.free_fronts(delete) == 0
+
+
+async def test_forgotten_by_kafka_and_renewed_by_others(owners: Owners) -> None:
+    """Who renews an epoch that another has taken is refused."""
+    owner = await owners.new().open()
+    after = await owners.new().open()
+    assert isinstance(after.logs.held, ProducerId)
+    with pytest.raises(Exception, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
+        await init_producer_id(owner.access, owner.transactional_id, owner.logs.held)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_as_a_twin_says(owners: Owners, seed: int) -> None:
+    """Owners that die at any time: what is in Kafka and was not settled is there, each once, in order; what was settled
+    and told does not come back.
+    """
+    dice = random.Random(seed)
+    sent: dict[int, bytes] = {}
+    safe: set[int] = set()
+    settled: set[int] = set()
+    sure: set[int] = set()
+    serial = 0
+    owner = await owners.new().open()
+    for _ in range(4):
+        for _ in range(dice.randrange(5, 40)):
+            step = dice.choice(["publish", "publish", "settle", "settle", "wait", "sync", "return", "alive"])
+            if step == "publish":
+                for _ in range(dice.choice([1, 1, 3, 200])):
+                    serial += 1
+                    (offset,) = owner.append(b"%d" % serial)
+                    sent[offset] = b"%d" % serial
+                owner.turn()
+            elif step in ("settle", "return"):
+                owner.turn()
+                for record in dice.sample(live := owner.live(), min(len(live), dice.choice([1, 5, 100]))):
+                    if step == "return":
+                        owner.queues[0].mark_returned(record.offset, 2)
+                    else:
+                        owner.queues[0].settle(record.offset, len(record.body))
+                        settled.add(int(record.offset))
+            elif step == "wait":
+                await asyncio.sleep(dice.choice([0, 0.01, 0.1]))
+            elif step == "alive":
+                owner.turn()
+                owner.logs.keep_alive(b"slot")
+            else:
+                assert await owner.safe(owner.queues[0].next_offset - 1)
+                safe |= set(sent)
+                await owner.told()
+                sure |= settled
+        safe |= {offset for offset in sent if offset < owner.queues[0].high_watermark}
+        before, owner = owner, await owners.new().open()
+        await before.close()
+        owners.made.remove(before)
+        end = owner.queues[0].end_offset - 1
+        sent = {offset: body for offset, body in sent.items() if offset < end}
+        assert safe <= set(sent)
+        live = {int(record.offset): record.body for record in owner.live()}
+        assert list(live) == sorted(live)
+        assert {offset: sent.get(offset) for offset in live} == live
+        assert set(sent) - settled <= set(live)
+        assert not set(live) & sure
+        assert all(owner.queues[0].redelivered(offset) for offset in live)
+        settled = {offset for offset in settled if offset in sent and offset not in live}
+        sure = set(settled)
+
+
+async def test_a_large_backlog_comes_back_in_slices(
+    owners: Owners, record_property: Callable[[str, object], None]
+) -> None:
+    """How long it takes, and for how long the loop was held, is told; the loop had its turn again and again."""
+    owner = await owners.new().open()
+    count = 200_000
+    body = b"x" * 200
+    for _ in range(count // 1000):
+        owner.append(*([body] * 1000))
+        owner.turn()
+        await asyncio.sleep(0)
+    assert await owner.safe(owner.queues[0].next_offset - 1)
+    after = await owners.new().take()
+    turns = 0
+    held_s = 0.0
+    there = asyncio.Event()
+    began = time.perf_counter()
+    assert not after.queues[0].open_soon(there.set)
+    while not there.is_set():
+        last = time.perf_counter()
+        await asyncio.sleep(0)
+        turns += 1
+        held_s = max(held_s, time.perf_counter() - last)
+    took_s = time.perf_counter() - began
+    after.queues[0].recover()
+    assert after.queues[0].record_count == count
+    assert turns > 100
+    figures = f"{count} messages of 200 bytes: {took_s:.2f} s, the loop held for {held_s * 1000:.1f} ms at most"
+    record_property("read back", figures)
+    print(figures)

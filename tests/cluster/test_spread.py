@@ -1,0 +1,99 @@
+"""A document of definitions whose things belong to several nodes: its dry run is what an import would do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from amqpd.auth.backends import User
+from amqpd.broker.catalogue import queues, vhosts
+from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declared import finished
+from amqpd.cluster.gather import Gather
+from amqpd.cluster.view import Node
+from amqpd.management.api import ROUTES
+from amqpd.management.call import Call, Caller, Reply
+from amqpd.management.rates import Rates
+from amqpd.management.router import Route
+from amqpd.server import Server
+from amqpd.settings import load
+
+TWO = Node("two@host", "127.0.0.1", 1, "f")
+ROUTE = next(route for route in ROUTES if route.path == "api/amqpd/definitions/difference")
+DOCUMENT = {
+    "users": [{"name": "anna", "password": "secret", "tags": ""}],
+    "vhosts": [{"name": "eu"}, {"name": "asia"}],
+    "permissions": [{"user": "anna", "vhost": "eu", "configure": "", "write": ".*", "read": ".*"}],
+    "queues": [
+        {"vhost": "/", "name": "here"},
+        {"vhost": "eu", "name": "there"},
+        {"vhost": "eu", "name": "coming"},
+        {"vhost": "asia", "name": "new"},
+    ],
+}
+
+
+def started(folder: Path) -> Server:
+    server = Server(load(["--data-dir", str(folder)], {}).settings, asyncio.get_running_loop())
+    server.load()
+    return server
+
+
+def call(server: Server, body: Any, **query: str) -> Call:
+    nothing: Any = {}
+    caller = Caller(User("o", ("administrator",)), True)
+    rates = Rates(server.broker, server.connections)
+    return Call(server.broker, server, rates, caller, "POST", {}, query, nothing, body)
+
+
+class Two(Gather):
+    """Of a node whose cluster has one more, which serves `eu`."""
+
+    def __init__(self, server: Server, other: Server) -> None:
+        view: Any = SimpleNamespace(me="one@host", knows=lambda vhost: vhost == "eu", owner_of=lambda _: TWO)
+        nothing: Any = None
+        super().__init__(server.broker, view, nothing)
+        self.other = other
+
+    async def _ask(self, node: Node, route: Route, asked: Call) -> Reply:
+        assert node == TWO
+        return await route.handler(call(self.other, json.loads(json.dumps(asked.body)), **asked.query))
+
+
+async def difference(nodes: tuple[Server, Server], document: Any, **query: str) -> Any:
+    one, two = nodes
+    found = await Two(one, two).handler(ROUTE)(call(one, document, **query))
+    assert found.status == 200
+    return json.loads(found.body if isinstance(found.body, bytes) else b"".join(found.body or []))
+
+
+async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
+    one, two = started(tmp_path / "one"), started(tmp_path / "two")
+    try:
+        queues.declare(one.broker.vhosts["/"], QueueDeclaration("here", True, False, False, {}))
+        await finished(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
+        queues.declare(two.broker.vhosts["eu"], QueueDeclaration("there", True, False, False, {}))
+        found = await difference((one, two), DOCUMENT)
+        assert found["possible"]
+        assert found["counts"]["queues"] == {"new": 2, "changed": 0, "same": 2, "kept": 0}
+        assert found["counts"]["users"] == {"new": 1, "changed": 0, "same": 0, "kept": 0}
+        assert found["counts"]["permissions"] == {"new": 1, "changed": 0, "same": 0, "kept": 0}
+        new = sorted(each["name"] for each in found["changes"] if each["what"] == "new")
+        assert new == ["anna", "anna", "asia", "coming", "new"]
+        paths = [each["path"] for each in found["changes"]]
+        assert "two@host: queues[1]" in paths
+        assert len(set(paths)) == len(paths)
+        counted = await difference((one, two), DOCUMENT, count="0")
+        assert (counted["changes"], counted["changes_left_out"]) == ([], 5)
+        wrong = {"queues": [{"vhost": "eu", "name": "q", "arguments": {"x-max-length": "many"}}]}
+        refused = await difference((one, two), wrong)
+        assert not refused["possible"]
+        assert [each["path"] for each in refused["skipped"]] == ["two@host: queues[0]"]
+    finally:
+        for server in (one, two):
+            server.stop()
+            await server.stopped.wait()

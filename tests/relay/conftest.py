@@ -1,0 +1,29 @@
+"""Nodes that relay, without Kafka."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+
+from relay_rig import Rig
+
+LONG = ("test_ends.py", "test_held.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in LONG:
+            item.add_marker(pytest.mark.ci_long)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Nodes a and b; b runs vhost `v`."""
+    with Rig(tmp_path_factory.mktemp("relay")) as nodes:
+        nodes.own("v", "b")
+        yield nodes

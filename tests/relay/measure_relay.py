@@ -1,0 +1,83 @@
+"""What the way through another node costs: messages a second and processor time of each node, direct and relayed.
+
+    python -P tests/relay/measure_relay.py [MESSAGES [BODY_BYTES]]
+
+One publisher without confirms, one consumer without acks, a transient queue, the same bytes each time; direct and
+relayed take turns. The clients are bare sockets in this process, a thread each, so the nodes' processor time is what
+there is to compare.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from relay_rig import Rig
+from test_held import opened_at, publish
+
+from amqpd.protocol import commands
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def used_s(pid: int) -> float:
+    """Processor time of a process, of users and the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def run(rig: Rig, node: str, count: int, size: int, queue: str) -> tuple[float, dict[str, float]]:
+    """Seconds, and processor seconds of each node."""
+    with opened_at(rig, node) as publisher, opened_at(rig, node) as consumer:
+        publisher.sendall(commands.frame(1, commands.QueueDeclare(queue=queue)))
+        publisher.recv(4096)
+        consumer.sendall(commands.frame(1, commands.BasicConsume(queue=queue, consumer_tag="c", no_ack=True)))
+        consumer.recv(4096)
+        batch = publish(queue, bytes(size)) * 100
+        one = 7 + 2 + 2 + 2 + 8 + 1 + 1 + len(queue) + 1  # basic.deliver: tag "c", no exchange
+        expected = count * (one + 8 + 14 + 8 + size)
+        before = {name: used_s(rig[name].pid) for name in "ab"}
+        begun = time.monotonic()
+        sending = threading.Thread(target=lambda: [publisher.sendall(batch) for _ in range(count // 100)])
+        sending.start()
+        got = read_until_quiet(consumer, expected)
+        sending.join()
+        took = time.monotonic() - begun
+        after = {name: used_s(rig[name].pid) - before[name] for name in "ab"}
+        assert got >= count * size, (got, expected)
+        return took, after
+
+
+def read_until_quiet(sock: socket.socket, expected: int) -> int:
+    """Bytes; all are there when nothing comes for a second."""
+    sock.settimeout(1)
+    got = 0
+    try:
+        while got < expected:
+            data = sock.recv(1 << 20)
+            assert data
+            got += len(data)
+    except TimeoutError:
+        pass
+    return got
+
+
+def main(count: int, size: int) -> None:
+    with Rig(Path(tempfile.mkdtemp(prefix="relay-"))) as rig:
+        rig.own("v", "b")
+        for turn in range(4):
+            for node in "ba":
+                took, used = run(rig, node, count, size, f"q{turn}{node}")
+                shown = ", ".join(f"{name} {used[name] / count * 1e6:.2f} us" for name in "ab")
+                kind = "direct " if node == "b" else "relayed"
+                rate = f"{count / took:9.0f} messages/s of {size} bytes"
+                print(f"{kind} {rate}; processor per message: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*(int(each) for each in (sys.argv[1:] + ["200000", "100"][len(sys.argv) - 1 :])))

@@ -1,0 +1,276 @@
+"""The inner port, for who is a node and who is not: proofs, garbage, slow bytes, crowds, and changes for slot 0."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import uvloop
+from relay_rig import SECRET, Rig, wait_until
+
+from amqpd.cluster import preamble as words
+from amqpd.cluster.forward import forward
+from amqpd.cluster.identity import NAME, identity, peer_context
+from amqpd.cluster.inner import Connector, NotReached, Refused
+from amqpd.cluster.metadata import NotOwner
+from amqpd.cluster.preamble import BadPreamble, Client, Preamble
+from amqpd.cluster.rows import PutNote
+from amqpd.storage.metadata.metadata import Put, UserRow, WriteFailed
+
+CLIENT = Client(
+    "guest", "v", "PLAIN", {"product": "x", "capabilities": {"a": True}}, 2047, 131072, 60, 1.5, ("10.0.0.1", 5),
+    ("10.0.0.2", 5672), False, True, ("TLSv1.3", "TLS_AES_256_GCM_SHA384"),
+    {"subject": [[["commonName", "me"]]]}, 7,
+)  # fmt: skip
+
+
+class TestPreamble:
+    def test_there_and_back(self) -> None:
+        said = Preamble(words.AMQP, "a", "0f", CLIENT)
+        body = words.encode(said)
+        assert words.decode(body) == said
+        proven = words.proof(b"secret", b"n" * 32, "ab" * 32, body)
+        assert words.cut(words.framed(body, proven)) == (body, proven)
+        assert words.cut(words.framed(body, proven)[:-1]) is None
+
+    def test_a_client_with_much_to_say_is_told_in_short(self) -> None:
+        properties = {"product": "x", "more": "y" * 20_000}
+        body = words.encode(Preamble(words.AMQP, "a", "0f", CLIENT._replace(client_properties=properties)))
+        assert len(body) < words.PREAMBLE_BYTES_MAX
+        client = words.decode(body).client
+        assert client is not None
+        assert (client.client_properties, client.certificate) == ({"product": "x"}, {})
+
+    @pytest.mark.parametrize("other", ["secret", "nonce", "fingerprint", "body"])
+    def test_a_proof_is_of_one_secret_nonce_node_and_preamble(self, other: str) -> None:
+        given = {"secret": b"s" * 16, "nonce": b"n" * 32, "fingerprint": "ab" * 32, "body": b"{}"}
+        proven = words.proof(*given.values())  # type: ignore[arg-type]
+        assert words.is_proof(proven, *given.values())  # type: ignore[arg-type]
+        changed = {**given, other: "cd" * 32 if other == "fingerprint" else b"x" * 32}
+        assert not words.is_proof(proven, *changed.values())  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"", b"[]", b"null", b"{}", b'{"kind":"amqp","node":"a","run":"b"}', b"[" * 15_000,
+            b'{"kind":"amqp","node":"a","run":"b","client":{}}', b'{"kind":"x","node":"a","run":"b"}',
+            b'{"kind":"link","node":1,"run":"b"}', b"\xff\xfe", b'{"kind":"amqp","node":"a","run":"b","client":[]}',
+        ],
+    )  # fmt: skip
+    def test_what_is_none(self, body: bytes) -> None:
+        with pytest.raises(BadPreamble):
+            words.decode(body)
+
+    @pytest.mark.parametrize("length", [0, words.PREAMBLE_BYTES_MAX + 1, 0xFFFFFFFF])
+    def test_its_length_is_looked_at_before_it_is_waited_for(self, length: int) -> None:
+        with pytest.raises(BadPreamble):
+            words.cut(struct.pack(">I", length))
+
+
+class TestIdentity:
+    def test_it_stays_and_is_private(self, tmp_path: Path) -> None:
+        first = identity(tmp_path)
+        assert identity(tmp_path).fingerprint == first.fingerprint
+        assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+        other = tmp_path / "other"
+        other.mkdir()
+        assert identity(other).fingerprint != first.fingerprint
+
+    def test_a_file_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / NAME).write_text("nothing", "ascii")
+        with pytest.raises(OSError, match="PEM"):
+            identity(tmp_path)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def go() -> Any:
+        try:
+            return await asyncio.wait_for(work(), 60)
+        finally:
+            await asyncio.sleep(0.1)  # what it has closed is closed in later turns of the loop
+
+    return uvloop.run(go())
+
+
+class TestWhoIsANode:
+    def test_the_wrong_secret(self, rig: Rig) -> None:
+        connector = Connector("x", b"another secret, long enough")
+
+        async def go() -> None:
+            await connector.open(rig.node("b"), connector.preamble(words.LINK), asyncio.Protocol())
+
+        with pytest.raises(Refused, match="the secrets differ") as refused:
+            run(go)
+        assert refused.value.answer == words.WRONG_SECRET
+        assert rig["b"].says("the proof of its preamble is wrong")
+
+    def test_another_certificate_hears_no_preamble(self, rig: Rig) -> None:
+        connector = Connector("x", SECRET.encode())
+        node = rig.node("b")._replace(fingerprint=rig.node("a").fingerprint)
+
+        async def go() -> None:
+            await connector.open(node, connector.preamble(words.LINK), asyncio.Protocol())
+
+        with pytest.raises(NotReached, match="its certificate is another"):
+            run(go)
+
+    def test_a_client_without_a_link_is_refused(self, rig: Rig) -> None:
+        connector = Connector("x", SECRET.encode())
+
+        async def go() -> None:
+            await connector.open(rig.node("b"), connector.preamble(words.AMQP, CLIENT), asyncio.Protocol())
+
+        with pytest.raises(Refused, match="no link"):
+            run(go)
+
+    def test_a_replayed_preamble(self, rig: Rig) -> None:
+        """What was right for one connection is nothing on the next."""
+        connector = Connector("x", SECRET.encode())
+        body = words.encode(connector.preamble(words.LINK))
+        with spoken(rig) as (sock, nonce):
+            said = words.framed(body, words.proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body))
+            sock.sendall(said)
+            assert words.answered(sock.recv(100)) == (words.WELCOME, "", 3)
+        with spoken(rig) as (sock, _nonce):
+            sock.sendall(said)
+            answer = words.answered(sock.recv(100))
+            assert answer is not None
+            assert answer.answer == words.WRONG_SECRET
+
+
+class spoken:  # noqa: N801  # used as a function
+    """A TLS connection to b's inner port, and its nonce."""
+
+    def __init__(self, rig: Rig) -> None:
+        node = rig.node("b")
+        plain = socket.create_connection((node.host, node.port), timeout=30)
+        self.sock = peer_context().wrap_socket(plain)
+
+    def __enter__(self) -> tuple[ssl.SSLSocket, bytes]:
+        hello = b""
+        while len(hello) < words.HELLO_BYTES:
+            hello += self.sock.recv(100)
+        assert hello.startswith(words.GREETING)
+        return self.sock, hello[len(words.GREETING) :]
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+class TestWhoIsNone:
+    @pytest.mark.parametrize(
+        "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x16\x03\x01\xff\xff" + b"x" * 70_000]
+    )
+    def test_no_tls(self, rig: Rig, garbage: bytes) -> None:
+        node = rig.node("b")
+        with socket.create_connection((node.host, node.port), timeout=30) as sock:
+            sock.sendall(garbage)
+            assert ended(sock)
+
+    @pytest.mark.parametrize("garbage", [b"\xff" * 100, struct.pack(">I", 16384), struct.pack(">I", 5) + b"x" * 20_000])
+    def test_no_preamble(self, rig: Rig, garbage: bytes) -> None:
+        with spoken(rig) as (sock, _nonce):
+            sock.sendall(garbage)
+            assert ended(sock)
+
+    def test_slow_bytes_have_five_seconds_together(self, rig: Rig) -> None:
+        begun = time.monotonic()
+        with spoken(rig) as (sock, _nonce):
+            sock.settimeout(0.2)
+            for byte in struct.pack(">I", 10_000) + b" " * 10_000:
+                try:
+                    sock.sendall(bytes([byte]))
+                    if sock.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except OSError:
+                    break
+            else:
+                pytest.fail("it listened to the end")
+        assert time.monotonic() - begun >= words.WAIT_S - 0.5
+
+    def test_ten_thousand_silent_sockets_disturb_nobody(self, rig: Rig) -> None:
+        """They come from another address than the nodes; 512 wait at once, each for 5 s."""
+        node = rig.node("b")
+        silent: list[socket.socket] = []
+        try:
+            for number in range(10_000):
+                sock = socket.socket()
+                sock.settimeout(30)
+                sock.bind(("127.0.0.2", 0))
+                sock.connect((node.host, node.port))
+                silent.append(sock)
+                if number % 1000 == 500:
+                    client = pika.BlockingConnection(pika.URLParameters(rig.url("a", "v")))
+                    client.channel().queue_declare("beside")
+                    client.close()
+                if len(silent) > 2000:  # of this process's own descriptors
+                    silent.pop(0).close()
+            assert descriptors(rig["b"].pid) < 1000
+        finally:
+            for sock in silent:
+                sock.close()
+        assert rig["b"].says("too many wait with it")
+        wait_until(lambda: descriptors(rig["b"].pid) < 100, "all are gone")
+
+
+def descriptors(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the other end closes it."""
+    try:
+        while sock.recv(4096):
+            pass
+    except (ConnectionError, ssl.SSLError):
+        return True
+    return True
+
+
+class TestChangesForSlot0:
+    @pytest.fixture
+    def connector(self) -> Connector:
+        return Connector("x", SECRET.encode())
+
+    def test_it_says_the_offset_behind_them(self, rig: Rig, connector: Connector) -> None:
+        changes = [Put(UserRow("u", "h", "a", ("administrator",))), PutNote(("wish", 3), {"node": "a"})]
+        assert run(lambda: forward(connector, rig.node("b"), changes)) == 1002
+
+    def test_refused_and_not_its_own(self, rig: Rig, connector: Connector) -> None:
+        with pytest.raises(WriteFailed, match="this one is refused") as refused:
+            run(lambda: forward(connector, rig.node("b"), [Put(UserRow("refused", "", "", ()))]))
+        assert not isinstance(refused.value, NotOwner)
+        with pytest.raises(NotOwner, match="slot 0 is another's"):
+            run(lambda: forward(connector, rig.node("b"), [Put(UserRow("elsewhere", "", "", ()))]))
+
+    def test_nobody_there(self, rig: Rig, connector: Connector) -> None:
+        with pytest.raises(NotOwner, match="node b at"):
+            run(lambda: forward(connector, rig.node("b")._replace(port=1), []))
+
+    def test_no_changes(self, rig: Rig, connector: Connector) -> None:
+        async def go() -> bytes:
+            heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+            class Hears(asyncio.Protocol):
+                def data_received(self, data: bytes) -> None:
+                    if not heard.done():
+                        heard.set_result(data)
+
+            transport = await connector.open(rig.node("b"), connector.preamble(words.WRITE), Hears())
+            transport.write(struct.pack(">I", 7) + b'["what"')
+            try:
+                return await heard
+            finally:
+                transport.abort()
+
+        assert b'"error"' in run(go)

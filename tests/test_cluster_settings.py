@@ -1,0 +1,162 @@
+"""The settings of a cluster: what is refused, in which words, and what a node makes of the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amqpd.cluster.options import options_of
+from amqpd.settings import ClusterSettings, SettingsError, load
+from amqpd.settings import cluster as looked_at
+from amqpd.settings.help import settings_text
+
+SECRET = "an old pond, a frog"
+
+
+@pytest.fixture(autouse=True)
+def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def toml(tmp_path: Path, text: str, tls: str = "", sasl: str = "") -> list[str]:
+    """Arguments that name a file with these sections. text: besides what a cluster needs, and instead of it."""
+    own = {line.partition("=")[0].strip() for line in text.splitlines()}
+    needed = {"kafka": '["kafka-1:9092", "[::1]:9093"]', "name": '"shop"', "secret": f'"{SECRET}"'}
+    lines = [f"{name} = {value}" for name, value in needed.items() if name not in own]
+    file = tmp_path / "cluster.toml"
+    file.write_text("\n".join(["[cluster]", *lines, text, "[cluster.tls]", tls, "[cluster.sasl]", sasl]))
+    return ["--config", str(file)]
+
+
+def cluster_of(tmp_path: Path, text: str = "", tls: str = "", sasl: str = "") -> ClusterSettings:
+    return load(toml(tmp_path, text, tls, sasl), {}).settings.cluster
+
+
+def test_one_node_without_kafka_by_default() -> None:
+    assert load([], {}).settings.cluster == ClusterSettings()
+    assert ClusterSettings().kafka == ()
+
+
+def test_a_node_without_kafka_imports_nothing_for_it() -> None:
+    script = "import sys; from amqpd.settings import load; load([], {}); print('amqpd.settings.cluster' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, env=os.environ, timeout=60
+    )
+    assert found.stdout == "False\n"
+
+
+def test_what_a_node_is_told(tmp_path: Path) -> None:
+    options = options_of(cluster_of(tmp_path))
+    here = os.uname().nodename
+    assert (options.cluster, options.node, options.secret) == ("shop", f"amqpd@{here}", SECRET.encode())
+    assert (options.listen, options.address) == (("", 25672), (here, 0))
+    assert options.access.addresses == [("kafka-1", 9092), ("::1", 9093)]
+    assert not options.access.tls
+    assert not options.access.sasl_mechanism
+    assert (options.slots, options.replication_factor, options.required_insync) == (64, 3, 2)
+    assert (options.max_message_bytes, options.session_timeout_s, options.heartbeat_s) == (8 << 20, 6.0, 0.5)
+    assert (options.meta_topic, options.settled_topic) == ("amqpd.shop.meta", "amqpd.shop.settled")
+    assert (options.queues_topic("ab12"), options.transactional_id(7)) == ("amqpd.shop.ab12", "amqpd.shop.slot7")
+    assert SECRET not in repr(options)
+
+
+def test_addresses(tmp_path: Path) -> None:
+    text = 'listen = "[::]:7000"\naddress = "node-1.example:7001"\nnode = "one"'
+    options = options_of(cluster_of(tmp_path, text))
+    assert (options.listen, options.address, options.node) == (("::", 7000), ("node-1.example", 7001), "one")
+    given = load([*toml(tmp_path, ""), "--cluster.kafka", "a:1, b:2"], {}).settings.cluster
+    assert given.kafka == ("a:1", "b:2")
+
+
+def test_secrets_from_files(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "password").write_text("hunter2\r\n")
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+    cluster = cluster_of(
+        tmp_path,
+        f'secret = ""\nsecret_file = "{tmp_path / "secret"}"',
+        f'enabled = true\nca = "{ca}"',
+        f'mechanism = "scram-sha-512"\nuser = "amqpd"\npassword_file = "{tmp_path / "password"}"',
+    )
+    options = options_of(cluster)
+    access = options.access
+    assert options.secret == SECRET.encode()
+    assert (access.tls, access.ca_file) == (True, str(ca))
+    assert (access.sasl_mechanism, access.sasl_username, access.sasl_password) == ("SCRAM-SHA-512", "amqpd", "hunter2")
+
+
+def test_no_listing_shows_a_secret(tmp_path: Path) -> None:
+    arguments = toml(tmp_path, "", "", 'mechanism = "PLAIN"\nuser = "amqpd"\npassword = "hunter2"')
+    loaded = load([*arguments, "--print-settings"], {})
+    for formatter in ("table", "json", "toml"):
+        shown = settings_text(loaded._replace(formatter=formatter))  # type: ignore[arg-type]
+        assert SECRET not in shown
+        assert "hunter2" not in shown
+    assert "hunter2" not in repr(loaded.settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('name = ""', "cluster.kafka needs cluster.name"),
+        ('name = "a b"', "cluster.name must be at most 100 of the characters a-z A-Z 0-9 . _ -, as Kafka's topics"),
+        ('name = ".."', "cluster.name must be at most 100 of"),
+        ('secret = ""', "cluster.kafka needs cluster.secret or cluster.secret_file"),
+        ('secret = "short"', "cluster.secret: 16 characters or more"),
+        ('secret_file = "x"', "cluster.secret and cluster.secret_file are the same setting"),
+        ('secret = ""\nsecret_file = "gone"', "cluster.secret_file: gone: No such file"),
+        ("kafka = []", "cluster.name is given, but not cluster.kafka"),
+        ('kafka = ["a"]', "cluster.kafka must be host:port"),
+        ('kafka = ["a:0"]', "cluster.kafka must be host:port, both of them named"),
+        ('kafka = ["::1:9092"]', "cluster.kafka must be host:port, an IPv6 address in brackets"),
+        ('listen = "host"', "cluster.listen must be host:port"),
+        ('address = ":1"', "cluster.address must be host:port, both of them named"),
+        ("replication_factor = 1", "cluster.required_insync (2) must not be more than cluster.replication_factor (1)"),
+        ("heartbeat_s = 3", "cluster.heartbeat_s (3) must be at most a third of cluster.session_timeout_s (6)"),
+        ('max_message_bytes = "65 MiB"', "cluster.max_message_bytes must be from"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        cluster_of(tmp_path, text)
+    assert any(each.startswith(why) for each in refused.value.problems), refused.value.problems
+
+
+@pytest.mark.parametrize(
+    ("tls", "sasl", "why"),
+    [
+        ('ca = "x"', "", "cluster.tls.ca needs cluster.tls.enabled"),
+        ('enabled = true\nca = "gone.pem"', "", "cluster.tls.ca: there is no file gone.pem"),
+        ('enabled = true\nkey = "gone.pem"', "", "cluster.tls.key needs cluster.tls.certificate"),
+        ("", 'mechanism = "GSSAPI"', "cluster.sasl.mechanism must be one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+        ("", 'mechanism = "PLAIN"\npassword = "x"', "cluster.sasl.mechanism needs cluster.sasl.user"),
+        ("", 'mechanism = "PLAIN"\nuser = "x"', "cluster.sasl.password is missing"),
+        ("", 'user = "x"', "cluster.sasl.user needs cluster.sasl.mechanism"),
+    ],
+)
+def test_an_access_that_does_not_go_together(tmp_path: Path, tls: str, sasl: str, why: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        cluster_of(tmp_path, "", tls, sasl)
+    assert any(each.startswith(why) for each in refused.value.problems), refused.value.problems
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looked_at, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError) as refused:
+        cluster_of(tmp_path)
+    wanted = "cluster.kafka is given, but the package aiokafka is missing: pip install 'amqpd[cluster]'"
+    assert refused.value.problems == [wanted]
+
+
+def test_options_are_all_there_is(tmp_path: Path) -> None:
+    """A setting that a node is not told would change nothing."""
+    options = options_of(cluster_of(tmp_path))
+    told = {each.name for each in dataclasses.fields(options)}
+    told |= {"kafka", "tls", "sasl", "name", "secret_file"}
+    assert {each.name for each in dataclasses.fields(ClusterSettings)} <= told
