@@ -49,6 +49,7 @@ def _fraction(call: Call, name: str, most: float) -> float:
 
 
 async def set_alarm(call: Call) -> Reply:
+    """Raises an alarm by hand."""
     call.broker.alarms.raise_by_hand(_kind(call))
     return NO_CONTENT
 
@@ -74,6 +75,7 @@ async def set_channel_max(call: Call) -> Reply:
 
 
 async def get_loopback_users(call: Call) -> Reply:
+    """Users who may log in from this machine only."""
     return reply({"value": sorted(call.broker.auth.loopback_users)})
 
 

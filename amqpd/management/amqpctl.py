@@ -29,10 +29,12 @@ class CannotListen(ApiError):
 
 
 async def ping(call: Call) -> Reply:
+    """Whether the broker answers."""
     return reply({"status": "ok", "node": call.node})
 
 
 async def version(call: Call) -> Reply:
+    """Version of amqpd, of the build, of Python."""
     return reply(version_item(call))
 
 
@@ -43,6 +45,7 @@ async def stop_app(call: Call) -> Reply:
 
 
 async def start_app(call: Call) -> Reply:
+    """Lets clients in again, after stop_app."""
     if not call.server.app_running:
         try:
             await call.server.start_app()
@@ -58,6 +61,7 @@ async def stop(call: Call) -> Reply:
 
 
 async def authenticate_user(call: Call) -> Reply:
+    """Whether name and password are right."""
     name = call.text("username")
     try:
         user = await call.broker.auth.authenticate(name, call.text("password").encode(), True)
@@ -89,7 +93,7 @@ async def close_all_connections(call: Call) -> Reply:
     found = list(call.server.connections)
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
-        if name not in call.broker.vhosts:
+        if not call.broker.vhosts.exists(name):
             raise NotThere(f"vhost '{name}' does not exist")
         found = [each for each in found if each.session.vhost.name == name]
     closed = 0
@@ -129,6 +133,7 @@ def _named(call: Call) -> Call:
 
 
 async def purge_queue(call: Call) -> Reply:
+    """Drops all messages that are ready, and counts them."""
     call = _named(call)
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
@@ -138,6 +143,7 @@ async def purge_queue(call: Call) -> Reply:
 
 
 async def delete_queue(call: Call) -> Reply:
+    """Deletes the queue, and counts its messages."""
     call = _named(call)
     vhost = call.vhost()
     call.check(vhost.name, "configure", "queue", call.params["queue"])

@@ -19,6 +19,7 @@ def _counts(count: list[int]) -> dict[str, int]:
 
 
 async def by_protocol(call: Call) -> Reply:
+    """Logins tried, by protocol."""
     this_node(call)
     found = call.broker.auth.attempts.by_protocol
 
@@ -46,19 +47,21 @@ async def by_source(call: Call) -> Reply:
 
 
 async def forget(call: Call) -> Reply:
+    """Counts of logins begin anew."""
     this_node(call)
     call.broker.auth.attempts.forget()
     return NO_CONTENT
 
 
 async def forget_sources(call: Call) -> Reply:
+    """Counts of logins by address begin anew."""
     this_node(call)
     call.broker.auth.attempts.forget(sources_only=True)
     return NO_CONTENT
 
 
 async def track_sources(call: Call) -> Reply:
-    """`on`, or no more: what was kept goes then."""
+    """Counts logins by address and user, or no more: what was kept goes then."""
     attempts = call.broker.auth.attempts
     attempts.track_sources = call.flag("on")
     if not attempts.track_sources:

@@ -100,10 +100,12 @@ async def show(call: Call, found: list[tuple[VHost, list[Queue | Binding]]]) -> 
 
 
 async def get_bindings(call: Call) -> Reply:
+    """Bindings, of all virtual hosts or of one."""
     return await show(call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()])
 
 
 async def get_source_bindings(call: Call) -> Reply:
+    """Bindings that begin at the exchange."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
@@ -115,6 +117,7 @@ async def get_source_bindings(call: Call) -> Reply:
 
 
 async def get_destination_bindings(call: Call) -> Reply:
+    """Bindings that end at the exchange."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
@@ -140,6 +143,7 @@ def _between(ends: Ends) -> list[Binding]:
 
 
 async def get_between(call: Call) -> Reply:
+    """Bindings between the two."""
     vhost = call.vhost()
     try:
         ends = _ends(call)
@@ -165,7 +169,7 @@ def _check(call: Call, ends: Ends, routing_key: str) -> None:
 
 
 async def post_binding(call: Call) -> Reply:
-    """201 and where it is found; also when it was there already."""
+    """Binds; 201 and where it is found; also when it was there already."""
     ends = _ends(call)
     key = call.text("routing_key", "")
     if len(key.encode()) > 255:
@@ -193,11 +197,13 @@ def _find(call: Call, ends: Ends) -> Binding:
 
 
 async def get_binding(call: Call) -> Reply:
+    """One binding."""
     binding = _find(call, _ends(call))
     return one(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
 
 
 async def delete_binding(call: Call) -> Reply:
+    """Deletes the binding."""
     ends = _ends(call)
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)

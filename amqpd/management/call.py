@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from amqpd.broker.catalogue.exchange import Exchange
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.broker.queues.queue import Queue
+    from amqpd.management.cluster_control import ClusterControl
     from amqpd.management.rates import Rates
     from amqpd.management.server_control import ServerControl
+    from amqpd.management.sessions import Sessions
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 SESSION_NAME: Final = "admin API"
@@ -155,7 +158,7 @@ def reply(data: object, status: int = 200) -> Reply:
 
 class Call:
     """One request. params: the path's names, decoded. query: the last value of each name; query_pairs: all of them, in
-    order. body: JSON, or None.
+    order. body: JSON, or None. sessions: logins of the page.
     """
 
     def __init__(
@@ -170,6 +173,7 @@ class Call:
         headers: Mapping[str, str],
         body: object,
         query_pairs: Sequence[tuple[str, str]] = (),
+        sessions: Sessions | None = None,
     ) -> None:
         self.broker = broker
         self.server = server
@@ -180,7 +184,18 @@ class Call:
         self.query = query
         self.headers = headers
         self.body = body
-        self._query_pairs = query_pairs
+        self.query_pairs = query_pairs
+        self.sessions = sessions
+        # The cluster that the node is of.
+        self.cluster: ClusterControl | None = None
+        # Another node asks: a list is answered as lines, for it to merge (listing.py).
+        self.part = False
+
+    def for_part(self) -> Call:
+        """The same, as another node would ask it."""
+        part = copy(self)
+        part.part = True
+        return part
 
     @property
     def node(self) -> str:
@@ -222,7 +237,7 @@ class Call:
 
     def query_all(self, name: str) -> list[str]:
         """All that the query says under this name, in order: `family=a&family=b`."""
-        return [value for key, value in self._query_pairs if key == name]
+        return [value for key, value in self.query_pairs if key == name]
 
     def arguments(self) -> dict[str, object]:
         """`arguments` of the body. rabbit: an empty list counts as an empty table. Raises: BadRequest."""

@@ -110,6 +110,7 @@ def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
 
 
 async def certificates(call: Call) -> Reply:
+    """Certificates of the TLS listeners: subject, issuer, validity."""
     return reply(listeners_certificates(call))
 
 

@@ -18,6 +18,7 @@ from amqpd.connection import certificate
 from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
 from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.counted import CHANNEL, CONNECTION
+from amqpd.management.held import held_by
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -51,6 +52,12 @@ def _state(call: Call, connection: Connection) -> str:
     return "flow" if connection.gate.holds(SYNC | BACKLOG) else "running"
 
 
+def nodes(call: Call, connection: Connection) -> dict[str, str]:
+    """Which node has its socket; `owner` is the one that runs its vhost, where that is another."""
+    node = connection.wire.node
+    return {"node": node, "owner": call.node} if node else {"node": call.node}
+
+
 def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
     session = connection.session
     wire = connection.wire
@@ -72,13 +79,14 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
         "frame_max": connection.output.frame_payload_max + 8,
         "timeout": connection.heartbeat_s,
         "state": _state(call, connection),
+        "held_by": held_by(connection.gate.reasons),
         "connected_at": int(connection.control.connected_at * 1000),
         "ssl": wire.tls,
         **dict.fromkeys((*certificate.CIPHER_KEYS, *certificate.KEYS)),
         **certificate.ciphers(*wire.cipher()),
         **certificate.told(wire.peer_certificate()),
         "type": "network",
-        "node": call.node,
+        **nodes(call, connection),
         **call.rates.details(connection, CONNECTION, spans(call.query)),
     }
     given = connection.client_properties.get("connection_name")
@@ -124,7 +132,7 @@ def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[s
         "user": session.user.name,
         "user_who_performed_action": session.user.name,
         "vhost": session.vhost.name,
-        "node": call.node,
+        **nodes(call, connection),
         "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
         "connection_details": connection_details(session),
         "confirm": confirms is not None,
@@ -230,10 +238,12 @@ async def _list_channels(call: Call, found: list[Connection]) -> Reply:
 
 
 async def get_connections(call: Call) -> Reply:
+    """Connections, of all virtual hosts or of one."""
     return await listing(call, connections(call), lambda each: connection_item(call, each), _name)
 
 
 async def get_connection(call: Call) -> Reply:
+    """One connection."""
     return one(call, connection_item(call, _find(call)))
 
 
@@ -249,7 +259,7 @@ def tell_forced(call: Call, connection: Connection, why: str) -> None:
 
 
 async def delete_connection(call: Call) -> Reply:
-    """rabbit: the owner may, and an administrator; monitoring alone may not."""
+    """Closes the connection. rabbit: the owner may, and an administrator; monitoring alone may not."""
     connection = _find(call, Role.ADMINISTRATOR)
     why = reason(call.headers.get("X-Reason", ""))
     tell_forced(call, connection, why)
@@ -266,15 +276,18 @@ def _of_user(call: Call) -> list[Connection]:
 def _short_item(call: Call, connection: Connection) -> dict[str, Any]:
     """rabbit: of one user's connections only whose and where."""
     session = connection.session
-    return {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name, "node": call.node}
+    about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
+    return {**about, **nodes(call, connection)}
 
 
 async def get_user_connections(call: Call) -> Reply:
+    """The user's connections."""
     return await listing(call, _of_user(call), lambda each: _short_item(call, each), _name)
 
 
 async def delete_user_connections(call: Call) -> Reply:
-    """204 also where there was none; whoever is not the administrator closes his own."""
+    """Closes all connections of the user; 204 also where there was none; whoever is not the administrator closes
+    his own."""
     why = reason(call.headers.get("X-Reason", ""))
     slices = Slices()
     for connection in _of_user(call):
@@ -287,14 +300,17 @@ async def delete_user_connections(call: Call) -> Reply:
 
 
 async def get_connection_channels(call: Call) -> Reply:
+    """Channels of the connection."""
     return await _list_channels(call, [_find(call)])
 
 
 async def get_channels(call: Call) -> Reply:
+    """Channels, of all virtual hosts or of one."""
     return await _list_channels(call, connections(call))
 
 
 async def get_channel(call: Call) -> Reply:
+    """One channel, with its consumers."""
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
     connection = call.server.connections.by_name.get(owner)
@@ -324,6 +340,7 @@ async def get_channel(call: Call) -> Reply:
 
 
 async def get_consumers(call: Call) -> Reply:
+    """Consumers, of all virtual hosts or of one."""
     found: list[Consumer] = []
     for vhost in call.vhosts():
         for queue in vhost.queues.values():

@@ -24,6 +24,7 @@ from amqpd.management.users import permission_item, topic_item, user_item
 from amqpd.management.vhosts import metadata_item
 
 if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
     from amqpd.broker.catalogue.limits import UserLimits
     from amqpd.broker.catalogue.vhost import VHost
     from amqpd.storage.metadata.metadata import UserRow
@@ -33,7 +34,11 @@ Shown: TypeAlias = dict[str, Any] | None
 
 async def get_definitions(call: Call) -> Reply:
     """Of the whole broker."""
-    broker = call.broker
+    return await document(definitions_of(call.broker))
+
+
+def definitions_of(broker: Broker) -> dict[str, Any]:
+    """The document; its long lists are iterators, as `document` takes them."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
     shown = {CLUSTER_NAME: broker.cluster_name, **dict(broker.global_parameters.all())}
@@ -61,11 +66,12 @@ async def get_definitions(call: Call) -> Reply:
     }
     for name, items in (("queues", _queues), ("exchanges", _exchanges), ("bindings", _bindings)):
         found[name] = _of_all(vhosts, items)
-    return await document(found)
+    return found
 
 
 async def get_vhost_definitions(call: Call) -> Reply:
-    """Of one vhost: without users, and without the vhost's name in each item but policies and parameters."""
+    """What is declared in the virtual host, as one document.
+    Without users, and without the vhost's name in each item but policies and parameters."""
     vhost = call.vhost()
     found: dict[str, Any] = {
         "rabbit_version": call.broker.settings.product[1],

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -126,6 +126,13 @@ class Import:
             for key in unknown:
                 self.report.fault(f"{path}.{key}", "not a key of policies here")
             value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
+
+    def kept(self) -> Iterator[tuple[str, int, Item]]:
+        """Kind, place in the document and item of what has passed the check."""
+        for kind, items in self.items.items():
+            for index, item in enumerate(items):
+                if (kind, index) not in self._skipped:
+                    yield kind, index, item
 
     def counts(self) -> dict[str, int]:
         """How many of each kind are to be made, where there are any."""
@@ -390,7 +397,8 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
 
 
 async def post_definitions(call: Call) -> Reply:
-    """204 when everything is made and committed; 200 with what was passed over, if `report` or `skip_unsupported` asks
+    """Imports a document; 204 when everything is made and committed; 200 with what was passed over, if `report` or
+    `skip_unsupported` asks
     for it.
     """
     vhost = call.vhost().name if "vhost" in call.params else None

@@ -67,7 +67,8 @@ def _item(vhost: VHost, found: Found) -> dict[str, Any]:
 
 
 async def delete_delayed(call: Call) -> Reply:
-    """204 when it will not be delivered, 404 where it is not there, or on its way to its queues already."""
+    """Cancels the delayed message; 204 when it will not be delivered, 404 where it is not there, or on its way to its
+    queues already."""
     vhost = call.vhost()
     name = call.params["id"]
     try:

@@ -81,7 +81,8 @@ async def resolve(call: Call) -> Reply:
 
 
 async def interfaces(call: Call) -> Reply:
-    """By name: hardware address, flags that are set, addresses. Linux tells most of it in /sys."""
+    """Network interfaces of the machine, by name.
+    Hardware address, flags that are set, addresses. Linux tells most of it in /sys."""
     found: dict[str, Any] = {}
     for _, name in socket.if_nameindex():
         about = Path("/sys/class/net", name)

@@ -84,6 +84,7 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 async def get_exchanges(call: Call) -> Reply:
+    """Exchanges, of all virtual hosts or of one."""
     slices = Slices()
     await settle(list(call.server.connections), slices)
     pairs: list[tuple[VHost, Exchange]] = []
@@ -96,6 +97,7 @@ async def get_exchanges(call: Call) -> Reply:
 
 
 async def get_exchange(call: Call) -> Reply:
+    """One exchange."""
     slices = Slices()
     await settle(list(call.server.connections), slices)
     incoming = await _incoming(call, call.exchange(), slices)
@@ -118,7 +120,7 @@ async def _incoming(call: Call, exchange: Exchange, slices: Slices) -> list[dict
 
 
 async def put_exchange(call: Call) -> Reply:
-    """201 for a new one, 204 for an equivalent one, 400 otherwise."""
+    """Declares the exchange; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["exchange"], "an exchange")
     if name == DEFAULT_EXCHANGE:
@@ -142,6 +144,7 @@ async def put_exchange(call: Call) -> Reply:
 
 
 async def delete_exchange(call: Call) -> Reply:
+    """Deletes the exchange; if-unused=true where nothing is bound."""
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
     await finished(partial(exchanges.delete, vhost, call.exchange(), call.query_flag("if-unused")))
@@ -152,7 +155,8 @@ async def delete_exchange(call: Call) -> Reply:
 
 
 async def publish(call: Call) -> Reply:
-    """`{"routed": ...}` once the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest, ..."""
+    """Publishes a message, and says whether a queue took it.
+    `{"routed": ...}` once the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest, ..."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()

@@ -47,11 +47,12 @@ def item(name: str) -> dict[str, Any]:
 
 
 async def get_flags(_call: Call) -> Reply:
+    """Feature flags, all of them enabled."""
     return reply([item(name) for name in sorted(FLAGS)])
 
 
 async def enable(call: Call) -> Reply:
-    """rabbit: 204 also for what is enabled already."""
+    """Enables the flag. rabbit: 204 also for what is enabled already."""
     if call.params["name"] not in FLAGS:
         raise BadRequest("unsupported")
     return NO_CONTENT
@@ -69,11 +70,13 @@ def _deprecated_item(name: str) -> dict[str, Any]:
 
 
 async def get_deprecated(_call: Call) -> Reply:
+    """Deprecated features of RabbitMQ, as amqpd has them."""
     return reply([_deprecated_item(name) for name in sorted(DEPRECATED)])
 
 
 async def get_deprecated_used(call: Call) -> Reply:
-    """Those in use now; rates are always collected. Cost: a look at each channel and queue, as far as the first."""
+    """Those that are in use now.
+    Rates are always collected. Cost: a look at each channel and queue, as far as the first."""
     slices = Slices()
     used = {"management_metrics_collection"}
     for connection in list(call.server.connections):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.management.http import AdminServer
     from amqpd.management.server_control import ServerControl
+    from amqpd.management.whole import Whole
     from amqpd.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class AdminFrontEnd(FrontEnd):
         self._server = server
         self._imported = imported
         self._admin: AdminServer | None = None
+        self.whole: Callable[[], Whole] | None = None
+        """Makes what it has of the other nodes of its cluster; set before `start`."""
         self._starting: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
 
@@ -84,8 +87,13 @@ class AdminFrontEnd(FrontEnd):
         from amqpd.management.http import AdminServer
 
         self._imported()
-        self._admin = AdminServer(self._broker, self._server)
+        whole = None if self.whole is None else self.whole()
+        self._admin = AdminServer(self._broker, self._server, whole)
         await self._admin.start(doors, amqpctl_socket, metrics_socket)
+
+    def inner_connection(self) -> asyncio.Protocol | None:
+        """What serves a connection of another node of the cluster; None: the admin API does not serve yet."""
+        return None if self._admin is None else self._admin.inner_connection()
 
     async def stop(self) -> None:
         """Waits for a start that is under way, then ends requests within 1 s; the unix socket goes."""

@@ -58,7 +58,7 @@ def failed_logs(call: Call) -> list[Any]:
 
 
 async def check_alarms(call: Call) -> Reply:
-    """rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
+    """Alarms. rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
     alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
     failed = failed_logs(call)
     alarms += [
@@ -76,6 +76,7 @@ async def check_audit(call: Call) -> Reply:
 
 
 async def check_vhosts(call: Call) -> Reply:
+    """Whether every virtual host is there."""
     down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
     if not down:
         return _ok()
@@ -83,6 +84,7 @@ async def check_vhosts(call: Call) -> Reply:
 
 
 async def check_port(call: Call) -> Reply:
+    """Whether somebody listens on the port."""
     text = call.params["port"]
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise BadRequest("Not an integer")
@@ -93,6 +95,7 @@ async def check_port(call: Call) -> Reply:
 
 
 async def check_protocol(call: Call) -> Reply:
+    """Whether somebody listens for the protocol."""
     names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
     wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
     protocols = [each["protocol"] for each in listeners(call)]
@@ -103,12 +106,18 @@ async def check_protocol(call: Call) -> Reply:
 
 
 async def check_quorum(call: Call) -> Reply:
-    """One node: stopping it leaves nobody without a majority who has one. rabbit: its words for that."""
+    """Whether the node may be stopped without queues losing their majority.
+
+    Stopping a node leaves nobody without a majority: there is none here, Kafka has them. rabbit: its words for one
+    node.
+    """
+    if call.cluster is not None:
+        return reply({"status": "ok", "reason": "majorities are Kafka's: other nodes take what this one runs"})
     return reply({"status": "ok", "reason": "single node cluster"})
 
 
 async def check_certificates(call: Call) -> Reply:
-    """503 where a certificate of a TLS listener ends within so many days, weeks, months or years.
+    """Certificates; 503 where a certificate of a TLS listener ends within so many days, weeks, months or years.
 
     rabbit: a month has 30 days, a year 365; a number below 0 looks back.
     """
@@ -125,24 +134,27 @@ async def check_certificates(call: Call) -> Reply:
 
 
 async def check_ready(call: Call) -> Reply:
-    """rabbit 4.x: whether clients can connect."""
+    """Whether clients can connect. rabbit: of 4.x."""
     if call.server.app_running:
         return _ok()
     return reply({"status": "failed", "reason": "the application is stopped"}, 503)
 
 
 async def check_connections(call: Call) -> Reply:
-    """rabbit 4.x: a node without a limit of connections is below it; those of vhosts and users are none of its own."""
+    """Whether more connections may come.
+    rabbit 4.x: a node without a limit of connections is below it; those of vhosts and users are none of its own."""
     return reply({"status": "ok", "limit": "infinity", "connections": len(call.server.connections.by_name)})
 
 
 async def check_size(call: Call) -> Reply:
-    """rabbit 4.x: a cluster of one has its size."""
-    return reply({"status": "ok", "cluster_size": 1, "target_cluster_size": 1})
+    """Whether as many nodes are there as shall be. rabbit 4.x: a cluster has the size that it has:
+    nobody says how many nodes there are to be."""
+    size = 1 if call.cluster is None else len(call.cluster.status()["nodes"])
+    return reply({"status": "ok", "cluster_size": size, "target_cluster_size": size})
 
 
 async def check_node(call: Call) -> Reply:
-    """rabbit: the old single health check; the app runs and no alarm is on."""
+    """Whether the node is well. rabbit: the old single health check; the app runs and no alarm is on."""
     this_node(call)
     if not call.server.app_running:
         return reply({"status": "failed", "reason": "the application is stopped"})
@@ -152,12 +164,13 @@ async def check_node(call: Call) -> Reply:
 
 
 async def check_store(call: Call) -> Reply:
-    """rabbit 4.x: the metadata are read before there is a listener."""
+    """Whether the metadata are there. rabbit 4.x: the metadata are read before there is a listener."""
     return _ok()
 
 
 async def check_leaders(call: Call) -> Reply:
-    """rabbit 4.x: every queue is led by its only node. Raises: NotThere, NotAuthorised for the vhost."""
+    """Queues of the virtual host that nobody serves.
+    rabbit 4.x: every queue is led by its only node. Raises: NotThere, NotAuthorised for the vhost."""
     call.vhosts()
     return _ok()
 

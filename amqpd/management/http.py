@@ -56,10 +56,13 @@ from amqpd.management.call import (
 from amqpd.management.door import Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.metrics.routes import OPEN_ROUTES
+from amqpd.management.page_sessions import PAGE_HEADER, check_header
 from amqpd.management.rates import Rates
 from amqpd.management.router import Route, Router
+from amqpd.management.sessions import FILE, Sessions, token_of
 from amqpd.management.slices import release
 from amqpd.management.unix_socket import BACKLOG, NAME
+from amqpd.management.whole import Asked, Whole, asked
 from amqpd.protocol.codec import CodecError
 from amqpd.storage.metadata.metadata import MetadataError
 from amqpd.tls import HANDSHAKE_S
@@ -92,15 +95,19 @@ OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
 class AdminServer:
     """Serves the admin API from `start` to `stop`."""
 
-    def __init__(self, broker: Broker, server: ServerControl) -> None:
+    def __init__(self, broker: Broker, server: ServerControl, whole: Whole | None = None) -> None:
+        """whole: the other nodes of its cluster, where it is in one."""
         self._broker = broker
+        self._whole = whole
         self._server = server
         self._router = Router(ROUTES)
         self._metrics_router = Router(OPEN_ROUTES)
         self._rates = Rates(broker, server.connections)
+        self._sessions = Sessions(broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
+        self._inner_door = Door(self._from_inner)
 
     async def start(
         self,
@@ -114,6 +121,10 @@ class AdminServer:
             await self._serve(self._from_tcp, sock, context)
         if metrics_socket is not None:
             await self._serve(self._from_prometheus, metrics_socket, None)
+        self._doors.append(self._inner_door)
+        if self._whole is not None:
+            self._runners.append(web.ServerRunner(self._inner_door, shutdown_timeout=SHUTDOWN_S))
+            await self._runners[-1].setup()
         self._rates.start()
 
     async def _serve(self, handler: Any, sock: socket.socket, context: ssl.SSLContext | None) -> None:
@@ -134,32 +145,48 @@ class AdminServer:
         (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         for server in self._servers:
             server.close()
+        if self._whole is not None:
+            self._whole.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
     # -- the two doors -----------------------------------------------------------------------------------------------
 
     async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer(request, False)
+        return await self._answer(request)
 
     async def _from_prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
         """The third: metrics, and nothing else."""
-        return await self._answer(request, False, self._metrics_router)
+        return await self._answer(request, None, self._metrics_router)
 
     async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _is_own_peer(request):
             log.warning("unix socket: refused a peer of another user")
             return _response(Reply(403, b'{"error":"forbidden","reason":"not your broker"}'))
-        return await self._answer(request, True)
+        return await self._answer(request, Asked(OPERATOR, ("", 0)))
+
+    async def _from_inner(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Of another node of the cluster."""
+        try:
+            by = asked(request.headers, self._broker.auth)
+        except ApiError as error:
+            return _response(_error_reply(error))
+        return await self._answer(request, by)
+
+    def inner_connection(self) -> web.RequestHandler:
+        """What serves a connection that another node has opened and proven."""
+        return self._inner_door()
 
     async def _answer(
-        self, request: web.BaseRequest, operator: bool, router: Router | None = None
+        self, request: web.BaseRequest, by: Asked | None = None, router: Router | None = None
     ) -> web.StreamResponse:
-        """router: where not all of the API is there."""
+        """by: who asks, where the door says it. router: where not all of the API is there."""
         for door in self._doors:
             door.asked(request.protocol)
         try:
-            reply = await self._reply(request, operator, router or self._router)
+            reply = await self._reply(request, by, router or self._router)
         except ApiError as error:
+            if PAGE_HEADER in request.headers:
+                error.headers.pop("WWW-Authenticate", None)
             reply = _error_reply(error)
             self._tell_refusal(request, error)
         except Exception as error:
@@ -171,6 +198,8 @@ class AdminServer:
             self._tell_refusal(request, translated)
             # aiohttp keeps what has ended a body; through these frames it would keep its connection, and itself.
             error.__traceback__ = None
+        if isinstance(reply, web.StreamResponse):
+            return reply
         if isinstance(reply.body, list) and len(reply.body) > 1:
             return await _stream(request, reply, reply.body)
         if reply.file is not None:
@@ -181,35 +210,44 @@ class AdminServer:
             response.force_close()
         return response
 
-    async def _reply(self, request: web.BaseRequest, operator: bool, router: Router) -> Reply:
+    async def _reply(
+        self, request: web.BaseRequest, by: Asked | None, router: Router
+    ) -> Reply | web.StreamResponse:
         path, _, query_text = request.raw_path.partition("?")
         ORIGIN.set(None)
         if not path.startswith("/"):
             raise BadRequest("the path begins with a slash")
         route, params = router.find(request.method, path)
-        caller = OPERATOR if operator else await self._caller(request, route)
-        ACTOR.set(CLI if operator else caller.user.name)
-        ORIGIN.set(Request("amqpctl" if operator else "http", _peer(request)))
+        by = by or Asked(await self._caller(request, route), _peer(request))
+        caller = by.caller
+        ACTOR.set(CLI if caller.operator else caller.user.name)
+        ORIGIN.set(Request("amqpctl" if caller.operator else "http", by.peer))
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
         if NEEDS_APP in request.headers and not self._server.app_running:
             raise AppIsStopped("AMQP is stopped")
-        body: object = None
+        whole = None if by.inner else self._whole
         if request.method in UNSAFE:
             _check_origin(request)
+        if whole is not None and (passed := await whole.pass_on(request, route, params, by)) is not None:
+            return passed
+        body: object = None
+        if request.method in UNSAFE:
             body = await parsed(request, await read_body(request), route.definitions)
         try:
             pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
             raise BadRequest("the query is not UTF-8, or too long") from None
         method, query = _method(request), dict(pairs)
-        call = Call(
-            self._broker, self._server, self._rates, caller, method, params, query, request.headers, body, pairs
-        )
+        told = (method, params, query, request.headers, body, pairs, self._sessions)
+        call = Call(self._broker, self._server, self._rates, caller, *told)
+        call.part = by.part
+        call.cluster = None if self._whole is None else self._whole.control
+        handler = route.handler if whole is None else whole.handler(route)
         try:
             while True:
                 try:
-                    reply = await route.handler(call)
+                    reply = await handler(call)
                     self._tell(request, route, caller)
                     await self._recorded()
                     return reply
@@ -257,7 +295,12 @@ class AdminServer:
         if route.role == Role.PUBLIC:
             return Caller(User(""), False)
         auth, peer = self._broker.auth, peer_address(request.transport)
-        name, shown = "", {} if route.login_form or "Authorization" in request.headers else self._shown(request)
+        name, shown = "", {}
+        if not route.login_form and "Authorization" not in request.headers:
+            token = token_of(request.headers)
+            if token and (caller := self._of_session(request, token, peer)) is not None:
+                return caller
+            shown = self._shown(request)
         try:
             if shown:
                 name = certificate.user_name(shown, self._broker.settings.auth)
@@ -272,6 +315,18 @@ class AdminServer:
             raise NotAuthorised("Login failed", REALM) from None
         self._login(name, peer, "", shown)
         return Caller(user, False)
+
+    def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Caller | None:
+        """Who is logged in by the page's cookie; None: that session is over. Raises: Forbidden."""
+        name = self._sessions.user(token, self._broker.auth)
+        if name is None:
+            return None
+        if request.method in UNSAFE:
+            check_header(request.headers)
+        try:
+            return Caller(self._broker.auth.vouched(name, is_loopback(peer)), False)
+        except Refused:
+            return None  # a user of loopback addresses alone, from elsewhere
 
     def _shown(self, request: web.BaseRequest) -> dict[str, Any]:
         """The certificate of a client of HTTPS, where it may stand for a login; empty without."""

@@ -22,6 +22,7 @@ async def get_vhost_limits(call: Call) -> Reply:
 
 
 async def put_vhost_limit(call: Call) -> Reply:
+    """Sets a limit of the virtual host."""
     vhost = call.any_vhost()
     value = {**vhost.limits.value, call.params["name"]: call.given("value")}
     try:
@@ -32,7 +33,7 @@ async def put_vhost_limit(call: Call) -> Reply:
 
 
 async def delete_vhost_limit(call: Call) -> Reply:
-    """rabbit: one that is not set is a success."""
+    """Clears a limit of the virtual host. rabbit: one that is not set is a success."""
     vhost = call.any_vhost()
     value = {name: limit for name, limit in vhost.limits.value.items() if name != call.params["name"]}
     if value != vhost.limits.value:
@@ -55,6 +56,7 @@ async def get_user_limits(call: Call) -> Reply:
 
 
 async def put_user_limit(call: Call) -> Reply:
+    """Sets a limit of the user."""
     _known_user(call)
     await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
@@ -86,7 +88,7 @@ async def _set_user_limits(call: Call, value: dict[str, Any]) -> None:
 
 
 async def delete_user_limit(call: Call) -> Reply:
-    """One, or with no name all. rabbit: one that is not set is a success."""
+    """Clears a limit of the user, or with no name all. rabbit: one that is not set is a success."""
     user, user_limits = call.params["user"], call.broker.user_limits
     async with call.broker.auth.changing:
         call.broker.auth.user(user)

@@ -13,12 +13,14 @@ from amqpd.management.slices import Slices
 
 
 async def suspend(call: Call) -> Reply:
-    """rabbit: the listeners are still told of, as they are to come back. The admin API goes on: it has to hear so."""
+    """Lets no more clients in. rabbit: the listeners are still told of, as they are to come back. The admin API goes
+    on: it has to hear so."""
     await call.server.suspend_listeners()
     return NO_CONTENT
 
 
 async def resume(call: Call) -> Reply:
+    """Lets clients in again, after suspend_listeners."""
     try:
         await call.server.resume_listeners()
     except OSError as error:
@@ -27,7 +29,8 @@ async def resume(call: Call) -> Reply:
 
 
 async def close_user_connections(call: Call) -> Reply:
-    """All of `username`. rabbit: nobody of that name is no error. Cost: a look at every connection, in slices."""
+    """Closes all connections of the user, and counts them.
+    rabbit: nobody of that name is no error. Cost: a look at every connection, in slices."""
     name, why = call.text("username"), reason(call.text("reason", ""))
     closed = 0
     slices = Slices()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
@@ -25,6 +26,8 @@ PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
 COLUMNS_MAX: Final = 64
 CHUNK_BYTES: Final = 64 * 1024
+LINES: Final = "application/x-ndjson"
+"""Content type of a part, for another node: no JSON as a whole."""
 _RUN: Final = 500
 
 T = TypeVar("T")
@@ -100,16 +103,21 @@ async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: Sli
 
 
 async def listing(
-    call: Call, objects: Sequence[T], render: Callable[[T], Item], name_of: Callable[[T], str]
+    call: Call,
+    objects: Sequence[T],
+    render: Callable[[T], Item],
+    name_of: Callable[[T], str],
+    keys: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
 ) -> Reply:
     """The reply for a list. objects: a snapshot, in the order of an unsorted answer. Raises: BadRequest.
 
-    Cost: rendering and encoding of what is shown; to be sorted, all is rendered once more.
+    keys: by column, what `render` would have there, for those that are had for less. Cost: rendering and encoding of
+    what is shown; to be sorted by a column that has no key, all is rendered once more.
     """
     slices = Slices()
     total = len(objects)
     query = call.query
-    keep = _columns(query.get("columns", ""))
+    keep = columns(query.get("columns", ""))
     name = query.get("name", "")
     if name and "page" in query:
         matches = _matcher(name, query.get("use_regex") == "true")
@@ -122,37 +130,85 @@ async def listing(
         objects = found
     filtered = len(objects)
     page = size = pages = 0
+    sort = query.get("sort", "")
     if "page" in query:
-        page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
-        if size > PAGE_SIZE_MAX:
-            raise BadRequest(f"page_size is at most {PAGE_SIZE_MAX}")
+        page, size = page_of(query)
+        if call.part:
+            return await _part(objects, render, query, (total, filtered, page * size), keys, slices)
         pages = max(1, -(-filtered // size))
         if page > pages:
             raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
+    elif call.part:
+        return await _part(objects, render, query, (total, filtered, filtered), keys, slices)
     first, last = (page - 1) * size, page * size
     check_list(query, max(0, min(last, filtered) - first) if page else filtered)
-    sort = query.get("sort", "")
     if sort:
-        objects = await _sorted(objects, render, sort, query.get("sort_reverse") == "true", slices)
+        objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
     # Rendered one by one as they are encoded: ten thousand dicts at once cost the collector more than they do us.
     shown = map(render, objects[first:last] if page else objects)
     body = Body()
     if page:
-        count = max(0, min(last, filtered) - first)
-        body.add(
-            f'{{"filtered_count":{filtered},"item_count":{count},"page":{page},"page_count":{pages},'
-            f'"page_size":{size},"total_count":{total},"items":'
-        )
+        body.add(page_head(filtered, max(0, min(last, filtered) - first), page, pages, size, total) + ',"items":')
     body.add("[")
     await body.add_items((_cut(item, keep) for item in shown) if keep else shown, slices)
     body.add("]}" if page else "]")
     return Reply(200, body.finished())
 
 
+def page_head(filtered: int, count: int, page: int, pages: int, size: int, total: int) -> str:
+    """What stands before the items of a page, without the brace at its end. rabbit: its names and order."""
+    return (
+        f'{{"filtered_count":{filtered},"item_count":{count},"page":{page},"page_count":{pages},'
+        f'"page_size":{size},"total_count":{total}'
+    )
+
+
+def page_of(query: Any) -> tuple[int, int]:
+    """Number of the page that is asked for, from 1, and its size. Raises: BadRequest."""
+    page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
+    if size > PAGE_SIZE_MAX:
+        raise BadRequest(f"page_size is at most {PAGE_SIZE_MAX}")
+    return page, size
+
+
+async def _part(
+    objects: Sequence[T],
+    render: Callable[[T], Item],
+    query: Any,
+    sizes: tuple[int, int, int],
+    keys: Mapping[str, Callable[[T], object]],
+    slices: Slices,
+) -> Reply:
+    """For another node, which merges: a line with the counts, then one for each item, the key it is sorted by before a
+    tab. sizes: how many there are, how many of that name, and how many of those may be on the page that is asked for,
+    wherever it is among all nodes' items.
+    """
+    total, filtered, wanted = sizes
+    check_list(query, min(wanted, filtered))
+    sort, keep = query.get("sort", ""), columns(query.get("columns", ""))
+    if sort:
+        objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
+    path = sort.split(".") if sort else []
+    body = Body()
+    body.add(f'{{"total":{total},"filtered":{filtered}}}\n')
+    for each in objects[:wanted]:
+        item = render(each)
+        key = json.dumps(_sort_key(_dig(item, path))) if path else ""
+        body.add(f"{key}\t{json.dumps(_cut(item, keep) if keep else item)}\n")
+        if slices.due:
+            await slices.rest()
+    return Reply(200, body.finished(), LINES)
+
+
 def one(call: Call, item: Item) -> Reply:
     """The reply for a single thing, cut to `columns`."""
-    keep = _columns(call.query.get("columns", ""))
-    return Reply(200, json.dumps(_cut(item, keep) if keep else item).encode())
+    return Reply(200, json.dumps(cut(item, call.query.get("columns", ""))).encode())
+
+
+def cut(item: Item, names: str) -> Item:
+    """The item with the columns that are named, with commas between; none: all of it. Raises: BadRequest."""
+    keep = columns(names)
+    return _cut(item, keep) if keep else item
 
 
 async def document(item: Item) -> Reply:
@@ -175,19 +231,22 @@ async def document(item: Item) -> Reply:
     return Reply(200, body.finished())
 
 
-async def _sorted(
-    objects: Sequence[T], render: Callable[[T], Item], column: str, reverse: bool, slices: Slices
-) -> list[T]:
+def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:
+    path = column.split(".")
+    return lambda each: _dig(render(each), path)
+
+
+async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, slices: Slices) -> list[T]:
     """Sorted in runs, then merged: no step takes long. Values of different kinds order by kind.
 
     What was rendered for its key is not kept, for the collector's sake; what is shown is rendered again.
     """
-    path = column.split(".")
+    reverse = query.get("sort_reverse") == "true"
     runs: list[list[tuple[tuple[int, Any], int]]] = []
     for start in range(0, len(objects), _RUN):
         run: list[tuple[tuple[int, Any], int]] = []
         for index, each in enumerate(objects[start : start + _RUN], start):
-            run.append((_sort_key(_dig(render(each), path)), index))
+            run.append((_sort_key(key(each)), index))
             if slices.due:
                 await slices.rest()
         run.sort(reverse=not reverse)
@@ -231,7 +290,8 @@ def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
     return contains
 
 
-def _columns(text: str) -> list[list[str]]:
+def columns(text: str) -> list[list[str]]:
+    """The columns that are asked for, each as a path into an item; none: all. Raises: BadRequest."""
     names = [name for name in text.split(",") if name]
     if len(names) > COLUMNS_MAX:
         raise BadRequest(f"at most {COLUMNS_MAX} columns")

@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from amqpd.management.amqpctl import CannotListen
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, reply
+from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, Unavailable, reply
+from amqpd.management.cluster_control import NotMoved
 from amqpd.management.connections import tell_forced
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
+
+if TYPE_CHECKING:
+    from amqpd.connection.connections import Connections
 
 log = logging.getLogger(__name__)
 
 GRACE_MAX_S: Final = 3600.0
 LOOK_S: Final = 0.1
+DRAIN_S: Final = 120.0
+"""How long the vhosts of a node in a cluster may take to go elsewhere."""
 WHY: Final = "Node was put into maintenance mode"
 
 
@@ -37,11 +43,17 @@ async def drain(call: Call) -> Reply:
     await server.suspend_listeners()
     log.info("drained: no client gets in; %d connections have %g s to go", len(server.connections.by_name), grace_s)
     deadline = call.broker.loop.time() + grace_s
-    while server.connections.by_name and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
+    while _served(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     if not server.drained:  # a `revive` meanwhile
         return reply({"closed": 0})
-    closed = 0
+    if call.cluster is not None:
+        try:
+            await call.cluster.drain(DRAIN_S)  # its vhosts, and with them their clients, go to other nodes
+        except NotMoved as error:
+            raise Unavailable(str(error)) from None
+    elsewhere = server.connections.elsewhere
+    closed = 0 if elsewhere is None else elsewhere.force_all(WHY)
     slices = Slices()
     for connection in list(server.connections):
         if server.connections.by_name.get(connection.name) is connection:
@@ -55,12 +67,20 @@ async def drain(call: Call) -> Reply:
     return reply({"closed": closed})
 
 
+def _served(connections: Connections) -> int:
+    """Clients of this node, those that another one serves among them."""
+    elsewhere = connections.elsewhere
+    return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
+
+
 async def revive(call: Call) -> Reply:
     """Clients get in again, on the same ports."""
     try:
         await call.server.resume_listeners()
     except OSError as error:
         raise CannotListen(str(error)) from error
+    if call.cluster is not None:
+        call.cluster.undrain()
     log.info("revived: clients get in again")
     return NO_CONTENT
 

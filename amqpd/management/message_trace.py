@@ -44,7 +44,8 @@ _DISK_S: Final = 0.02
 
 
 async def get_trace(call: Call) -> Reply:
-    """`id`, and `by`: message_id or correlation_id; `queue`, `part` and `offset` of `next`, to go on."""
+    """Where messages with that id are.
+    `id`, and `by`: message_id or correlation_id; `queue`, `part` and `offset` of `next`, to go on."""
     query = call.query
     by = query.get("by", FIELDS[0])
     if by not in FIELDS:

@@ -88,10 +88,12 @@ def _counted(call: Call) -> dict[str, Any]:
 
 
 async def get_nodes(call: Call) -> Reply:
+    """The nodes: memory, disk, descriptors, alarms, rates."""
     return await listing(call, [call], node_item, lambda _: call.node)
 
 
 async def get_node(call: Call) -> Reply:
+    """One node."""
     this_node(call)
     return one(call, node_item(call))
 
@@ -112,6 +114,7 @@ def memory_sizes(call: Call) -> dict[str, int]:
 
 
 async def get_memory(call: Call) -> Reply:
+    """What its memory is used for, in bytes."""
     this_node(call)
     return reply({"memory": _memory(call)})
 

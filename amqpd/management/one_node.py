@@ -48,7 +48,7 @@ async def login(_call: Call) -> Reply:
 
 
 async def no_extra_tables(call: Call) -> Reply:
-    """rabbit: tables of Erlang's ETS; there is no such memory here."""
+    """Memory of tables. rabbit: tables of Erlang's ETS; there is no such memory here."""
     this_node(call)
     return reply({"ets_tables_memory": {"total": 0}})
 

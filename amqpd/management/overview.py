@@ -1,4 +1,4 @@
-"""The broker as a whole: overview, nodes, listeners, and the page at `/`."""
+"""The broker as a whole: overview, and its listeners."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply,
 from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
+from amqpd.management.listing import cut
 from amqpd.management.router import Route
 from amqpd.management.samples import POLICIES, Spans
 from amqpd.management.slices import Slices
@@ -24,25 +25,6 @@ from amqpd.routing.registry import exchange_type_names
 
 if TYPE_CHECKING:
     from amqpd.broker.catalogue.vhost import VHost
-
-PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>amqpd</title></head><body>
-<h1>amqpd</h1>
-<p>This is the admin API of an AMQP 0-9-1 broker, with the paths and fields of RabbitMQ's management API. There is no
-user interface yet; these are plain JSON and want a user with the tag management or more.</p>
-<ul>
-<li><a href="/api/overview">overview</a></li>
-<li><a href="/api/queues">queues</a></li>
-<li><a href="/api/exchanges">exchanges</a></li>
-<li><a href="/api/connections">connections</a></li>
-<li><a href="/api/channels">channels</a></li>
-<li><a href="/metrics">metrics</a> (Prometheus)</li>
-<li><a href="/api/index.html">all paths</a></li>
-<li><a href="/cli/">rabbitmqadmin</a></li>
-</ul>
-</body></html>
-"""
-PAGE_POLICY: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:
@@ -119,6 +101,8 @@ class Totals:
 
 
 async def overview(call: Call) -> Reply:
+    """Totals, rates and listeners of the broker; `fields` cuts it to these, as `columns` does elsewhere."""
+    """The whole broker: totals, rates, listeners, versions."""
     broker = call.broker
     counts = await Totals().count(call, call.vhosts())
     item: dict[str, Any] = {
@@ -160,7 +144,8 @@ async def overview(call: Call) -> Reply:
         item["churn_rates"] = churn(call)
         item["listeners"] = listeners(call)
         item["contexts"] = [{"node": call.node, **each} for each in contexts(call)]
-    return reply(item)
+    # rabbit: it passes over `columns` here, and clients that send it get all.
+    return reply(cut(item, call.query.get("fields", "")))
 
 
 async def _published(call: Call, within: Spans) -> dict[str, Any]:
@@ -170,6 +155,7 @@ async def _published(call: Call, within: Spans) -> dict[str, Any]:
 
 
 async def cluster_name(call: Call) -> Reply:
+    """The name that clients are told."""
     return reply({"name": call.broker.cluster_name})
 
 
@@ -190,7 +176,7 @@ def this_node(call: Call) -> None:
 
 
 async def extensions(call: Call) -> Reply:
-    """The UI's extensions; there are none, and no UI."""
+    """Extensions of the page. rabbit: scripts that plugins add to its page; there are none."""
     return reply([])
 
 
@@ -199,15 +185,7 @@ async def auth_attempts(call: Call) -> Reply:
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 
-# -- page ------------------------------------------------------------------------------------------------------------
-
-
-async def page(call: Call) -> Reply:
-    return Reply(200, PAGE.encode(), "text/html; charset=utf-8", {"Content-Security-Policy": PAGE_POLICY})
-
-
 ROUTES: Final = (
-    Route("GET", "", Role.PUBLIC, page),
     Route("GET", "api/auth", Role.PUBLIC, auth_attempts),
     Route("GET", "api/overview", Role.MANAGEMENT, overview),
     Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),

@@ -28,16 +28,20 @@ def global_item(named: tuple[str, Any]) -> dict[str, Any]:
 
 
 async def get_parameters(call: Call) -> Reply:
+    """Runtime parameters, all or of one component."""
     found = parameters.parameters(call.vhosts(), call.params.get("component", ""))
     return await listing(call, found, parameter_item, lambda each: each.name)
 
 
 async def get_parameter(call: Call) -> Reply:
+    """One parameter."""
     return one(call, parameter_item(_found(call)))
 
 
 async def put_parameter(call: Call) -> Reply:
-    """201 for a new one, 204 for another value; 400 for a component that is not there, or what it does not take."""
+    """Sets the parameter; 201 for a new one, 204 for another value; 400 for a component that is not there, or what it
+    does not
+    take."""
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
@@ -51,6 +55,7 @@ async def put_parameter(call: Call) -> Reply:
 
 
 async def delete_parameter(call: Call) -> Reply:
+    """Clears the parameter."""
     found = _found(call)
     component = component_of(found.component)
     _check(call, component)
@@ -74,16 +79,19 @@ def _check(call: Call, component: Component) -> None:
 
 
 async def get_global_parameters(call: Call) -> Reply:
+    """Global parameters."""
     return await listing(call, call.broker.global_parameters.all(), global_item, lambda named: named[0])
 
 
 async def get_global_parameter(call: Call) -> Reply:
+    """One global parameter."""
     name = call.params["name"]
     _global(call, name)
     return one(call, global_item((name, call.broker.global_parameters.get(name))))
 
 
 async def put_global_parameter(call: Call) -> Reply:
+    """Sets the global parameter."""
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
     try:
@@ -94,6 +102,7 @@ async def put_global_parameter(call: Call) -> Reply:
 
 
 async def delete_global_parameter(call: Call) -> Reply:
+    """Clears the global parameter."""
     name = call.params["name"]
     _global(call, name)
     await finished(partial(call.broker.global_parameters.clear, name))

@@ -30,16 +30,20 @@ def policy_item(policy: Policy) -> dict[str, Any]:
 
 
 async def get_policies(operator: bool, call: Call) -> Reply:
+    """Policies, of all virtual hosts or of one; operator policies likewise."""
     found = [policy for vhost in call.vhosts() for policy in vhost.policies.all(operator)]
     return await listing(call, found, policy_item, lambda policy: policy.row.name)
 
 
 async def get_policy(operator: bool, call: Call) -> Reply:
+    """One policy."""
     return one(call, policy_item(_found(operator, call)))
 
 
 async def put_policy(operator: bool, call: Call) -> Reply:
-    """201 for a new one, 204 for another of its name, once every queue and exchange obeys it; 400 for what is none."""
+    """Sets the policy; 201 for a new one, 204 for another of its name, once every queue and exchange obeys it; 400
+    for what
+    is none."""
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a policy")
     fields = call.fields()
@@ -54,6 +58,7 @@ async def put_policy(operator: bool, call: Call) -> Reply:
 
 
 async def delete_policy(operator: bool, call: Call) -> Reply:
+    """Clears the policy."""
     policy = _found(operator, call)
     await finished(partial(policies.clear, call.vhost(), policy))
     return NO_CONTENT

@@ -11,6 +11,7 @@ from amqpd.broker.catalogue.declaration import QueueDeclaration
 from amqpd.broker.catalogue.declared import finished
 from amqpd.broker.catalogue.policy_table import NONE
 from amqpd.broker.consuming import refuse_of_streams
+from amqpd.broker.counters import QUEUE_COUNTERS
 from amqpd.broker.queues.grouped_queue import GroupedQueue
 from amqpd.broker.queues.opening import opened
 from amqpd.channel.counters import had_by_queue
@@ -35,14 +36,18 @@ from amqpd.management.connections import channel_details, connection_details, co
 from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
 from amqpd.management.counts import head_timestamp, sizes
 from amqpd.management.listing import by_name, listing, one, plain
+from amqpd.management.rates import DELIVERED
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.management.spans import spans
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.local_log import LocalLog
+from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.settle.retained import retained_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from amqpd.broker.delivery import Entry
     from amqpd.broker.queues.queue import Queue
 
@@ -92,6 +97,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         **groups_item(queue),
         **retained_item(queue),
         **sizes(queue),
+        **replicated_item(store),
         "head_message_timestamp": head_timestamp(queue),
         "consumer_utilisation": round(call.rates.utilisation(queue), 3),
         "consumer_capacity": round(call.rates.utilisation(queue), 3),
@@ -150,6 +156,11 @@ def groups_item(queue: Queue) -> dict[str, Any]:
     }
 
 
+def replicated_item(store: QueueLog | None) -> dict[str, Any]:
+    """Of a queue whose log Kafka keeps: where, and how far it has it (`QueueLog.about`). Nothing of another."""
+    return {} if store is None or store.local else {"kafka": store.about()}
+
+
 def retained_item(queue: Queue) -> dict[str, Any]:
     """Of x-retain: what is settled and still there, the first offset there is, and when that was appended (ms). null
     where nothing is kept."""
@@ -168,6 +179,7 @@ def retained_item(queue: Queue) -> dict[str, Any]:
 
 
 async def get_queues(call: Call) -> Reply:
+    """Queues, of all virtual hosts or of one."""
     slices = Slices()
     bare, totals = call.query_flag("disable_stats"), call.query_flag("enable_queue_totals")
     queues: list[Queue] = []
@@ -180,10 +192,34 @@ async def get_queues(call: Call) -> Reply:
             await slices.rest()
     if bare:
         return await listing(call, queues, lambda queue: plain_item(call, queue, totals), _name)
-    return await listing(call, queues, lambda queue: queue_item(call, queue), _name)
+    return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _keys(call))
+
+
+def _keys(call: Call) -> dict[str, Callable[[Queue], object]]:
+    """What `queue_item` has in the columns that a list of ten thousand is sorted by every few seconds."""
+
+    def rate(index: int) -> Callable[[Queue], object]:
+        return lambda queue: call.rates.per_s(queue, QUEUE)[index]
+
+    def taken(queue: Queue) -> float:
+        rates = dict(zip(QUEUE_COUNTERS, call.rates.per_s(queue, QUEUE), strict=False))  # lengths come behind
+        return round(sum(rates[name] for name in DELIVERED), 1)
+
+    return {
+        "name": _name,
+        "vhost": lambda queue: queue.vhost_name,
+        "type": lambda queue: queue.kind,
+        "messages": lambda queue: lengths(queue)[0],
+        "messages_ready": lambda queue: int(queue.ready_count),
+        "messages_unacknowledged": lambda queue: int(queue.unacked_count),
+        "consumers": lambda queue: len(queue.consumers),
+        **{f"message_stats.{name}_details.rate": rate(index) for index, name in enumerate(QUEUE_COUNTERS)},
+        "message_stats.deliver_get_details.rate": taken,
+    }
 
 
 async def get_queue(call: Call) -> Reply:
+    """One queue."""
     queue = call.queue()
     await opened(queue)
     item = queue_item(call, queue)
@@ -225,7 +261,7 @@ def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:
 
 
 async def put_queue(call: Call) -> Reply:
-    """201 for a new one, 204 for an equivalent one, 400 otherwise."""
+    """Declares the queue; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["queue"], "a queue")
     arguments = call.arguments()
@@ -245,6 +281,7 @@ async def put_queue(call: Call) -> Reply:
 
 
 async def delete_queue(call: Call) -> Reply:
+    """Deletes the queue with its messages; if-empty=true, if-unused=true."""
     queue = _to_change(call, "configure", call.params["queue"])
     await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
@@ -260,6 +297,7 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
 
 
 async def purge_queue(call: Call) -> Reply:
+    """Drops all messages that are ready."""
     purge(call, _to_change(call, "read", call.params["queue"]))
     return NO_CONTENT
 
@@ -286,6 +324,7 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
 
 
 async def get_queue_bindings(call: Call) -> Reply:
+    """What is bound to the queue."""
     vhost = call.vhost()
     try:
         queue = call.queue()

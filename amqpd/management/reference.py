@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache, partial
 from html import escape
 from importlib.resources import files
@@ -16,6 +17,8 @@ from typing import Any, Final
 from amqpd import __version__
 from amqpd.management.call import Call, Reply, Role
 from amqpd.management.router import Route
+from amqpd.management.schemas import LIST_QUERY, Schemas
+from amqpd.management.shapes import ANSWERS
 
 HTML: Final = "text/html; charset=utf-8"
 POLICY: Final = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"}
@@ -50,33 +53,48 @@ def kind(route: Route) -> str:
 
 
 def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
+    """The description. Cost: some 10 ms."""
     paths: dict[str, dict[str, Any]] = {}
+    schemas = Schemas()
     for route in routes:
-        names = re.findall(r"{(\w+)}", route.path)
-        operation: dict[str, Any] = {
-            "summary": summary(route),
-            "tags": [kind(route) or "page"],
-            "responses": {"default": {"description": "see the reference of the management API"}},
-        }
-        if names:
-            operation["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-            ]
-        if route.method in ("PUT", "POST"):
-            content = "application/x-www-form-urlencoded" if route.login_form else "application/json"
-            operation["requestBody"] = {"content": {content: {"schema": {"type": "object"}}}}
-        if route.role == Role.PUBLIC:
-            operation["security"] = []
-        else:
-            operation["description"] = f"Asks for the user tag {route.role.name.lower()}, or one above it."
-        paths.setdefault("/" + route.path, {})[route.method.lower()] = operation
+        paths.setdefault("/" + route.path, {})[route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.0.3",
         "info": {"title": "amqpd admin API", "version": __version__, "description": ABOUT},
         "security": [{"basic": []}],
-        "components": {"securitySchemes": {"basic": {"type": "http", "scheme": "basic"}}},
+        "components": {
+            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+            "schemas": dict(sorted(schemas.named.items())),
+        },
         "paths": paths,
     }
+
+
+def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", route.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    kind_of_answer = ANSWERS.get(f"{route.method} /{route.path}")
+    operation: dict[str, Any] = {
+        "summary": summary(route),
+        "tags": [kind(route) or "page"],
+        "responses": {"default": {"description": "see the reference of the management API"}},
+    }
+    if kind_of_answer is not None:
+        schema = schemas.answer(kind_of_answer)
+        content = {"application/json": {"schema": schema}}
+        operation["responses"]["200"] = {"description": summary(route), "content": content}
+        if "oneOf" in schema:
+            parameters += [{"name": n, "in": "query", "schema": {"type": t}} for n, t in LIST_QUERY.items()]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.method in ("PUT", "POST"):
+        sent = "application/x-www-form-urlencoded" if route.login_form else "application/json"
+        operation["requestBody"] = {"content": {sent: {"schema": {"type": "object"}}}}
+    if route.role == Role.PUBLIC:
+        operation["security"] = []
+    else:
+        operation["description"] = f"Asks for the user tag {route.role.name.lower()}, or one above it."
+    return operation
 
 
 def page(routes: tuple[Route, ...]) -> str:
@@ -115,25 +133,31 @@ async def _moved(place: str, _call: Call) -> Reply:
     return Reply(301, headers={"Location": place})
 
 
-async def _text(body: bytes, content_type: str, _call: Call) -> Reply:
+async def _text(make: Callable[[], bytes], content_type: str, _call: Call) -> Reply:
     """The reference of this API."""
-    return Reply(200, body, content_type, POLICY)
+    return Reply(200, make(), content_type, POLICY)
 
 
 def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
-    """The routes that describe these, and themselves."""
+    """The routes that describe these, and themselves. What they answer is made when somebody asks first."""
+    described: list[Route] = []
+
+    @cache
+    def html() -> bytes:
+        return page(tuple(described)).encode()
+
+    @cache
+    def description() -> bytes:
+        return json.dumps(openapi(tuple(described))).encode()
+
     made = (
         Route("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
         Route("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
         Route("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
         Route("GET", "cli/index.html", Role.PUBLIC, get_cli),
         Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_rabbitmqadmin),
-        Route("GET", "api/index.html", Role.PUBLIC, partial(_text, b"", HTML)),
-        Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, b"", "application/json")),
+        Route("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
+        Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
     )
-    described = (*routes, *made)
-    whole = {
-        "api/index.html": partial(_text, page(described).encode(), HTML),
-        "api/openapi.json": partial(_text, json.dumps(openapi(described)).encode(), "application/json"),
-    }
-    return tuple(route._replace(handler=whole.get(route.path, route.handler)) for route in made)
+    described += (*routes, *made)
+    return made

@@ -19,7 +19,8 @@ class CannotReload(ApiError):
 
 
 async def reload(call: Call) -> Reply:
-    """`{changed, waiting, imported}`: settings that are taken over, those that need a restart, and the definitions that
+    """Reads the settings again. `{changed, waiting, imported}`: settings that are taken over, those that need a
+    restart, and the definitions that
     were imported again. Cost: files are read, and for each TLS listener 5 ms. Raises: CannotReload, MetadataError.
     """
     found = call.server.reload(ASKED_BY)

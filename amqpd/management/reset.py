@@ -12,7 +12,7 @@ from typing import Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
-from amqpd.management.call import NO_CONTENT, ApiError, Call, Reply, Role
+from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role
 from amqpd.management.router import Route
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,9 @@ class AppRuns(ApiError):
 
 
 async def reset(call: Call) -> Reply:
-    """Raises: AppRuns."""
+    """Deletes everything, as before the first start. Raises: AppRuns; BadRequest of a node in a cluster."""
+    if call.cluster is not None:
+        raise BadRequest("the node is in a cluster, whose vhosts and users are not its own: it is not reset")
     if call.server.app_running:
         raise AppRuns("the app is running; stop it with amqpctl stop_app")
     broker = call.broker

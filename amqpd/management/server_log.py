@@ -59,7 +59,8 @@ async def set_level(call: Call) -> Reply:
 
 
 async def rotate(call: Call) -> Reply:
-    """As SIGUSR1 does: the file of that name is opened anew, after whatever renamed it."""
+    """Opens the log file anew, as SIGUSR1 does.
+    The file of that name is opened anew, after whatever renamed it."""
     path = log_file()
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogOutput) and path is not None:
@@ -71,6 +72,7 @@ async def rotate(call: Call) -> Reply:
 
 
 async def location(call: Call) -> Reply:
+    """Where the log is, and its level."""
     path = log_file()
     return reply({"file": str(path.absolute()) if path is not None else None, "level": level_name()})
 

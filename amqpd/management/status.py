@@ -58,7 +58,7 @@ async def app(call: Call) -> Reply:
 
 
 async def status(call: Call) -> Reply:
-    """`totals=false` in the query leaves out what costs a step per queue."""
+    """Listeners, memory, disk, totals, alarms. `totals=false` in the query leaves out what costs a step per queue."""
     here = process()
     found = {**_ours(call, here), **_rabbits(call, here)}
     if call.query.get("totals") != "false":

@@ -29,6 +29,7 @@ async def get_offsets(call: Call) -> Reply:
 
 
 async def get_offset(call: Call) -> Reply:
+    """How far the consumer of that name has come."""
     queue, store = await _stream(call)
     name = call.params["name"]
     stored = call.broker.catalogue.stored_offsets.of(queue.id).get(name)
@@ -38,7 +39,8 @@ async def get_offset(call: Call) -> Reply:
 
 
 async def put_offset(call: Call) -> Reply:
-    """`offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
+    """Sets where the consumer of that name goes on.
+    `offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
     queue, store = await _stream(call)
     name = clean_name(call.params["name"], "a consumer")
     offset = number("offset", call.given("offset"), 0, store.next_offset)
@@ -50,6 +52,7 @@ async def put_offset(call: Call) -> Reply:
 
 
 async def delete_offset(call: Call) -> Reply:
+    """Forgets the name."""
     queue, _ = await _stream(call)
     name = call.params["name"]
     if not await finished(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):

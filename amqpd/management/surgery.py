@@ -42,7 +42,8 @@ _SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
 
 
 async def get_messages(call: Call) -> Reply:
-    """A page; `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query."""
+    """Shows messages where they lie, a page at a time.
+    `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query."""
     query = call.query
     count = number("count", query.get("count", 100), 1, COUNT_MAX)
     begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
@@ -81,7 +82,8 @@ def _shown(entry: Entry, state: str, encoding: str, truncate: int | None) -> dic
 
 
 async def post_job(call: Call) -> Reply:
-    """202 with the job; 200 where it has ended within `wait_ms`."""
+    """Moves, copies, deletes, redrives or rewinds messages.
+    202 with the job; 200 where it has ended within `wait_ms`."""
     fields = call.fields()
     verb = call.text("action")
     if verb not in VERBS:
@@ -182,14 +184,15 @@ async def get_jobs(call: Call) -> Reply:
 
 
 async def get_job(call: Call) -> Reply:
-    """`wait_ms` in the query: the answer comes when it has ended, or after so long."""
+    """One job. `wait_ms` in the query: the answer comes when it has ended, or after so long."""
     job = _job(call)
     await call.broker.jobs.until_ended(job, number("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
     return reply(job_item(job))
 
 
 async def delete_job(call: Call) -> Reply:
-    """Stops it. The answer comes when it has stopped, or after WAIT_MS_MAX; one that has ended stays as it is."""
+    """Stops the job, and shows it.
+    The answer comes when it has stopped, or after WAIT_MS_MAX; one that has ended stays as it is."""
     job = _job(call)
     call.check(job.source.vhost_name, "read" if job.kind == COPY else "configure", "queue", job.source.name)
     job.stop()

@@ -52,27 +52,32 @@ def tags_of(value: object) -> list[str]:
 
 
 async def whoami(call: Call) -> Reply:
+    """Name and tags of who asks."""
     user = call.caller.user
     return reply({"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
 
 
 async def get_users(call: Call) -> Reply:
+    """Users, with tags and hashes."""
     shown = partial(user_item, call.broker.user_limits)
     return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
 
 
 async def get_users_without_permissions(call: Call) -> Reply:
+    """Users who may enter no virtual host."""
     known = {row.user for row in call.broker.auth.permissions()}
     rows = [row for row in call.broker.auth.users() if row.name not in known]
     return await listing(call, rows, partial(user_item, call.broker.user_limits), lambda row: row.name)
 
 
 async def get_user(call: Call) -> Reply:
+    """One user."""
     return one(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
 
 
 async def put_user(call: Call) -> Reply:
-    """201 for a new user, 204 for another password and other tags; with `If-None-Match: *` 412 for one there is."""
+    """Makes or changes a user; 201 for a new one, 204 for another password and other tags; with `If-None-Match: *`
+    412 for one there is."""
     name = call.params["user"]
     if call.body is not None and call.fields().get("name", name) != name:
         raise BadRequest("the name in the body is not the one in the path")
@@ -113,17 +118,20 @@ async def put_password(call: Call) -> Reply:
 
 
 async def put_tags(call: Call) -> Reply:
+    """Sets the tags, and nothing else."""
     await call.broker.auth.set_tags(call.params["user"], tags_of(call.fields().get("tags", "")))
     return NO_CONTENT
 
 
 async def delete_user(call: Call) -> Reply:
+    """Deletes the user; the user's connections are closed."""
     await call.broker.auth.delete_user(call.params["user"])
     return NO_CONTENT
 
 
 async def bulk_delete(call: Call) -> Reply:
-    """All of them go. rabbit: 400 where one does not exist; there those before it have gone, here none has."""
+    """Deletes the users that are named.
+    rabbit: 400 where one does not exist; there those before it have gone, here none has."""
     names = call.fields().get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("users is a list of names")
@@ -143,11 +151,13 @@ async def bulk_delete(call: Call) -> Reply:
 
 
 async def get_permissions(call: Call) -> Reply:
+    """Permissions, of everybody or of the user."""
     rows = call.broker.auth.permissions(call.params.get("user"), call.params.get("vhost"))
     return await listing(call, rows, permission_item, lambda row: row.user)
 
 
 async def get_permission(call: Call) -> Reply:
+    """What the user may do in the virtual host."""
     return one(call, permission_item(_permission(call)))
 
 
@@ -160,7 +170,7 @@ def _permission(call: Call) -> PermissionRow:
 
 
 async def put_permission(call: Call) -> Reply:
-    """201 for a first permission, 204 for another one."""
+    """Sets permissions; 201 for a first one, 204 for another one."""
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
     _both_there(call, user, vhost)
@@ -173,23 +183,25 @@ def _both_there(call: Call, user: str, vhost: str) -> None:
     """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
     if not any(row.name == user for row in call.broker.auth.users()):
         raise BadRequest(f"user '{user}' does not exist")
-    if vhost not in call.broker.vhosts:
+    if not call.broker.vhosts.exists(vhost):
         raise BadRequest(f"vhost '{vhost}' does not exist")
 
 
 async def delete_permission(call: Call) -> Reply:
+    """Takes the user's permissions in the virtual host away."""
     row = _permission(call)
     await call.broker.auth.clear_permissions(row.user, row.vhost)
     return NO_CONTENT
 
 
 async def get_topic_permissions(call: Call) -> Reply:
+    """Topic permissions, of everybody or of the user."""
     rows = call.broker.auth.topic_permissions(call.params.get("user"), call.params.get("vhost"))
     return await listing(call, rows, topic_item, lambda row: row.user)
 
 
 async def get_topic_permission(call: Call) -> Reply:
-    """rabbit: a list, one entry per exchange."""
+    """Counts by exchange. rabbit: a list, one entry per exchange."""
     rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
     exchange = call.params.get("exchange")
     rows = [row for row in rows if exchange in (None, row.exchange)]
@@ -199,6 +211,7 @@ async def get_topic_permission(call: Call) -> Reply:
 
 
 async def put_topic_permission(call: Call) -> Reply:
+    """Sets which routing keys the user may write and read at an exchange."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
     _both_there(call, user, vhost)
     if exchange:  # an empty one is the default exchange
@@ -210,6 +223,7 @@ async def put_topic_permission(call: Call) -> Reply:
 
 
 async def delete_topic_permission(call: Call) -> Reply:
+    """Takes the user's topic permissions away."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.params.get("exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)
     if not any(exchange in (None, row.exchange) for row in rows):

@@ -71,17 +71,20 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
 
 
 async def get_vhosts(call: Call) -> Reply:
+    """Virtual hosts."""
     slices = Slices()
     items = [await vhost_item(call, vhost, slices) for vhost in call.vhosts()]
     return await listing(call, items, lambda item: item, lambda item: str(item["name"]))
 
 
 async def get_vhost(call: Call) -> Reply:
+    """One virtual host."""
     return one(call, await vhost_item(call, call.vhost(), Slices()))
 
 
 async def put_vhost(call: Call) -> Reply:
-    """201 for a new vhost; 204 for one there is, whose description, tags and so on become those given; with
+    """Makes or changes a virtual host; 201 for a new one; 204 for one there is, whose description, tags and so on
+    become those given; with
     `If-Match: *` 412 where there is none.
     """
     name = call.params["vhost"]
@@ -118,6 +121,7 @@ async def put_vhost(call: Call) -> Reply:
 
 
 async def delete_vhost(call: Call) -> Reply:
+    """Deletes the virtual host with all that is in it."""
     try:
         await finished(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
     except ProtectedVhost as error:
@@ -126,11 +130,13 @@ async def delete_vhost(call: Call) -> Reply:
 
 
 async def protect_vhost(call: Call) -> Reply:
+    """Protects the virtual host from deletion."""
     await _protected(call.any_vhost(), True)
     return NO_CONTENT
 
 
 async def release_vhost(call: Call) -> Reply:
+    """Ends the protection."""
     await _protected(call.any_vhost(), False)
     return NO_CONTENT
 
@@ -141,11 +147,13 @@ async def _protected(vhost: VHost, on: bool) -> None:
 
 
 async def get_vhost_permissions(call: Call) -> Reply:
+    """Permissions of all users in the virtual host."""
     rows = call.broker.auth.permissions(vhost=call.vhost().name)
     return await listing(call, rows, permission_item, lambda row: row.user)
 
 
 async def get_vhost_topic_permissions(call: Call) -> Reply:
+    """Topic permissions of all users in the virtual host."""
     rows = call.broker.auth.topic_permissions(vhost=call.vhost().name)
     return await listing(call, rows, topic_item, lambda row: row.user)
 

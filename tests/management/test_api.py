@@ -24,8 +24,9 @@ class TestTable:
 
     def test_only_these_are_public(self) -> None:
         assert sorted(route.path for route in ROUTES if route.role == Role.PUBLIC) == [
-            *("", "api", "api/auth", "api/index.html", "api/openapi.json"),
+            *("", "api", "api/auth", "api/index.html", "api/openapi.json", "assets/{file}"),
             *("cli", "cli/index.html", "cli/rabbitmqadmin", "doc/stats.html", "health/live", "health/ready", "metrics"),
+            "plain",
         ]
 
     def test_changes_of_users_and_vhosts_are_the_administrators(self) -> None:

@@ -303,3 +303,23 @@ def test_off_it_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path, settings={"audit.enabled": False}) as broker:
         make_api(broker).done("PUT", "/api/vhosts/b", {})
         assert [each["name"] for each in records(make_api(broker, None), where="event = 'vhost.created'")] == ["a"]
+
+
+def test_from_the_end_back_to_the_start(broker: BrokerProcess, api: Any) -> None:
+    for number in range(30):
+        api.done("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})
+    whole = [each["offset"] for each in records(api)]
+    last(api, "user.created", "page-29")
+    page = api.get("/api/audit?last=10&count=10")
+    found, pages = page["records"], 1
+    while page["first_offset"] > page["start_offset"]:
+        page = api.get(f"/api/audit?last=10&count=10&before={page['first_offset']}")
+        assert page["ended"] is True
+        found, pages = page["records"] + found, pages + 1
+    offsets = [each["offset"] for each in found]
+    assert pages >= 4
+    assert offsets == sorted(offsets)
+    assert set(whole) <= set(offsets)
+    assert page["start_offset"] == offsets[0]
+    assert api.get("/api/audit?before=3&count=10")["records"][-1]["offset"] == 2
+    assert api("GET", "/api/audit?before=x").status == 400

@@ -240,10 +240,3 @@ class TestOtherSites:
         assert "access-control-allow-origin" not in headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
-
-
-def test_the_page_says_what_it_is(amqpd_broker, api):
-    answer = type(api)(amqpd_broker, "")("GET", "/")
-    assert answer.status == 200
-    assert "There is no user interface yet" in " ".join(answer.body.decode().split())
-    assert "script" not in answer.body.decode()

@@ -20,6 +20,7 @@ class Asked:
 
     def __init__(self, **query: str) -> None:
         self.query = query
+        self.part = False
 
 
 async def listed(objects: list[Any], **query: str) -> Any:

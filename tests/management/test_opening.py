@@ -48,7 +48,7 @@ class UnreadableLog(QueueLog):
     """Its disk takes a turn of the loop, and says EIO then."""
 
     def __init__(self) -> None:
-        super().__init__("v1", "unreadable", "q", "", False)
+        super().__init__("v1", "unreadable", "q", "", True)
         self.tries = 0
 
     def open_soon(self, done: Callable[[], None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from urllib.parse import quote, urljoin
 
@@ -409,3 +410,29 @@ class TestLists:
         found = api.get(f"/api/queues/{v}?columns=name,message_stats.publish,message_stats.publish_details.rate,none")
         assert found == [{"name": "q", "message_stats": {"publish": 0, "publish_details": {"rate": 0.0}}}]
         assert api.get(f"/api/queues/{v}/q?columns=durable") == {"durable": True}
+
+
+def test_columns_that_are_sorted_by_without_rendering_have_what_is_shown(amqpd_broker, api, amqpd_vhost):
+    """What `queues._keys` says of a queue is what the list shows of it, column by column."""
+    v = amqpd_vhost.name
+    for name, kind in (("a", "classic"), ("b", "quorum"), ("c", "stream")):
+        api("PUT", f"/api/queues/{v}/{name}", {"arguments": {"x-queue-type": kind}})
+    message = {"routing_key": "a", "payload": "x", "payload_encoding": "string", "properties": {}}
+    for key in "aabccc":
+        api("POST", f"/api/exchanges/{v}/amq.default/publish", {**message, "routing_key": key})
+    got = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert len(api("POST", f"/api/queues/{v}/b/get", got).json) == 1
+    for column in (
+        *("name", "vhost", "type", "messages", "messages_ready", "messages_unacknowledged", "consumers"),
+        *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate", "state", "arguments"),
+    ):
+        for reverse in ("true", "false"):
+            items = api.get(f"/api/queues/{v}?sort={column}&sort_reverse={reverse}")
+            shown = []
+            for item in items:
+                for word in column.split("."):
+                    item = item[word]
+                shown.append(item)
+            keys = [json.dumps(each, sort_keys=True) if isinstance(each, dict) else each for each in shown]
+            assert len(keys) == 3
+            assert keys == sorted(keys, reverse=reverse == "true"), (column, reverse)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -55,7 +56,15 @@ VERBS = ("list", "show", "declare", "delete", "close", "purge")
 
 
 @pytest.fixture(scope="module")
-def tables(program):
+def broken_pipes_are_errors():
+    """The program is one for a terminal, and lets SIGPIPE end it. What runs it here wants to go on behind it."""
+    before = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, before)
+
+
+@pytest.fixture(scope="module")
+def tables(program, broken_pipes_are_errors):
     return runpy.run_path(str(program))
 
 

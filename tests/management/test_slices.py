@@ -26,12 +26,16 @@ from amqpd.broker.session import Session
 from amqpd.management import (
     bindings,
     definitions,
+    definitions_difference,
     definitions_import,
     exchanges,
+    exports,
     overview,
     policies,
+    policy_preview,
     queues,
     slices,
+    topology,
     users,
     vhosts,
 )
@@ -118,6 +122,15 @@ HANDLERS = {
     "metrics per object": lambda server: metrics.per_object(call(server)),
     "detailed metrics": lambda server: metrics.detailed(call(server, pairs=[("family", "queue_coarse_metrics")])),
     "rates": lambda server: Rates(server.broker, server.connections).sweep(),
+    "topology": lambda server: topology.get_topology(call(server, V, count="2000")),
+    "a search in the topology": lambda server: topology.get_topology(call(server, V, name="amq.topic")),
+    "exports": lambda server: exports.get_all_exports(call(server)),
+    "a policy's preview": lambda server: policy_preview.preview(
+        False, call(server, V, {"name": "p", "pattern": "^q", "definition": {"max-length": 5}})
+    ),
+    "an import's difference": lambda server: definitions_difference.post_difference(
+        call(server, {}, {"queues": [{"vhost": "/", "name": f"q{number}"} for number in range(FEW)]})
+    ),
     "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["guest"] * FEW})),
 }
 

@@ -1,7 +1,7 @@
 """The table of all metrics: name, kind, meaning, and the group that `/metrics/detailed?family=` knows it by.
 
 Names, kinds and texts are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus) where there is such a thing; what is
-called `amqpd_` is ours. docs/metrics.md has the same table, which a test compares.
+called `amqpd_` is ours. docs/reference/metrics.md is made of it.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ async def _all(call: Call, one_by_one: bool) -> Reply:
 
 
 async def detailed(call: Call) -> Reply:
-    """`family=queue_coarse_metrics&family=...&vhost=...&queue=...`: those families, of those vhosts and queues."""
+    """Metrics of the families that are asked for. `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: those
+    families, of those vhosts and queues."""
     slices, named, sheet = Slices(), Sheet(), Sheet(detailed=True)
     node.identity(named, call)  # rabbit: under its own name
     wanted = frozenset(call.query_all("family"))

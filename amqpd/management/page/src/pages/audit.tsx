@@ -1,0 +1,176 @@
+// The audit log, newest first: who has done what, from where, and whether it was let. Searched by a selector on its fields, in
+// steps backwards, so that a search in a long log shows what it has found so far.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { address, request, sentence } from "../api/client";
+import { Field } from "../parts/form";
+import { Rows, type Column } from "../parts/list";
+import { count } from "../parts/numbers";
+import { Badge, Name, Table, Title } from "../parts/text";
+import { place, setQuery } from "../shell/router";
+
+interface Entry {
+  offset: number;
+  time: string;
+  event: string;
+  user?: string;
+  front_end?: string;
+  peer?: string;
+  connection?: string;
+  vhost?: string;
+  name?: string;
+  result?: string;
+  reason?: string;
+  count?: number;
+  details?: Record<string, unknown>;
+}
+interface Answer {
+  records: Entry[];
+  first_offset: number;
+  start_offset: number;
+  lost: number;
+}
+interface Found {
+  entries: Entry[];
+  /** All from here on was looked at. */
+  from: number;
+  ended: boolean;
+  lost: number;
+}
+
+const PAGE = 100;
+const STEP = 1000;
+/** Steps of one search; whoever wants more asks again. */
+const STEPS_MAX = 20;
+const EVENTS = ["queue", "exchange", "binding", "vhost", "user", "permission", "policy", "parameter", "definitions", "connection", "alarm", "access", "admin"];
+
+/** The next entries below an offset, newest first. before: undefined from the end on. */
+async function older(where: string, before: number | undefined, signal: AbortSignal): Promise<Found> {
+  const found: Found = { entries: [], from: before ?? 0, ended: false, lost: 0 };
+  for (let step = 0; step < STEPS_MAX && found.entries.length < PAGE && !found.ended; step++) {
+    const size = where ? STEP : PAGE;
+    const url = address("/api/audit", {}, { last: size, count: size, where, before });
+    const answer = await request<Answer>("GET", url, undefined, signal);
+    found.entries.push(...answer.records.reverse());
+    found.from = before = answer.first_offset;
+    found.ended = answer.first_offset <= answer.start_offset;
+    found.lost = answer.lost;
+  }
+  return found;
+}
+
+export default function Audit() {
+  const where = place.value.query.get("where") ?? "";
+  const [found, setFound] = useState<Found>();
+  const [failure, setFailure] = useState("");
+  const [busy, setBusy] = useState(false);
+  const broken = useRef<AbortController>();
+  const look = async (before?: Found): Promise<void> => {
+    broken.current?.abort();
+    const own = (broken.current = new AbortController());
+    setBusy(true);
+    setFailure("");
+    try {
+      const next = await older(where, before?.from, own.signal);
+      setFound({ ...next, entries: [...(before?.entries ?? []), ...next.entries] });
+    } catch (error) {
+      if (own.signal.aborted) return;
+      setFailure(sentence(error));
+    }
+    setBusy(false);
+  };
+  useEffect(() => {
+    void look();
+    return () => broken.current?.abort();
+  }, [where]);
+  return (
+    <>
+      <Title aside={<button onClick={() => void look()}>Look again</button>}>Audit log</Title>
+      <Filter where={where} />
+      {failure && (
+        <p role="alert" class="failure">
+          {failure}
+        </p>
+      )}
+      <div class="list" aria-busy={busy && !found}>
+        {found && (
+          <>
+            {found.lost > 0 && <p class="failure">{count(found.lost)} records could not be written; the broker's log says why.</p>}
+            <Rows<Entry> what="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
+            <div class="buttons">
+              <span class="grow" aria-live="polite">
+                {count(found.entries.length)} records{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${count(found.from)}` : ""}
+              </span>
+              <button disabled={busy || found.ended} onClick={() => void look(found)}>
+                {busy ? "Looking …" : "Older"}
+              </button>
+            </div>
+          </>
+        )}
+      </div>
+    </>
+  );
+}
+
+const COLUMNS: Column<Entry>[] = [
+  { title: "Time (UTC)", cell: (entry) => <time dateTime={entry.time}>{entry.time.replace("T", " ").replace("Z", "")}</time> },
+  { title: "User", cell: (entry) => <Name>{entry.user ?? "–"}</Name> },
+  { title: "Event", cell: (entry) => entry.event },
+  { title: "Virtual host", cell: (entry) => <Name>{entry.vhost ?? "–"}</Name> },
+  { title: "Of", cell: (entry) => <Name>{entry.name ?? "–"}</Name> },
+  { title: "Result", cell: (entry) => <Result of={entry} /> },
+  { title: "From", cell: (entry) => <Name>{[entry.front_end, entry.peer].filter(Boolean).join(" ")}</Name> },
+  { title: "Details", cell: (entry) => <Details of={entry} /> },
+];
+
+function Result({ of }: { of: Entry }) {
+  return (
+    <>
+      <Badge kind={of.result === "ok" ? "good" : "bad"}>{of.result ?? "–"}</Badge>
+      {of.count !== undefined && of.count > 1 && <small>{count(of.count)} times </small>}
+      {of.reason && <Name>{of.reason}</Name>}
+    </>
+  );
+}
+
+function Details({ of }: { of: Entry }) {
+  if (!of.details || !Object.keys(of.details).length) return <>–</>;
+  return (
+    <details>
+      <summary>{Object.keys(of.details).join(", ").slice(0, 60)}</summary>
+      <Table of={of.details} />
+    </details>
+  );
+}
+
+function Filter({ where }: { where: string }) {
+  const [typed, setTyped] = useState(where);
+  useEffect(() => setTyped(where), [where]);
+  const search = (event: SubmitEvent): void => {
+    event.preventDefault();
+    setQuery({ where: typed.trim() });
+  };
+  const choose = (clause: string): void => setQuery({ where: clause });
+  return (
+    <form class="card form" role="search" onSubmit={search}>
+      <Field label="Where" hint="A selector on the fields event, user, vhost, name, result, front_end, peer, connection">
+        <input class="code" spellcheck={false} autocomplete="off" placeholder="user = 'alice' AND result = 'refused'" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+      </Field>
+      <div class="bar">
+        <span class="grow chips">
+          <button type="button" class="quiet" onClick={() => choose("")}>
+            all
+          </button>
+          <button type="button" class="quiet" onClick={() => choose("result = 'refused'")}>
+            refused
+          </button>
+          {EVENTS.map((event) => (
+            <button key={event} type="button" class="quiet" onClick={() => choose(`event LIKE '${event}.%'`)}>
+              {event}
+            </button>
+          ))}
+        </span>
+        <button class="main">Search</button>
+      </div>
+    </form>
+  );
+}

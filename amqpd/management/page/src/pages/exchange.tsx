@@ -1,0 +1,132 @@
+// One exchange: what passes through it, where to, and a message through it.
+import { useState } from "preact/hooks";
+import { get, remove } from "../api/client";
+import { Bind, Bindings } from "../parts/bindings";
+import { Chart, Charts } from "../parts/chart";
+import { Danger } from "../parts/dialog";
+import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
+import { count, plural } from "../parts/numbers";
+import { Publish } from "../parts/publish";
+import { useRights } from "../parts/rights";
+import { exchangeName, Facts, Failure, Name, Section, Table, Title } from "../parts/text";
+import { Tabs } from "../parts/tabs";
+import type { PageProps } from "../shell/pages";
+import { usePoll } from "../shell/poll";
+import { go } from "../shell/router";
+
+const CURVES = [
+  { name: "publish_in", label: "Published to it" },
+  { name: "publish_out", label: "To queues" },
+];
+
+export default function ExchangePage({ names }: PageProps) {
+  const path = { vhost: names[0]!, exchange: names[1]! };
+  const name = path.exchange === "amq.default" ? "" : path.exchange;
+  const rights = useRights("exchange", path.vhost, name);
+  const [range, setRange] = useState<Range>("10 min");
+  const { data, error, points } = useHistory(
+    range,
+    (query, signal) => get("/api/exchanges/{vhost}/{exchange}", path, query, signal),
+    (of) => Object.fromEntries(CURVES.map((each) => [each.name, (of.message_stats as Counters | undefined)?.[`${each.name}_details`]])),
+    names,
+  );
+  const overview = () => (
+    <>
+      {data && (
+        <Section title="What it is">
+          <Facts
+            of={[
+              ["Type", data.type],
+              ["Virtual host", <Name>{data.vhost}</Name>],
+              ["After a restart", data.durable ? "there: durable" : "gone: transient"],
+              ["Deletes itself", data.auto_delete ? "with its last binding" : "no"],
+              ["Internal", data.internal ? "only other exchanges publish to it" : "no"],
+              ["Delayed messages", data.messages_delayed ? count(data.messages_delayed) : undefined],
+              ["Policy", data.policy || "none"],
+              ["Operator policy", data.operator_policy || undefined],
+              ["Obeyed of policies", data.policy || data.operator_policy ? <Table of={data.effective_policy_definition ?? {}} /> : undefined],
+              ["Arguments", <Table of={data.arguments} />],
+            ]}
+          />
+        </Section>
+      )}
+      {data && (
+        <Charts title="Messages" range={range} ranges={SHORT} onRange={setRange}>
+          <Chart title="Rates" points={points} curves={CURVES} />
+        </Charts>
+      )}
+    </>
+  );
+  return (
+    <>
+      <Title kind="Exchange" aside={data && rights.configure && name !== "" && !name.startsWith("amq.") && <Delete path={path} />}>
+        {exchangeName(name)}
+      </Title>
+      <Failure error={error} />
+      {data && (
+        <Tabs
+          label="Parts of this exchange"
+          tabs={[
+            { id: "", title: "Overview", body: overview },
+            { id: "bindings", title: "Bindings", body: () => <Bound path={path} name={name} mayChange={rights.read} /> },
+            ...(rights.write && !data.internal ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message"><Publish vhost={path.vhost} exchange={name} /></Section> }] : []),
+          ]}
+        />
+      )}
+      {!data && !error && <p class="wait">…</p>}
+    </>
+  );
+}
+
+type Path = { vhost: string; exchange: string };
+
+function Bound({ path, name, mayChange }: { path: Path; name: string; mayChange: boolean }) {
+  const out = usePoll((signal) => get("/api/exchanges/{vhost}/{exchange}/bindings/source", path, {}, signal), [path.vhost, path.exchange]);
+  const into = usePoll((signal) => get("/api/exchanges/{vhost}/{exchange}/bindings/destination", path, {}, signal), [path.vhost, path.exchange]);
+  return (
+    <>
+      <Section title="Where messages go">
+        <Failure error={out.error} />
+        {name === "" ? (
+          <p>Each queue is bound to the default exchange by its name, and by nothing else: a message goes to the queue that its routing key names.</p>
+        ) : (
+          <>
+            {out.data && <Bindings of={out.data} shown="destination" onChange={() => void out.refresh()} mayChange={mayChange} />}
+            {mayChange && <Bind vhost={path.vhost} exchange={name} onChange={() => void out.refresh()} />}
+          </>
+        )}
+      </Section>
+      {into.data && into.data.length > 0 && (
+        <Section title="From which exchanges messages come">
+          <Bindings of={into.data} shown="source" onChange={() => void into.refresh()} mayChange={mayChange} />
+        </Section>
+      )}
+    </>
+  );
+}
+
+function Delete({ path }: { path: Path }) {
+  return (
+    <Danger
+      label="Delete"
+      title={`Delete the exchange ${path.exchange}?`}
+      look={async () => {
+        const out = await get("/api/exchanges/{vhost}/{exchange}/bindings/source", path);
+        const into = await get("/api/exchanges/{vhost}/{exchange}/bindings/destination", path);
+        return {
+          text: (
+            <p>
+              {plural(out.length + into.length, "binding")} of it {out.length + into.length === 1 ? "goes" : "go"} with it. No message in a queue is touched; whoever publishes to it from then on is refused (404).
+            </p>
+          ),
+          action: "Delete the exchange",
+        };
+      }}
+      run={async () => {
+        await remove("/api/exchanges/{vhost}/{exchange}", path);
+        return `Exchange ${path.exchange} is deleted.`;
+      }}
+      onDone={() => go(["exchanges"])}
+    />
+  );
+}

@@ -1,0 +1,131 @@
+// All exchanges.
+import { useState } from "preact/hooks";
+import type { components } from "../api/schema";
+import { get, put } from "../api/client";
+import { Dialog } from "../parts/dialog";
+import { Field, Form, object, text } from "../parts/form";
+import { List, type Column } from "../parts/list";
+import { notify } from "../parts/notices";
+import { rate } from "../parts/numbers";
+import { Badge, exchangeName, Name, Title, To } from "../parts/text";
+import { usePoll } from "../shell/poll";
+import { vhost, vhosts } from "../shell/vhost";
+
+type Exchange = components["schemas"]["Exchange"];
+
+/** As the API's paths call it. */
+export function inPath(name: string): string {
+  return name || "amq.default";
+}
+
+const COLUMNS: Column<Exchange>[] = [
+  { title: "Name", sort: "name", cell: (of) => <To path={["exchanges", of.vhost, inPath(of.name)]}>{exchangeName(of.name)}</To> },
+  {
+    title: "Type",
+    sort: "type",
+    cell: (of) => (
+      <>
+        {of.type} {!of.durable && <Badge title="Gone after a restart">transient</Badge>}
+        {of.internal && <Badge title="Only other exchanges publish to it">internal</Badge>}
+        {of.auto_delete && <Badge title="Deleted when its last binding goes">auto-delete</Badge>}
+        {of.policy && <Badge title="Its policy">{of.policy}</Badge>}
+        {of.state === "unavailable" && <Badge kind="bad">unavailable</Badge>}
+      </>
+    ),
+  },
+  { title: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (of) => rate(of.message_stats?.publish_in_details?.rate) },
+  { title: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (of) => rate(of.message_stats?.publish_out_details?.rate) },
+];
+const VHOST: Column<Exchange> = { title: "Virtual host", sort: "vhost", cell: (of) => <Name>{of.vhost}</Name> };
+const FIELDS =
+  "name,vhost,type,durable,auto_delete,internal,arguments,policy,state,message_stats.publish_in_details.rate,message_stats.publish_out_details.rate";
+
+export default function Exchanges() {
+  const [adding, setAdding] = useState(false);
+  const [version, setVersion] = useState(0);
+  const chosen = vhost.value;
+  return (
+    <>
+      <Title>Exchanges</Title>
+      <List<Exchange>
+        what="exchanges"
+        path={chosen ? "/api/exchanges/{vhost}" : "/api/exchanges"}
+        names={{ vhost: chosen }}
+        query={{ columns: FIELDS }}
+        columns={chosen || vhosts.value.length < 2 ? COLUMNS : [COLUMNS[0]!, VHOST, ...COLUMNS.slice(1)]}
+        idOf={(of) => `${of.vhost}\0${of.name}`}
+        version={version}
+        aside={vhosts.value.length > 0 && <button onClick={() => setAdding(true)}>New exchange</button>}
+      />
+      {adding && (
+        <NewExchange
+          onClose={(done) => {
+            setAdding(false);
+            if (done) setVersion(version + 1);
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
+  const { data } = usePoll((signal) => get("/api/overview", {}, { fields: "exchange_types" }, signal), []);
+  const types = data?.exchange_types.map((each) => each.name) ?? ["direct", "fanout", "headers", "topic"];
+  const send = async (fields: FormData): Promise<void> => {
+    const exchange = text(fields, "name");
+    await put(
+      "/api/exchanges/{vhost}/{exchange}",
+      { vhost: text(fields, "vhost"), exchange },
+      {
+        type: text(fields, "type"),
+        durable: text(fields, "durable") === "yes",
+        auto_delete: fields.has("auto_delete"),
+        internal: fields.has("internal"),
+        arguments: object(fields, "arguments", "Arguments"),
+      },
+    );
+    notify(`Exchange ${exchange} is there.`);
+    onClose(true);
+  };
+  return (
+    <Dialog title="New exchange" onClose={() => onClose(false)}>
+      <Form action="Declare the exchange" send={send}>
+        <Field label="Virtual host">
+          <select name="vhost">
+            {vhosts.value.map((name) => (
+              <option key={name} selected={name === vhost.value}>
+                {name}
+              </option>
+            ))}
+          </select>
+        </Field>
+        <Field label="Name">
+          <input name="name" required autocomplete="off" />
+        </Field>
+        <Field label="Type">
+          <select name="type">
+            {types.map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </select>
+        </Field>
+        <Field label="After a restart">
+          <select name="durable">
+            <option value="yes">it is there: durable</option>
+            <option value="no">it is gone: transient</option>
+          </select>
+        </Field>
+        <label class="check">
+          <input type="checkbox" name="auto_delete" /> delete it when its last binding goes
+        </label>
+        <label class="check">
+          <input type="checkbox" name="internal" /> only other exchanges publish to it
+        </label>
+        <Field label="Arguments" hint='A JSON object: {"alternate-exchange": "unrouted"}'>
+          <textarea name="arguments" class="code" spellcheck={false} />
+        </Field>
+      </Form>
+    </Dialog>
+  );
+}

@@ -1,0 +1,220 @@
+// The nodes of the broker, one as a rule; of a cluster, which of them runs which virtual host.
+import { useState } from "preact/hooks";
+import { address, request } from "../api/client";
+import { Danger, type Consequence } from "../parts/dialog";
+import { Rows, type Column } from "../parts/list";
+import { bytes, count, duration, plural, rate } from "../parts/numbers";
+import { Badge, Facts, Failure, Name, Section, Title, To, visible } from "../parts/text";
+import { usePoll } from "../shell/poll";
+import { has } from "../shell/session";
+
+interface Rate {
+  rate?: number;
+}
+interface Node {
+  name: string;
+  running: boolean;
+  being_drained?: boolean;
+  uptime?: number;
+  os_pid?: string;
+  processors?: number;
+  platform?: string;
+  db_dir?: string;
+  applications?: { name: string; version: string }[];
+  mem_used?: number;
+  mem_limit?: number;
+  mem_alarm?: boolean;
+  disk_free?: number;
+  disk_free_limit?: number;
+  disk_free_alarm?: boolean;
+  fd_used?: number;
+  fd_total?: number;
+  sockets_used?: number;
+  io_sync_count_details?: Rate;
+  io_sync_avg_time?: number;
+  io_write_bytes_details?: Rate;
+  io_read_bytes_details?: Rate;
+}
+/** Of the API's answer on the cluster; a node by itself says no more than that it is none. */
+interface Cluster {
+  clustered: boolean;
+  node: string;
+  name?: string;
+  nodes?: Peer[];
+  vhosts?: Placed[];
+  slots?: number;
+  metadata_node?: string | null;
+  kafka?: string[];
+  confirms?: { promise: string; replication_factor: number; required_insync: number };
+  relayed_out?: number;
+  relayed_in?: number;
+}
+interface Peer {
+  name: string;
+  address: string;
+  draining: boolean;
+  vhosts: number;
+}
+interface Placed {
+  name: string;
+  slot: number | null;
+  node: string | null;
+  state: string;
+}
+
+export default function Nodes() {
+  const ask = async (signal: AbortSignal): Promise<{ nodes: Node[]; cluster: Cluster }> => {
+    const [nodes, cluster] = await Promise.all([
+      request<Node[]>("GET", "/api/nodes", undefined, signal),
+      request<Cluster>("GET", "/api/amqpd/cluster", undefined, signal),
+    ]);
+    return { nodes, cluster };
+  };
+  const { data, error, refresh } = usePoll(ask, []);
+  return (
+    <>
+      <Title>Nodes</Title>
+      <Failure error={error} />
+      <div aria-busy={!data && error === undefined}>
+        {data && (
+          <>
+            {data.cluster.clustered ? <ClusterCard of={data.cluster} onDone={() => void refresh()} /> : <p class="soft">One node: it runs all virtual hosts.</p>}
+            {data.nodes.map((node) => (
+              <NodeCard key={node.name} node={node} />
+            ))}
+          </>
+        )}
+      </div>
+    </>
+  );
+}
+
+function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
+  const nodes = of.nodes ?? [];
+  const may = has("administrator");
+  const columns: Column<Placed>[] = [
+    { title: "Virtual host", cell: (item) => <To path={["vhosts", item.name]}>{item.name}</To> },
+    { title: "Node", cell: (item) => <Name>{item.node ?? "–"}</Name> },
+    { title: "State", cell: (item) => <Badge kind={item.state === "running" ? "good" : "warn"}>{item.state}</Badge> },
+    { title: "Slot", number: true, cell: (item) => item.slot ?? "–" },
+  ];
+  if (may) columns.push({ title: "Move", cell: (item) => <Move vhost={item} of={of} onDone={onDone} /> });
+  return (
+    <>
+      <Section title={`Cluster ${of.name ?? ""}`} aside={may && <Rebalance onDone={onDone} />}>
+        <Facts
+          of={[
+            ["You are connected to", <Name>{of.node}</Name>],
+            ["A confirm means", of.confirms && `${of.confirms.promise}: at least ${of.confirms.required_insync} of ${of.confirms.replication_factor} brokers of Kafka have it`],
+            ["Kafka", of.kafka?.join(", ")],
+            ["Metadata are written by", of.metadata_node ? <Name>{of.metadata_node}</Name> : "nobody at the moment"],
+            ["Relayed to other nodes", plural(of.relayed_out ?? 0, "connection")],
+            ["Relayed from other nodes", plural(of.relayed_in ?? 0, "connection")],
+          ]}
+        />
+        <Rows<Peer>
+          what="nodes"
+          items={nodes}
+          idOf={(item) => item.name}
+          columns={[
+            { title: "Node", cell: (item) => <Name>{item.name}</Name> },
+            { title: "Address", cell: (item) => <Name>{item.address}</Name> },
+            { title: "State", cell: (item) => (item.draining ? <Badge kind="warn">being drained</Badge> : <Badge kind="good">in the cluster</Badge>) },
+            { title: "Virtual hosts", number: true, cell: (item) => count(item.vhosts) },
+          ]}
+        />
+      </Section>
+      <Section title="Where virtual hosts are">
+        <Rows<Placed> what="virtual hosts" items={of.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
+      </Section>
+    </>
+  );
+}
+
+/** All virtual hosts of a slot go together: the dialog names them, and whose connections are closed. */
+function Move({ vhost, of, onDone }: { vhost: Placed; of: Cluster; onDone: () => void }) {
+  const others = (of.nodes ?? []).filter((node) => node.name !== vhost.node && !node.draining);
+  const [to, setTo] = useState(others[0]?.name ?? "");
+  const along = (of.vhosts ?? []).filter((each) => each.slot === vhost.slot).map((each) => each.name);
+  const look = async (): Promise<Consequence> => {
+    const lists = await Promise.all(along.map((name) => request<unknown[]>("GET", address("/api/vhosts/{vhost}/connections", { vhost: name }, { columns: "name" }))));
+    const open = lists.reduce((sum, list) => sum + list.length, 0);
+    return {
+      text: (
+        <>
+          <p>
+            It goes to the node <Name>{to}</Name>
+            {along.length > 1 && <> with all of its slot: {along.map((name) => [<Name>{name}</Name>, " "])}</>}. {plural(open, "connection is", "connections are")} closed and may come back at once, at any node. Messages stay.
+          </p>
+        </>
+      ),
+      action: `Move it and close ${plural(open, "connection")}`,
+    };
+  };
+  const run = async (): Promise<string> => {
+    await request("POST", "/api/amqpd/move_vhost", { vhost: vhost.name, node: to });
+    return `The virtual host ${visible(vhost.name)} is at ${visible(to)}.`;
+  };
+  if (!others.length) return <>–</>;
+  return (
+    <span class="actions">
+      <select aria-label={`Node for ${visible(vhost.name)}`} value={to} onChange={(event) => setTo(event.currentTarget.value)}>
+        {others.map((node) => (
+          <option key={node.name} value={node.name}>
+            {visible(node.name)}
+          </option>
+        ))}
+      </select>
+      <Danger label="Move" title={`Move the virtual host ${visible(vhost.name)}?`} look={look} run={run} onDone={onDone} />
+    </span>
+  );
+}
+
+function Rebalance({ onDone }: { onDone: () => void }) {
+  const look = async (): Promise<Consequence> => ({
+    text: <p>Virtual hosts go from nodes with many to nodes with few. Connections of those that move are closed and may come back at once; messages stay.</p>,
+    action: "Even them out",
+  });
+  const run = async (): Promise<string> => {
+    const told = await request<{ moves: Record<string, string> }>("POST", "/api/amqpd/rebalance");
+    return `${plural(Object.keys(told.moves).length, "virtual host moves", "virtual hosts move")}.`;
+  };
+  return <Danger label="Even out" title="Even virtual hosts out over the nodes?" look={look} run={run} onDone={onDone} />;
+}
+
+function NodeCard({ node }: { node: Node }) {
+  const version = node.applications?.find((each) => each.name === "amqpd")?.version;
+  return (
+    <Section title={node.name} aside={<State node={node} />}>
+      <Facts
+        of={[
+          ["Up for", duration(node.uptime)],
+          ["Version", version && `amqpd ${version}, ${node.platform ?? ""}`],
+          ["Process", node.os_pid],
+          ["Processors", node.processors],
+          ["Memory", <Part used={node.mem_used} most={node.mem_limit} alarm={node.mem_alarm} word="limit" />],
+          ["Disk free", <Part used={node.disk_free} most={node.disk_free_limit} alarm={node.disk_free_alarm} word="at least" />],
+          ["Files open", `${count(node.fd_used)} of ${count(node.fd_total)}`],
+          ["Sockets", count(node.sockets_used)],
+          ["Written", `${bytes(node.io_write_bytes_details?.rate)}/s`],
+          ["Read", `${bytes(node.io_read_bytes_details?.rate)}/s`],
+          ["Syncs", `${rate(node.io_sync_count_details?.rate)}, ${duration(node.io_sync_avg_time)} each`],
+          ["Data directory", node.db_dir && <Name>{node.db_dir}</Name>],
+        ]}
+      />
+    </Section>
+  );
+}
+
+function State({ node }: { node: Node }) {
+  if (!node.running) return <Badge kind="bad">down</Badge>;
+  return node.being_drained ? <Badge kind="warn">drained: no client gets in</Badge> : <Badge kind="good">running</Badge>;
+}
+
+function Part({ used, most, alarm, word }: { used: number | undefined; most: number | undefined; alarm: boolean | undefined; word: string }) {
+  return (
+    <>
+      {bytes(used)}, {word} {bytes(most)} {alarm && <Badge kind="bad">alarm: publishers are held</Badge>}
+    </>
+  );
+}

@@ -1,0 +1,12 @@
+import { Title } from "../parts/text";
+
+export default function NotFound() {
+  return (
+    <>
+      <Title>No such page</Title>
+      <p>
+        Nothing stands at this address. <a href="#/">To the overview</a>
+      </p>
+    </>
+  );
+}

@@ -1,0 +1,102 @@
+// The broker at a glance: how much there is, how fast it goes, how the node is, and what it holds up.
+import { useState } from "preact/hooks";
+import { get, type Answer } from "../api/client";
+import { Chart, Charts } from "../parts/chart";
+import { ALL, useHistory, type Counters, type Range } from "../parts/history";
+import { count, rate } from "../parts/numbers";
+import { Facts, Failure, Section, Title } from "../parts/text";
+import { NodeNow } from "../parts/node";
+import { has } from "../shell/session";
+import { href } from "../shell/router";
+
+type Overview = Answer<"/api/overview">;
+
+const RATES = [
+  { name: "publish", label: "Published" },
+  { name: "confirm", label: "Confirmed" },
+  { name: "deliver_get", label: "Delivered" },
+  { name: "ack", label: "Acked" },
+  { name: "redeliver", label: "Redelivered" },
+  { name: "return_unroutable", label: "Returned" },
+  { name: "drop_unroutable", label: "Dropped" },
+];
+const DEPTHS = [
+  { name: "messages_ready", label: "Ready" },
+  { name: "messages_unacknowledged", label: "Unacked" },
+  { name: "messages", label: "Total" },
+];
+
+// Of each answer what is shown, and no more: samples of all there is would be 120 KB.
+const FIELDS = ["object_totals,queue_totals,listeners", ...RATES.map(({ name }) => `message_stats.${name}_details`)].join();
+
+function counters(answer: Overview): Counters {
+  const stats = (answer.message_stats ?? {}) as Counters;
+  const totals = answer.queue_totals as unknown as Counters;
+  const found: Counters = {};
+  for (const { name } of RATES) found[name] = stats[`${name}_details`];
+  for (const { name } of DEPTHS) found[name] = totals[`${name}_details`];
+  return found;
+}
+
+export default function OverviewPage() {
+  const [range, setRange] = useState<Range>("10 min");
+  const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
+  return (
+    <>
+      <Title>Overview</Title>
+      <Failure error={error} />
+      {data && <Totals of={data} />}
+      {data?.message_stats && (
+        <Charts title="Messages" range={range} ranges={ALL} onRange={setRange}>
+          <Chart title="Rates" points={points} curves={RATES} />
+          <Chart title="In queues" unit="count" points={points} curves={DEPTHS} />
+        </Charts>
+      )}
+      {has("monitoring") && <NodeNow range={range} />}
+      {data?.listeners && <Listeners of={data.listeners} />}
+      {!has("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
+    </>
+  );
+}
+
+function Tile({ name, value, to }: { name: string; value: string; to?: string }) {
+  const inner = (
+    <>
+      <b>{value}</b>
+      <span>{name}</span>
+    </>
+  );
+  return to ? (
+    <a class="tile" href={to}>
+      {inner}
+    </a>
+  ) : (
+    <div class="tile">{inner}</div>
+  );
+}
+
+function Totals({ of }: { of: Overview }) {
+  const { object_totals: objects, queue_totals: queues, message_stats: stats } = of;
+  return (
+    <div class="tiles">
+      <Tile name="ready" value={count(queues.messages_ready)} />
+      <Tile name="unacked" value={count(queues.messages_unacknowledged)} />
+      {queues.messages_delayed > 0 && <Tile name="delayed" value={count(queues.messages_delayed)} />}
+      {stats && <Tile name="published" value={rate(stats.publish_details?.rate)} />}
+      {stats && <Tile name="delivered" value={rate(stats.deliver_get_details?.rate)} />}
+      <Tile name="queues" value={count(objects.queues)} to={href(["queues"])} />
+      <Tile name="exchanges" value={count(objects.exchanges)} to={href(["exchanges"])} />
+      <Tile name="connections" value={count(objects.connections)} to={href(["connections"])} />
+      <Tile name="channels" value={count(objects.channels)} to={href(["channels"])} />
+      <Tile name="consumers" value={count(objects.consumers)} />
+    </div>
+  );
+}
+
+function Listeners({ of }: { of: NonNullable<Overview["listeners"]> }) {
+  return (
+    <Section title="Listens on">
+      <Facts of={of.map((each) => [each.protocol, `${each.ip_address.includes(":") ? `[${each.ip_address}]` : each.ip_address || "every address"}, port ${each.port}`])} />
+    </Section>
+  );
+}

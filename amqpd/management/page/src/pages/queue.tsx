@@ -1,0 +1,196 @@
+// One queue: what is in it, who takes it, and everything one may do to it.
+import { useRef, useState } from "preact/hooks";
+import type { components } from "../api/schema";
+import { get, remove } from "../api/client";
+import { Bind, Bindings } from "../parts/bindings";
+import { Chart, Charts } from "../parts/chart";
+import { Consumers } from "../parts/consumers";
+import { Danger } from "../parts/dialog";
+import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
+import { bytes, count, moment, plural } from "../parts/numbers";
+import { Publish } from "../parts/publish";
+import { useRights, type Rights } from "../parts/rights";
+import { Facts, Failure, Name, Section, Table, Title } from "../parts/text";
+import { Tabs, type Tab } from "../parts/tabs";
+import { Browse, type Of } from "../queue/browse";
+import { Jobs } from "../queue/jobs";
+import { Places } from "../queue/places";
+import { Take } from "../queue/take";
+import type { PageProps } from "../shell/pages";
+import { usePoll } from "../shell/poll";
+import { go } from "../shell/router";
+import { State } from "./queues";
+
+type Queue = components["schemas"]["Queue"];
+
+const DEPTHS = [
+  { name: "messages_ready", label: "Ready" },
+  { name: "messages_unacknowledged", label: "Unacked" },
+  { name: "messages", label: "Total" },
+];
+const RATES = [
+  { name: "publish", label: "Published" },
+  { name: "deliver", label: "Delivered, to be acked" },
+  { name: "deliver_no_ack", label: "Delivered, without acks" },
+  { name: "get", label: "Got" },
+  { name: "ack", label: "Acked" },
+  { name: "redeliver", label: "Redelivered" },
+];
+
+function counters(of: Queue): Counters {
+  const whole = of as unknown as Counters;
+  const stats = (of.message_stats ?? {}) as Counters;
+  return {
+    ...Object.fromEntries(DEPTHS.map(({ name }) => [name, whole[`${name}_details`]])),
+    ...Object.fromEntries(RATES.map(({ name }) => [name, stats[`${name}_details`]])),
+  };
+}
+
+export default function QueuePage({ names }: PageProps) {
+  const of: Of = { vhost: names[0]!, queue: names[1]! };
+  const rights = useRights("queue", of.vhost, of.queue);
+  const mayPublish = useRights("exchange", of.vhost, "").write;
+  const [range, setRange] = useState<Range>("10 min");
+  const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...of }, query, signal), counters, names);
+  const stream = data?.type === "stream";
+  const overview = (): Tab => ({
+    id: "",
+    title: "Overview",
+    body: () => (
+      <>
+        <What of={data!} />
+        <Charts title="Messages" range={range} ranges={SHORT} onRange={setRange}>
+          <Chart title="In the queue" unit="count" points={points} curves={DEPTHS} />
+          <Chart title="Rates" points={points} curves={RATES} />
+        </Charts>
+      </>
+    ),
+  });
+  const tabs = (): Tab[] => [
+    overview(),
+    ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <Looking of={of} stream={stream} /> }] : []),
+    ...(mayPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><Publish vhost={of.vhost} exchange="" queue={of.queue} /></Section> }] : []),
+    { id: "consumers", title: `Consumers (${count(data?.consumers)})`, body: () => <Section title="Consumers"><Consumers of={data?.consumer_details ?? []} of_queue /></Section> },
+    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <Places of={of} queue={data} /> }] : []),
+    { id: "bindings", title: "Bindings", body: () => <Bound of={of} rights={rights} /> },
+    ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs of={of} queue={data!} rights={rights} /> }] : []),
+  ];
+  return (
+    <>
+      <Title kind={stream ? "Stream" : "Queue"} aside={data && <Actions of={of} queue={data} rights={rights} onDone={() => void refresh()} />}>
+        {of.queue}
+      </Title>
+      <Failure error={error} />
+      {data && <Tabs label="Parts of this queue" tabs={tabs()} />}
+      {!data && !error && <p class="wait">…</p>}
+    </>
+  );
+}
+
+function What({ of }: { of: Queue }) {
+  return (
+    <Section title="What it is" aside={<State queue={of} />}>
+      <Facts
+        of={[
+          ["Ready", count(of.messages_ready)],
+          ["Unacked", count(of.messages_unacknowledged)],
+          ["Bytes of messages", bytes(of.message_bytes)],
+          ["Wait for their next try", of.messages_delayed_retry ? count(of.messages_delayed_retry) : undefined],
+          ["Match no filter", of.messages_unmatched ? count(of.messages_unmatched) : undefined],
+          ["Handled and still kept", typeof of.messages_retained === "number" ? `${count(of.messages_retained)}, from ${moment(of.retained_first_timestamp)} on` : undefined],
+          ["Groups", of.group_by ? `by ${of.group_by}: ${count(of.groups_locked)} locked, ${count(of.groups_waiting)} of them wait` : undefined],
+          ["Consumers", `${count(of.consumers)}${of.consumers ? `, which can take more ${Math.round((of.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
+          ["Single active consumer", of.single_active_consumer_tag ? <Name>{of.single_active_consumer_tag}</Name> : undefined],
+          ["Lost", of.lost_offsets?.length ? of.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
+          ["Virtual host", <Name>{of.vhost}</Name>],
+          ["Type", of.type],
+          ["After a restart", of.durable ? "there: durable" : "gone: transient"],
+          ["Node", of.node],
+          ["Policy", of.policy || "none"],
+          ["Operator policy", of.operator_policy || undefined],
+          ["Obeyed of policies", of.policy || of.operator_policy ? <Table of={of.effective_policy_definition ?? {}} /> : undefined],
+          ["Arguments", <Table of={of.arguments} />],
+        ]}
+      />
+    </Section>
+  );
+}
+
+function Looking({ of, stream }: { of: Of; stream: boolean }) {
+  return (
+    <>
+      <Browse of={of} />
+      {!stream && <Take of={of} />}
+    </>
+  );
+}
+
+function Bound({ of, rights }: { of: Of; rights: Rights }) {
+  const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/bindings", { ...of }, {}, signal), [of.vhost, of.queue]);
+  return (
+    <Section title="From which exchanges messages come">
+      <Failure error={error} />
+      {data && <Bindings of={data} shown="source" onChange={() => void refresh()} mayChange={rights.write} />}
+      {rights.write && <Bind vhost={of.vhost} queue={of.queue} onChange={() => void refresh()} />}
+    </Section>
+  );
+}
+
+function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: Rights; onDone: () => void }) {
+  const empty = useRef(false);
+  const unused = useRef(false);
+  const now = () => get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
+  return (
+    <div class="buttons">
+      {rights.read && queue.type !== "stream" && (
+        <Danger
+          label="Purge"
+          title={`Purge ${of.queue}?`}
+          look={async () => {
+            const { messages_ready: ready = 0, messages_unacknowledged: unacked = 0 } = await now();
+            return {
+              nothing: ready === 0,
+              action: `Purge ${plural(ready, "message")}`,
+              text: (
+                <p>
+                  {ready ? `${plural(ready, "ready message")} ${ready === 1 ? "is" : "are"} removed, and not dead-lettered: nobody gets them any more. ` : "Nothing is ready, so there is nothing to purge. "}
+                  {unacked ? `${plural(unacked, "message")} that consumers have unacked stay with them.` : ""}
+                </p>
+              ),
+            };
+          }}
+          run={async () => {
+            await remove("/api/queues/{vhost}/{queue}/contents", { ...of });
+            return `${of.queue} is purged.`;
+          }}
+          onDone={onDone}
+        />
+      )}
+      {rights.configure && (
+        <Danger
+          label="Delete"
+          title={`Delete ${of.queue}?`}
+          look={async () => {
+            const { messages = 0, consumers = 0 } = await now();
+            [empty.current, unused.current] = [messages === 0, consumers === 0];
+            return {
+              action: messages ? `Delete it with ${plural(messages, "message")}` : "Delete the queue",
+              text: (
+                <p>
+                  The queue goes, and with it its bindings and {messages ? `all of its ${plural(messages, "message")}: they are not dead-lettered, and nobody gets them any more` : "no message, as it is empty"}.
+                  {consumers ? ` ${plural(consumers, "consumer")} ${consumers === 1 ? "is" : "are"} told that it is gone.` : ""}
+                </p>
+              ),
+            };
+          }}
+          run={async () => {
+            // What came since it was looked at is not deleted unseen.
+            await remove("/api/queues/{vhost}/{queue}", { ...of }, { "if-empty": empty.current, "if-unused": unused.current });
+            return `${of.queue} is deleted.`;
+          }}
+          onDone={() => go(["queues"])}
+        />
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,117 @@
+// Who may log in, with which tags. What each may do where is on his own page.
+import { useState } from "preact/hooks";
+import { address, request } from "../api/client";
+import { Dialog } from "../parts/dialog";
+import { Field, Form, text } from "../parts/form";
+import { List, type Column } from "../parts/list";
+import { notify } from "../parts/notices";
+import { Badge, Title, To } from "../parts/text";
+
+export interface User {
+  name: string;
+  password_hash: string;
+  hashing_algorithm: string;
+  tags: string[];
+  limits: Record<string, number>;
+}
+
+const COLUMNS: Column<User>[] = [
+  { title: "Name", sort: "name", cell: (user) => <To path={["users", user.name]}>{user.name}</To> },
+  { title: "Tags", sort: "tags", cell: (user) => <Tags of={user.tags} /> },
+  { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="No password opens it; a certificate may">none</Badge>) },
+  { title: "Limits", cell: (user) => limitsText(user.limits) },
+];
+
+export default function Users() {
+  const [adding, setAdding] = useState(false);
+  const [version, setVersion] = useState(0);
+  return (
+    <>
+      <Title>Users</Title>
+      <List<User>
+        what="users"
+        path="/api/users"
+        columns={COLUMNS}
+        idOf={(user) => user.name}
+        version={version}
+        aside={<button onClick={() => setAdding(true)}>New user</button>}
+      />
+      {adding && (
+        <NewUser
+          onClose={(done) => {
+            setAdding(false);
+            if (done) setVersion(version + 1);
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+export function Tags({ of }: { of: string[] }) {
+  return <>{of.length ? of.map((tag) => <Badge key={tag}>{tag}</Badge>) : "none: may not use this page"}</>;
+}
+
+export function limitsText(limits: Record<string, number>): string {
+  const found = Object.entries(limits).map(([name, value]) => `${name} ${value}`);
+  return found.length ? found.join(", ") : "none";
+}
+
+const KNOWN_TAGS: [string, string][] = [
+  ["management", "sees and uses what his permissions allow"],
+  ["policymaker", "also sets policies"],
+  ["monitoring", "also sees all virtual hosts, connections and the node"],
+  ["administrator", "everything"],
+];
+
+export function TagFields({ tags }: { tags: string[] }) {
+  const others = tags.filter((tag) => !KNOWN_TAGS.some(([known]) => known === tag));
+  return (
+    <fieldset>
+      <legend>Tags</legend>
+      {KNOWN_TAGS.map(([tag, meaning]) => (
+        <label key={tag} class="check">
+          <input type="checkbox" name="tag" value={tag} defaultChecked={tags.includes(tag)} /> {tag} <small>{meaning}</small>
+        </label>
+      ))}
+      <Field label="Other tags" hint="Words with commas between them">
+        <input name="others" autocomplete="off" defaultValue={others.join(", ")} />
+      </Field>
+    </fieldset>
+  );
+}
+
+export function tagsOf(fields: FormData): string[] {
+  const others = text(fields, "others").split(",");
+  return [...fields.getAll("tag").map(String), ...others.map((tag) => tag.trim()).filter(Boolean)];
+}
+
+function NewUser({ onClose }: { onClose: (done: boolean) => void }) {
+  const send = async (fields: FormData): Promise<void> => {
+    const name = text(fields, "name");
+    const password = text(fields, "password");
+    if (password !== text(fields, "again")) throw new Error("The two passwords are not the same.");
+    const url = address("/api/users/{user}", { user: name });
+    const body = { tags: tagsOf(fields), ...(password ? { password } : { password_hash: "" }) };
+    // Nobody is replaced by mistake.
+    await request("PUT", url, body, undefined, { "If-None-Match": "*" });
+    notify(`User ${name} is there, without any permission so far.`);
+    onClose(true);
+  };
+  return (
+    <Dialog title="New user" onClose={() => onClose(false)}>
+      <Form action="Add the user" send={send}>
+        <Field label="Name">
+          <input name="name" required autocomplete="off" />
+        </Field>
+        <Field label="Password" hint="Empty: no password opens it">
+          <input name="password" type="password" autocomplete="new-password" />
+        </Field>
+        <Field label="Password again">
+          <input name="again" type="password" autocomplete="new-password" />
+        </Field>
+        <TagFields tags={[]} />
+      </Form>
+    </Dialog>
+  );
+}

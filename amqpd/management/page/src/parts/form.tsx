@@ -1,0 +1,76 @@
+// Fields with their names, and forms that send themselves.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { sentence } from "../api/client";
+import { kept } from "../api/exact";
+
+export function Field({ label, hint, children }: { label: string; hint?: string; children: ComponentChildren }) {
+  return (
+    <label class="field">
+      <span>{label}</span>
+      {children}
+      {hint && <small>{hint}</small>}
+    </label>
+  );
+}
+
+interface FormProps {
+  /** On its button. */
+  action: string;
+  /** Sends it; what it throws is shown. */
+  send: (fields: FormData) => Promise<void>;
+  children: ComponentChildren;
+  /** Empties the fields when it is sent. */
+  once?: boolean;
+}
+
+export function Form({ action, send, children, once }: FormProps) {
+  const [failure, setFailure] = useState("");
+  const [busy, setBusy] = useState(false);
+  const submit = async (event: SubmitEvent): Promise<void> => {
+    event.preventDefault();
+    const form = event.currentTarget as HTMLFormElement;
+    setBusy(true);
+    setFailure("");
+    try {
+      await send(new FormData(form));
+      if (once) form.reset();
+    } catch (error) {
+      setFailure(sentence(error));
+    }
+    setBusy(false);
+  };
+  return (
+    <form class="form" onSubmit={(event) => void submit(event)}>
+      {children}
+      <p role="alert" class="bad">
+        {failure}
+      </p>
+      <div class="buttons">
+        <button class="main" disabled={busy}>
+          {action}
+        </button>
+      </div>
+    </form>
+  );
+}
+
+/** A text of a form; empty when it is not there. */
+export function text(fields: FormData, name: string): string {
+  const value = fields.get(name);
+  return typeof value === "string" ? value : "";
+}
+
+/** The JSON object in a field, its numbers as they were written; an empty field is an empty one. Throws: Error for people. */
+export function object(fields: FormData, name: string, label: string): Record<string, unknown> {
+  const said = text(fields, name).trim();
+  if (!said) return {};
+  let value: unknown;
+  try {
+    value = kept(said);
+  } catch (error) {
+    throw new Error(`${label}: this is not JSON (${error instanceof Error ? error.message : String(error)})`);
+  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(`${label}: a JSON object is wanted, {"name": value}`);
+  return value as Record<string, unknown>;
+}

@@ -1,0 +1,109 @@
+// What the API's samples of some counters were over a time, for charts: all of it once, then only what is new.
+import { useRef, useState } from "preact/hooks";
+import type { Query } from "../api/client";
+import { usePoll, type Polled } from "../shell/poll";
+
+export interface Sample {
+  sample: number;
+  timestamp: number;
+}
+/** By the name that a chart calls it: what the API has under `..._details`. */
+export type Counters = Record<string, { rate?: number; samples?: Sample[] | undefined } | undefined>;
+
+/** Seconds; and how far apart the broker has samples of so long ago. */
+export const RANGES = { "1 min": [60, 5], "10 min": [600, 5], "1 h": [3600, 60], "8 h": [28800, 600], "24 h": [86400, 1800] } as const;
+export type Range = keyof typeof RANGES;
+/** Of single objects: the broker keeps an hour of them. */
+export const SHORT: Range[] = ["1 min", "10 min", "1 h"];
+export const ALL = Object.keys(RANGES) as Range[];
+
+export interface Points {
+  /** Seconds since 1970, rising. */
+  times: number[];
+  /** As the counters were. */
+  values: (name: string) => (number | null)[];
+  /** How fast they rose, a second. */
+  rates: (name: string) => (number | null)[];
+  /** How fast it rises now, as the broker says; undefined where it does not. */
+  now?: (name: string) => number | undefined;
+}
+
+const KINDS = ["msg_rates", "lengths", "data_rates", "node_stats"] as const;
+
+function spans(age: number, increment: number): Query {
+  return Object.fromEntries(KINDS.flatMap((kind) => [[`${kind}_age`, age], [`${kind}_incr`, increment]]));
+}
+
+class Track {
+  private readonly latest = new Map<string, number>();
+  private readonly found = new Map<string, Map<number, number>>();
+  newest = 0;
+
+  constructor(
+    readonly age: number,
+    readonly increment: number,
+  ) {}
+
+  add(counters: Counters): void {
+    for (const [name, counter] of Object.entries(counters)) {
+      const values = this.found.get(name) ?? new Map<number, number>();
+      this.found.set(name, values);
+      if (counter?.rate !== undefined) this.latest.set(name, counter.rate);
+      for (const { sample, timestamp } of counter?.samples ?? []) {
+        values.set(timestamp, sample);
+        this.newest = Math.max(this.newest, timestamp);
+      }
+    }
+    const oldest = this.newest - this.age * 1000;
+    for (const values of this.found.values()) for (const at of values.keys()) if (at < oldest) values.delete(at);
+  }
+
+  points(): Points {
+    const times = [...new Set([...this.found.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
+    const values = (name: string): (number | null)[] => times.map((at) => this.found.get(name)?.get(at) ?? null);
+    const rates = (name: string): (number | null)[] => {
+      const counts = values(name);
+      return counts.map((value, index) => {
+        const before = counts[index - 1];
+        // The newest is not sampled yet but what it is now.
+        if (index === 0 || index === counts.length - 1 || value === null || before === null || before === undefined) return null;
+        return Math.max(0, ((value - before) * 1000) / (times[index]! - times[index - 1]!));
+      });
+    };
+    return { times: times.map((at) => at / 1000), values, rates, now: (name) => this.latest.get(name) };
+  }
+}
+
+/** Polls `ask`, which hands on the query it gets, and keeps what `pick` finds in the answers. */
+export function useHistory<T>(
+  range: Range,
+  ask: (query: Query, signal: AbortSignal) => Promise<T>,
+  pick: (answer: T) => Counters,
+  deps: readonly unknown[],
+): Polled<T> & { points: Points } {
+  const [age, increment] = RANGES[range];
+  const track = useRef<Track>();
+  const key = JSON.stringify([range, ...deps]);
+  const of = useRef("");
+  if (of.current !== key) {
+    of.current = key;
+    track.current = new Track(age, increment);
+  }
+  const [, drawn] = useState(0);
+  // What there is without its past comes first: that is asked and painted in no time, an hour of samples is 100 KB.
+  const [first, setFirst] = useState<{ key: string; answer: T }>();
+  const polled = usePoll(
+    async (signal) => {
+      const current = track.current!;
+      if (current.newest === 0) setFirst({ key, answer: await ask({}, signal) });
+      const missed = (Date.now() - current.newest) / 1000 + 2 * increment;
+      const answer = await ask(spans(Math.min(age, Math.ceil(missed / increment) * increment), increment), signal);
+      current.add(pick(answer));
+      drawn((before) => before + 1);
+      return answer;
+    },
+    [range, ...deps],
+  );
+  const early = first?.key === key ? first.answer : undefined;
+  return { ...polled, data: polled.data ?? (polled.error === undefined ? early : undefined), points: track.current!.points() };
+}

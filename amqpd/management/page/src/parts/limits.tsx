@@ -1,0 +1,57 @@
+// Limits of a user or a virtual host: a number each, or none.
+import { useState } from "preact/hooks";
+import { address, request, sentence, type Names } from "../api/client";
+import { notify } from "./notices";
+import { count } from "./numbers";
+
+interface LimitsProps {
+  of: Record<string, number>;
+  names: readonly string[];
+  /** Of the API; `name` is the limit's. */
+  path: string;
+  thing: Names;
+  onDone: () => void;
+}
+
+export function Limits({ of, names, path, thing, onDone }: LimitsProps) {
+  return (
+    <ul class="pairs">
+      {names.map((name) => (
+        <li key={name}>
+          <Limit name={name} value={of[name]} url={address(path, { ...thing, name })} onDone={onDone} />
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function Limit({ name, value, url, onDone }: { name: string; value: number | undefined; url: string; onDone: () => void }) {
+  const [typed, setTyped] = useState<string | null>(null);
+  const [failure, setFailure] = useState("");
+  const shown = typed ?? (value === undefined ? "" : String(value));
+  const set = async (event: SubmitEvent): Promise<void> => {
+    event.preventDefault();
+    setFailure("");
+    try {
+      if (shown.trim() === "") await request("DELETE", url);
+      else await request("PUT", url, { value: Number(shown) });
+      notify(shown.trim() === "" ? `There is no ${name} any more.` : `${name} is ${count(Number(shown))}.`);
+      setTyped(null);
+      onDone();
+    } catch (error) {
+      setFailure(sentence(error));
+    }
+  };
+  return (
+    <form class="search" onSubmit={(event) => void set(event)}>
+      <label class="field">
+        <span>{name}</span>
+        <input type="number" step={1} placeholder="no limit" value={shown} onInput={(event) => setTyped(event.currentTarget.value)} />
+      </label>
+      <button disabled={typed === null}>Set {name}</button>
+      <span role="alert" class="bad">
+        {failure}
+      </span>
+    </form>
+  );
+}

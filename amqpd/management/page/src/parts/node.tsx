@@ -1,0 +1,175 @@
+// The node now: alarms, what it holds back and why, how long syncs take, how late the loop is, what it uses of what it may.
+import { useEffect, useRef } from "preact/hooks";
+import type { components } from "../api/schema";
+import { get } from "../api/client";
+import { usePoll } from "../shell/poll";
+import { href } from "../shell/router";
+import { session } from "../shell/session";
+import { Chart } from "./chart";
+import { HELD } from "./held";
+import { RANGES, useHistory, type Points, type Range } from "./history";
+import { bytes, count, duration, plural } from "./numbers";
+import { Badge, Facts, Failure, Section, To, visible } from "./text";
+
+type Pulse = components["schemas"]["Pulse"];
+type Histogram = components["schemas"]["Histogram"];
+type Node = components["schemas"]["Node"];
+
+const SYNC = [
+  { name: "sync", label: "A sync, on average" },
+  { name: "lag", label: "The loop, late on average" },
+];
+const USED = [{ name: "mem_used", label: "Memory" }];
+const FIELDS =
+  "mem_used,mem_used_details,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,fd_used,fd_total,uptime,being_drained,io_write_bytes_details.rate,db_dir,platform";
+const MINUTE_MS = 60_000;
+
+interface Look {
+  at: number;
+  pulse: Pulse;
+}
+
+function total(of: Histogram): number {
+  return of.counts.reduce((sum, each) => sum + each, 0);
+}
+
+/** Between two looks: how often, how long on average, and below which bound 99 of 100 were; ms. */
+function between(before: Histogram, after: Histogram): { count: number; mean: number | null; most: number | null } {
+  const counts = after.counts.map((each, index) => each - (before.counts[index] ?? 0));
+  const all = total(after) - total(before);
+  if (all <= 0 || counts.some((each) => each < 0)) return { count: 0, mean: null, most: null };
+  let seen = 0;
+  const index = counts.findIndex((each) => (seen += each) >= all * 0.99);
+  const bound = after.bounds_s[index];
+  return { count: all, mean: ((after.total_s - before.total_s) / all) * 1000, most: bound === undefined ? Infinity : bound * 1000 };
+}
+
+/** Looks of the last time, kept while the page is open: the broker has only sums of these. */
+function useLooks(pulse: Pulse | undefined, range: Range): Look[] {
+  const looks = useRef<Look[]>([]);
+  useEffect(() => {
+    if (!pulse) return;
+    const last = looks.current.at(-1);
+    if (last && total(pulse.loop_lag) < total(last.pulse.loop_lag)) looks.current = []; // the broker has been started anew
+    looks.current = [...looks.current.filter((look) => look.at > Date.now() - RANGES["1 h"][0] * 1000), { at: Date.now(), pulse }];
+  }, [pulse]);
+  const from = Date.now() - RANGES[range][0] * 1000;
+  return looks.current.filter((look) => look.at >= from);
+}
+
+function points(looks: Look[]): Points {
+  const means = (of: (pulse: Pulse) => Histogram): (number | null)[] =>
+    looks.map((look, index) => (index ? between(of(looks[index - 1]!.pulse), of(look.pulse)).mean : null));
+  const values = (name: string): (number | null)[] => means((pulse) => (name === "sync" ? pulse.sync : pulse.loop_lag));
+  return { times: looks.map((look) => look.at / 1000), values, rates: values };
+}
+
+export function NodeNow({ range }: { range: Range }) {
+  const pulse = usePoll((signal) => get("/api/amqpd/pulse", {}, {}, signal), []);
+  const name = session.value?.node ?? "";
+  const node = useHistory(range, (query, signal) => get("/api/nodes/{node}", { node: name }, { ...query, columns: FIELDS }, signal), (of) => ({ mem_used: of.mem_used_details }), [name]);
+  const looks = useLooks(pulse.data, range);
+  const minute = looks.find((look) => look.at >= Date.now() - MINUTE_MS) ?? looks[0];
+  return (
+    <>
+      <Failure error={pulse.error ?? node.error} />
+      {pulse.data && <Alarms of={pulse.data} />}
+      {pulse.data && node.data && (
+        <Section title={`Node ${name}`} aside={<Health of={pulse.data} node={node.data} />}>
+          <Facts
+            of={[
+              ["Memory", <Meter used={node.data.mem_used} limit={node.data.mem_limit} bad={node.data.mem_alarm} />],
+              ["Disk", <Free of={node.data} />],
+              ["Open files", <Meter used={node.data.fd_used} limit={node.data.fd_total} show={count} />],
+              ["Up for", duration(node.data.uptime)],
+              ["Syncs, last minute", minute && pulse.data && sentence(between(minute.pulse.sync, pulse.data.sync), "none")],
+              ["Loop lag, last minute", minute && pulse.data && sentence(between(minute.pulse.loop_lag, pulse.data.loop_lag), "–")],
+              ["Not yet synced", bytes(pulse.data.unsynced_bytes)],
+              ["Written", `${bytes(node.data.io_write_bytes_details.rate)}/s`],
+              ["Data", node.data.db_dir],
+              ["Runs on", node.data.platform],
+            ]}
+          />
+          <HeldNow of={pulse.data} />
+          <div class="charts">
+            <Chart title="Syncs and loop lag, since this page was opened" unit="ms" points={points(looks)} curves={SYNC} />
+            <Chart title="Memory" unit="bytes" points={node.points} curves={USED} />
+          </div>
+        </Section>
+      )}
+    </>
+  );
+}
+
+function sentence(of: { count: number; mean: number | null; most: number | null }, none: string): string {
+  if (of.mean === null) return none;
+  const most = of.most === null || of.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${duration(of.most)}`;
+  return `${count(of.count)}: ${duration(of.mean)} on average, ${most}`;
+}
+
+function Alarms({ of }: { of: Pulse }) {
+  if (!of.alarms.length && !of.failed_log_count && of.app_running) return null;
+  return (
+    <div role="alert" class="failure">
+      {!of.app_running && <p>Clients cannot connect: amqpctl stop_app was here. amqpctl start_app lets them in again.</p>}
+      {of.alarms.map((each) => (
+        <p key={each}>Alarm: {each}. Publishers are held until it is over; consumers go on.</p>
+      ))}
+      {of.failed_log_count > 0 && (
+        <p>
+          The logs of {plural(of.failed_log_count, "queue")} take nothing more, because a write or a sync failed; the broker's log says why:{" "}
+          {of.failed_logs.map((queue) => (
+            <span key={`${queue.vhost}\0${queue.name}`}>
+              <To path={["queues", queue.vhost, queue.name]}>{visible(queue.name)}</To>{" "}
+            </span>
+          ))}
+        </p>
+      )}
+    </div>
+  );
+}
+
+function Health({ of, node }: { of: Pulse; node: Node }) {
+  if (of.alarms.length) return <Badge kind="bad">alarm</Badge>;
+  if (node.being_drained) return <Badge kind="warn">being drained</Badge>;
+  return <Badge kind="good">no alarm</Badge>;
+}
+
+function HeldNow({ of }: { of: Pulse }) {
+  const held = Object.entries(of.held).filter(([, several]) => several > 0);
+  if (!held.length) return <p class="soft">No connection is held back.</p>;
+  return (
+    <>
+      <h3>Connections not read at this moment</h3>
+      <ul class="pairs">
+        {held.map(([word, several]) => (
+          <li key={word}>
+            <a href={href(["connections"], { sort: "state" })}>{plural(several, "connection")}</a>: {HELD[word] ?? word}.
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Meter({ used, limit, bad = false, show = bytes }: { used: number; limit: number; bad?: boolean; show?: (value: number) => string }) {
+  const share = limit > 0 ? used / limit : 0;
+  return (
+    <>
+      <span class={`meter ${bad || share >= 1 ? "bad" : share > 0.8 ? "warn" : ""}`} aria-hidden="true">
+        <i style={{ width: `${Math.min(100, Math.round(share * 100))}%` }} />
+      </span>
+      {show(used)} of {show(limit)}
+    </>
+  );
+}
+
+function Free({ of }: { of: Node }) {
+  const near = of.disk_free < of.disk_free_limit * 2;
+  return (
+    <>
+      {of.disk_free_alarm ? <Badge kind="bad">too little</Badge> : near && <Badge kind="warn">little</Badge>}
+      {bytes(of.disk_free)} free; publishers are held below {bytes(of.disk_free_limit)}
+    </>
+  );
+}

@@ -1,0 +1,61 @@
+// Numbers as people read them.
+
+const whole = new Intl.NumberFormat("en");
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** 12,345; nothing is a dash. */
+export function count(value: number | null | undefined): string {
+  return value === null || value === undefined || !Number.isFinite(value) ? "–" : whole.format(Math.round(value));
+}
+
+/** 12.3K: for axes and narrow places. */
+export function brief(value: number): string {
+  return short.format(value);
+}
+
+/** A rate a second: 0.4/s, 12/s, 10,200/s. */
+export function rate(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const shown = value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : count(value);
+  return `${shown}/s`;
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  let unit = 0;
+  while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit && Math.abs(value) < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[unit]}`;
+}
+
+/** 1 d 3 h, 4 min 10 s, 12 s, 3.4 ms. */
+export function duration(ms: number | null | undefined): string {
+  if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
+  if (ms < 1) return `${Math.round(ms * 1000)} µs`;
+  if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+  const seconds = Math.floor(ms / 1000);
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** A moment, local: 2026-11-23 14:30:05. */
+export function moment(ms: number | null | undefined): string {
+  if (!ms) return "–";
+  const at = new Date(ms);
+  const two = (value: number): string => String(value).padStart(2, "0");
+  return (
+    `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ` +
+    `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`
+  );
+}
+
+/** "1 message", "1,203 messages". */
+export function plural(value: number, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}

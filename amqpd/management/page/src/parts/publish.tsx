@@ -1,0 +1,66 @@
+// Publishing one message: through an exchange, or to a queue by the default exchange.
+import { post } from "../api/client";
+import { Field, Form, object, text } from "./form";
+import { notify } from "./notices";
+
+const TEXTS = ["content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "app_id"] as const;
+
+export function Publish({ vhost, exchange, queue }: { vhost: string; exchange: string; queue?: string }) {
+  const send = async (fields: FormData): Promise<void> => {
+    const properties: Record<string, unknown> = {};
+    for (const name of TEXTS) {
+      const value = text(fields, name);
+      if (value) properties[name] = value;
+    }
+    const headers = object(fields, "headers", "Headers");
+    if (Object.keys(headers).length) properties["headers"] = headers;
+    if (text(fields, "priority")) properties["priority"] = Number(text(fields, "priority"));
+    properties["delivery_mode"] = fields.has("persistent") ? 2 : 1;
+    const said = await post<{ routed: boolean }>(
+      "/api/exchanges/{vhost}/{exchange}/publish",
+      { vhost, exchange: exchange || "amq.default" },
+      { routing_key: queue ?? text(fields, "routing_key"), payload: text(fields, "payload"), payload_encoding: text(fields, "encoding"), properties },
+    );
+    if (said.routed) notify("Published, and safe in every queue that took it.");
+    else notify("No queue takes a message with this key: it was dropped.", "bad");
+  };
+  return (
+    <Form action="Publish" send={send}>
+      {queue === undefined && (
+        <Field label="Routing key">
+          <input name="routing_key" autocomplete="off" />
+        </Field>
+      )}
+      <Field label="Payload">
+        <textarea name="payload" class="code" spellcheck={false} rows={6} />
+      </Field>
+      <div class="fields">
+        <Field label="The payload is">
+          <select name="encoding">
+            <option value="string">text (UTF-8)</option>
+            <option value="base64">base64 of its bytes</option>
+          </select>
+        </Field>
+        <label class="check field">
+          <input type="checkbox" name="persistent" checked /> persistent
+        </label>
+      </div>
+      <Field label="Headers" hint='A JSON object: {"customer": "acme"}'>
+        <textarea name="headers" class="code" spellcheck={false} rows={2} />
+      </Field>
+      <details>
+        <summary>Other properties</summary>
+        <div class="fields">
+          {TEXTS.map((name) => (
+            <Field key={name} label={name.replace("_", " ")} {...(name === "expiration" ? { hint: "milliseconds" } : {})}>
+              <input name={name} autocomplete="off" />
+            </Field>
+          ))}
+          <Field label="priority">
+            <input name="priority" type="number" min={0} max={255} />
+          </Field>
+        </div>
+      </details>
+    </Form>
+  );
+}

@@ -1,0 +1,231 @@
+// Jobs on a queue: move, copy, delete, redrive, rewind. Each is counted by a dry run before it may begin, and can be stopped.
+import { useRef, useState } from "preact/hooks";
+import type { components } from "../api/schema";
+import { get, post, remove, sentence } from "../api/client";
+import { Confirm, type Consequence } from "../parts/dialog";
+import { Field, Form, text } from "../parts/form";
+import { Rows } from "../parts/list";
+import { notify } from "../parts/notices";
+import { count, moment, plural, rate } from "../parts/numbers";
+import { Badge, Failure, Section, visible } from "../parts/text";
+import type { Rights } from "../parts/rights";
+import { usePoll } from "../shell/poll";
+import type { Of } from "./browse";
+
+type Job = components["schemas"]["Job"];
+type Queue = components["schemas"]["Queue"];
+type Action = Job["action"];
+
+const WAIT_MS = 5000;
+const WORDS: Record<Action, { title: string; does: string; done: string; verb: string }> = {
+  move: { title: "Move", verb: "Move", does: "leave this queue for", done: "moved" },
+  copy: { title: "Copy", verb: "Copy", does: "are copied; they stay here, and copies go to", done: "copied" },
+  delete: { title: "Delete", verb: "Delete", does: "are deleted, and not dead-lettered: nobody gets them any more", done: "deleted" },
+  redrive: { title: "Redrive dead letters", verb: "Redrive", does: "go back to the queue in which each died first", done: "sent back" },
+  rewind: { title: "Rewind: have what was handled again", verb: "Have again", does: "that were handled come again", done: "come again" },
+};
+
+function actions(queue: Queue, rights: Rights): Action[] {
+  if (!rights.read) return [];
+  if (queue.type === "stream" || !rights.configure) return ["copy"];
+  const all: Action[] = ["move", "copy", "delete", "redrive"];
+  return typeof queue.messages_retained === "number" ? [...all, "rewind"] : all;
+}
+
+export function Jobs({ of, queue, rights }: { of: Of; queue: Queue; rights: Rights }) {
+  const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/jobs", { ...of }, {}, signal), [of.vhost, of.queue]);
+  const possible = actions(queue, rights);
+  return (
+    <>
+      {possible.length > 0 && <NewJob of={of} possible={possible} onBegun={() => void refresh()} />}
+      <Section title="What runs, and what has ended">
+        <Failure error={error} />
+        {data && (
+          <Rows
+            what="jobs on this queue"
+            items={data.toReversed()}
+            idOf={(job) => job.id}
+            columns={[
+              { title: "Begun", cell: (job) => <span class="moment">{moment(job.begun)}</span> },
+              { title: "What", cell: (job) => `${WORDS[job.action].title}${job.dry_run ? " (counted only)" : ""}` },
+              { title: "State", cell: (job) => <JobState of={job} /> },
+              { title: "Done", number: true, cell: (job) => count(job.done) },
+              { title: "Looked at", number: true, cell: (job) => count(job.looked_at) },
+              { title: "Left where they are", cell: (job) => left(job) },
+              { title: "Speed", number: true, cell: (job) => rate(job.rate) },
+              { title: "", cell: (job) => job.ended === null && <Stop of={job} onDone={() => void refresh()} /> },
+            ]}
+          />
+        )}
+      </Section>
+    </>
+  );
+}
+
+function left(job: Job): string {
+  const reasons = Object.entries(job.left).filter(([, several]) => several > 0);
+  return reasons.map(([reason, several]) => `${count(several)}: ${reason}`).join("; ");
+}
+
+function JobState({ of }: { of: Job }) {
+  const kind = of.state === "failed" ? "bad" : of.state === "done" ? "good" : of.state === "waiting" ? "warn" : "";
+  return (
+    <>
+      <Badge kind={kind}>{of.state}</Badge>
+      {of.reason && visible(of.reason)}
+    </>
+  );
+}
+
+function Stop({ of, onDone }: { of: Job; onDone: () => void }) {
+  const stop = (): void => {
+    remove("/api/amqpd/jobs/{job}", { job: of.id }).then(onDone, (error: unknown) => notify(sentence(error), "bad"));
+  };
+  return <button onClick={stop}>Stop</button>;
+}
+
+function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun: () => void }) {
+  const [action, setAction] = useState<Action>(possible[0]!);
+  const [to, setTo] = useState<"queue" | "exchange">("queue");
+  const [begin, setBegin] = useState<"front" | "offset" | "time">("front");
+  const [asked, setAsked] = useState<Record<string, unknown>>();
+  const counted = useRef(0);
+  const chosen = possible.includes(action) ? action : possible[0]!;
+  const targeted = chosen === "move" || chosen === "copy";
+  const ranged = chosen === "copy" || chosen === "rewind";
+  const start = chosen === "rewind" && begin === "front" ? "offset" : begin;
+  const send = async (fields: FormData): Promise<void> => {
+    const body: Record<string, unknown> = { action: chosen };
+    const where = text(fields, "where").trim();
+    if (where) body["where"] = where;
+    if (text(fields, "limit")) body["limit"] = Number(text(fields, "limit"));
+    if (targeted && to === "queue") body["to_queue"] = text(fields, "target");
+    if (targeted && to === "exchange") {
+      body["to_exchange"] = text(fields, "target");
+      if (text(fields, "key")) body["routing_key"] = text(fields, "key");
+    }
+    if (chosen === "rewind" && text(fields, "target")) body["to_queue"] = text(fields, "target");
+    if (ranged && start === "offset") body["offset"] = Number(text(fields, "offset"));
+    if (ranged && start === "time") body["time"] = new Date(text(fields, "time")).getTime();
+    setAsked(body);
+  };
+  return (
+    <Section title="Move, copy, delete, send back">
+      <Form action="See what it would do" send={send}>
+        <div class="fields">
+          <Field label="What">
+            <select value={chosen} onChange={(event) => setAction(event.currentTarget.value as Action)}>
+              {possible.map((each) => (
+                <option key={each} value={each}>
+                  {WORDS[each].title}
+                </option>
+              ))}
+            </select>
+          </Field>
+          {targeted && (
+            <Field label="To">
+              <select value={to} onChange={(event) => setTo(event.currentTarget.value as "queue" | "exchange")}>
+                <option value="queue">a queue</option>
+                <option value="exchange">an exchange</option>
+              </select>
+            </Field>
+          )}
+          {targeted && (
+            <Field label={to === "queue" ? "Queue" : "Exchange"}>
+              <input name="target" required autocomplete="off" />
+            </Field>
+          )}
+          {targeted && to === "exchange" && (
+            <Field label="Routing key" hint="Empty: each message's own">
+              <input name="key" autocomplete="off" />
+            </Field>
+          )}
+          {chosen === "rewind" && (
+            <Field label="Copies to queue" hint="Empty: they come again here">
+              <input name="target" autocomplete="off" />
+            </Field>
+          )}
+          {ranged && (
+            <Field label="From">
+              <select value={start} onChange={(event) => setBegin(event.currentTarget.value as typeof begin)}>
+                {chosen === "copy" && <option value="front">the front of the queue</option>}
+                <option value="offset">an offset</option>
+                <option value="time">a time</option>
+              </select>
+            </Field>
+          )}
+          {ranged && start === "offset" && (
+            <Field label="Offset">
+              <input name="offset" type="number" min={0} required defaultValue="0" />
+            </Field>
+          )}
+          {ranged && start === "time" && (
+            <Field label="Came at, or later" hint="Your local time">
+              <input name="time" type="datetime-local" step={1} required />
+            </Field>
+          )}
+          <Field label="Only where" hint="A selector: customer = 'acme'">
+            <input name="where" class="code" autocomplete="off" spellcheck={false} />
+          </Field>
+          <Field label="At most" hint="Empty: all of them">
+            <input name="limit" type="number" min={1} />
+          </Field>
+        </div>
+      </Form>
+      {asked && (
+        <Confirm
+          title={`${WORDS[chosen].title}: ${of.queue}`}
+          look={async (signal) => {
+            const job = await dryRun(of, asked, signal);
+            counted.current = job.done;
+            return consequence(job, asked);
+          }}
+          run={async () => {
+            // No more than was shown, whatever has come since.
+            await post("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...asked, limit: counted.current });
+            return "It has begun; below is how far it is.";
+          }}
+          onClose={(done) => {
+            setAsked(undefined);
+            if (done) onBegun();
+          }}
+        />
+      )}
+    </Section>
+  );
+}
+
+/** A dry run: how many it would be, and which would stay and why. */
+async function dryRun(of: Of, asked: Record<string, unknown>, signal: AbortSignal): Promise<Job> {
+  let job = await post<Job>("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...asked, dry_run: true, wait_ms: WAIT_MS });
+  while (job.ended === null) {
+    job = await get("/api/amqpd/jobs/{job}", { job: job.id }, { wait_ms: WAIT_MS });
+    if (!signal.aborted || job.ended !== null) continue;
+    await remove("/api/amqpd/jobs/{job}", { job: job.id });
+    break;
+  }
+  if (job.state === "failed") throw new Error(job.reason);
+  return job;
+}
+
+function consequence(job: Job, asked: Record<string, unknown>): Consequence {
+  const words = WORDS[job.action];
+  const target = String(asked["to_queue"] ?? asked["to_exchange"] ?? "");
+  const kind = asked["to_queue"] === undefined ? "exchange" : "queue";
+  const stay = left(job);
+  return {
+    nothing: job.done === 0,
+    action: `${words.verb} ${plural(job.done, "message")}`,
+    text: (
+      <>
+        <p>
+          {plural(job.done, "message")} of {count(job.looked_at)} that were looked at {words.does}
+          {target && ` ${kind} ${visible(target)}`}.
+        </p>
+        {stay && <p>Left where they are: {stay}.</p>}
+        {job.hint && <p class="warning">{job.hint}</p>}
+        <p class="soft">Counted just now, and nothing is done yet. It will be no more than that, whatever comes meanwhile.</p>
+      </>
+    ),
+  };
+}

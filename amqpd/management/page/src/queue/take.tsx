@@ -1,0 +1,73 @@
+// Getting messages as a consumer would: they are taken out, and put back or not.
+import { useState } from "preact/hooks";
+import { get, post } from "../api/client";
+import { Confirm } from "../parts/dialog";
+import { Field } from "../parts/form";
+import { MessageView, preview, type Shown } from "../parts/message";
+import { plural } from "../parts/numbers";
+import { Section } from "../parts/text";
+import type { Of } from "./browse";
+
+const MODES = {
+  ack_requeue_true: "put them back: they count as redelivered",
+  ack_requeue_false: "take them out for good, acked",
+  reject_requeue_true: "reject them and put them back: a failed try",
+  reject_requeue_false: "reject them: to the dead-letter exchange, if there is one",
+} as const;
+type Mode = keyof typeof MODES;
+
+export function Take({ of }: { of: Of }) {
+  const [mode, setMode] = useState<Mode>("ack_requeue_true");
+  const [wanted, setWanted] = useState(1);
+  const [asking, setAsking] = useState(false);
+  const [messages, setMessages] = useState<Shown[]>();
+  const look = async () => {
+    const queue = await get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages_ready" });
+    const several = Math.min(wanted, queue.messages_ready ?? 0);
+    const many = plural(several, "message");
+    const then = {
+      ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered: consumers may see that. To look only, browse.`,
+      ack_requeue_false: `${many} at the front will be gone from the queue: what this page shows of them is all that is left.`,
+      reject_requeue_true: `${many} at the front will be put back as failed: their delivery count rises, and with a delivery limit they may be dead-lettered.`,
+      reject_requeue_false: `${many} at the front will leave the queue: dead-lettered where it has a dead-letter exchange, else dropped.`,
+    }[mode];
+    return { text: <p>{several ? then : "There is nothing ready in the queue."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Take ${many} out`, nothing: several === 0 };
+  };
+  const run = async () => {
+    const got = await post<Shown[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: wanted, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
+    setMessages(got);
+    return `Got ${plural(got.length, "message")}.`;
+  };
+  return (
+    <Section title="Get messages, as a consumer would">
+      <div class="fields">
+        <Field label="How many">
+          <input type="number" min={1} max={1000} value={wanted} onInput={(event) => setWanted(Math.min(1000, Math.max(1, Number(event.currentTarget.value) || 1)))} />
+        </Field>
+        <Field label="And then">
+          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as Mode)}>
+            {Object.entries(MODES).map(([name, words]) => (
+              <option key={name} value={name}>
+                {words}
+              </option>
+            ))}
+          </select>
+        </Field>
+      </div>
+      <div class="buttons">
+        <button class="danger" onClick={() => setAsking(true)}>
+          Get
+        </button>
+      </div>
+      {asking && <Confirm title={`Get messages from ${of.queue}?`} look={look} run={run} onClose={() => setAsking(false)} />}
+      {messages?.map((each, index) => (
+        <details key={index} open={messages.length === 1}>
+          <summary>
+            Message {index + 1}: <code>{preview(each)}</code>
+          </summary>
+          <MessageView of={each} vhost={of.vhost} queue={of.queue} />
+        </details>
+      ))}
+    </Section>
+  );
+}

@@ -1,0 +1,54 @@
+import { useRef, useState } from "preact/hooks";
+import { Refusal, sentence } from "../api/client";
+import { login, loginNote } from "./session";
+
+/** Why somebody was not let in, in words. */
+function why(error: unknown): string {
+  if (!(error instanceof Refusal)) return sentence(error);
+  if (error.status === 401 && error.reason.startsWith("Not ")) {
+    return "That user may not use this page: it takes one of the tags management, policymaker, monitoring or administrator.";
+  }
+  if (error.status === 401) return "That name and password do not open anything. Some users, such as guest, get in from the broker's own machine only.";
+  return sentence(error);
+}
+
+export function Login() {
+  const [failure, setFailure] = useState("");
+  const [busy, setBusy] = useState(false);
+  const password = useRef<HTMLInputElement>(null);
+  const submit = async (event: SubmitEvent): Promise<void> => {
+    event.preventDefault();
+    const fields = new FormData(event.currentTarget as HTMLFormElement);
+    setBusy(true);
+    setFailure("");
+    try {
+      await login(String(fields.get("username")), String(fields.get("password")));
+    } catch (error) {
+      setFailure(why(error));
+      setBusy(false);
+      password.current?.select();
+    }
+  };
+  return (
+    <main class="login">
+      <form onSubmit={(event) => void submit(event)}>
+        <h1>amqpd</h1>
+        {loginNote.value && <p class="note">{loginNote.value}</p>}
+        <label>
+          User
+          <input name="username" autocomplete="username" required autofocus spellcheck={false} autocapitalize="none" />
+        </label>
+        <label>
+          Password
+          <input name="password" type="password" autocomplete="current-password" required ref={password} />
+        </label>
+        <p role="alert" class="bad">
+          {failure}
+        </p>
+        <button class="main" disabled={busy}>
+          Log in
+        </button>
+      </form>
+    </main>
+  );
+}

@@ -1,0 +1,66 @@
+// All pages, in the order of the navigation: one line each. A page is a module of its own under pages/, fetched when it is
+// opened first; its default export is a component that gets the names of its path.
+import type { ComponentType } from "preact";
+import type { Role } from "./session";
+
+/** What a page's component gets: the decoded names of its path, in order. */
+export interface PageProps {
+  names: string[];
+}
+
+export interface Page {
+  /** As in the address behind #/; `*` stands for one name. */
+  path: string;
+  /** Of the navigation and the browser's title; a thing's own page is not in the navigation. */
+  title: string;
+  group?: "Broker" | "Messages" | "Administration";
+  /** Whoever has no such tag does not find it in the navigation, and is told so when he opens it by address. */
+  role: Role;
+  load: () => Promise<{ default: ComponentType<PageProps> }>;
+}
+
+export const PAGES: readonly Page[] = [
+  { path: "", title: "Overview", group: "Broker", role: "management", load: () => import("../pages/overview") },
+  { path: "nodes", title: "Nodes", group: "Broker", role: "monitoring", load: () => import("../pages/nodes") },
+  { path: "connections", title: "Connections", group: "Broker", role: "management", load: () => import("../pages/connections") },
+  { path: "connections/*", title: "Connection", role: "management", load: () => import("../pages/connection") },
+  { path: "channels", title: "Channels", group: "Broker", role: "management", load: () => import("../pages/channels") },
+  { path: "channels/*", title: "Channel", role: "management", load: () => import("../pages/channel") },
+  { path: "queues", title: "Queues", group: "Messages", role: "management", load: () => import("../pages/queues") },
+  { path: "queues/*/*", title: "Queue", role: "management", load: () => import("../pages/queue") },
+  { path: "exchanges", title: "Exchanges", group: "Messages", role: "management", load: () => import("../pages/exchanges") },
+  { path: "exchanges/*/*", title: "Exchange", role: "management", load: () => import("../pages/exchange") },
+  { path: "topology", title: "Topology", group: "Messages", role: "management", load: () => import("../pages/topology") },
+  { path: "policies", title: "Policies", group: "Administration", role: "management", load: () => import("../pages/policies") },
+  { path: "vhosts", title: "Virtual hosts", group: "Administration", role: "management", load: () => import("../pages/vhosts") },
+  { path: "vhosts/*", title: "Virtual host", role: "management", load: () => import("../pages/vhost") },
+  { path: "users", title: "Users", group: "Administration", role: "administrator", load: () => import("../pages/users") },
+  { path: "users/*", title: "User", role: "administrator", load: () => import("../pages/user") },
+  { path: "exports", title: "Exports", group: "Administration", role: "management", load: () => import("../pages/exports") },
+  { path: "definitions", title: "Definitions", group: "Administration", role: "administrator", load: () => import("../pages/definitions") },
+  { path: "audit", title: "Audit log", group: "Administration", role: "administrator", load: () => import("../pages/audit") },
+];
+
+const NOT_FOUND: Page = { path: "*", title: "Not found", role: "management", load: () => import("../pages/not-found") };
+
+const fetched = new Map<Page, ComponentType<PageProps>>();
+
+/** Fetches a page's module. Rejects where it cannot be had. */
+export async function fetchPage(page: Page): Promise<void> {
+  fetched.set(page, (await page.load()).default);
+}
+
+/** The page's component, once it is fetched. */
+export function componentOf(page: Page): ComponentType<PageProps> | undefined {
+  return fetched.get(page);
+}
+
+/** The page of an address, and the names in it. */
+export function pageOf(path: string[]): { page: Page; names: string[] } {
+  for (const page of PAGES) {
+    const words = page.path.split("/").filter(Boolean);
+    if (words.length !== path.length || !words.every((word, index) => word === "*" || word === path[index])) continue;
+    return { page, names: path.filter((_, index) => words[index] === "*") };
+  }
+  return { page: NOT_FOUND, names: path };
+}

@@ -1,0 +1,49 @@
+// Where the page is: what stands behind # in the address, with RabbitMQ's paths, so that links and bookmarks of its page work:
+// #/queues/%2F/orders. What a page shows of its thing (a tab, a sort order, a search) stands behind a ? there.
+import { signal } from "@preact/signals";
+
+export interface Place {
+  /** The path's segments, decoded. */
+  path: string[];
+  query: URLSearchParams;
+}
+
+function decoded(segment: string): string {
+  try {
+    return decodeURIComponent(segment);
+  } catch {
+    return segment;
+  }
+}
+
+export function parse(hash: string): Place {
+  const [path = "", query = ""] = hash.replace(/^#?\/?/, "").split("?", 2);
+  return { path: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
+}
+
+export const place = signal<Place>(parse(location.hash));
+addEventListener("hashchange", () => {
+  place.value = parse(location.hash);
+});
+
+// What is no Unicode, half of a pair, would throw; nothing there is called so.
+const encoded = (text: string): string => encodeURIComponent(text.replace(/\p{Surrogate}/gu, "\ufffd"));
+
+/** The address of a page: `href(["queues", vhost, name], { tab: "messages" })`. */
+export function href(path: (string | number)[], query: Record<string, string | number | undefined> = {}): string {
+  const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== "");
+  const text = new URLSearchParams(pairs.map(([name, value]) => [name, String(value)])).toString();
+  return `#/${path.map((each) => encoded(String(each))).join("/")}${text ? `?${text}` : ""}`;
+}
+
+export function go(path: (string | number)[], query?: Record<string, string | number | undefined>): void {
+  location.hash = href(path, query);
+}
+
+/** Other words behind the ?, on the same page; undefined takes one away. No step back in the browser's history for it. */
+export function setQuery(changes: Record<string, string | number | undefined>): void {
+  const now = Object.fromEntries(place.value.query);
+  const hash = href(place.value.path, { ...now, ...changes });
+  history.replaceState(null, "", hash);
+  place.value = parse(hash);
+}

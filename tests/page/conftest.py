@@ -1,0 +1,183 @@
+"""The web page in a browser: Debian's Chromium, driven by Playwright, on brokers of this folder's own.
+
+`shop` is a broker with something of everything in it, shared by the tests that only look; `broker` is one to break.
+`visit` opens a page as a user; what a script of it throws, and what its content-security-policy refuses, fails the
+test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+import amqpd.management
+from amqpd.testing import BrokerProcess
+
+sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+
+from page_shop import PASSWORD, Shop
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page, Request
+
+REQUIRED = "TEST_REQUIRE_PAGE"
+"""Set where it may not be skipped: .ci/run does."""
+WAIT_MS = int(os.environ.get("PAGE_WAIT_MS", "30000"))
+SIZES = {"desk": (1280, 900), "phone": (390, 844), "wall": (2560, 1440)}
+BUILT = Path(amqpd.management.__file__).parent / "page" / "dist" / "index.html"
+
+
+# The new address is seen, and drawn, when this ends.
+GO = """path => new Promise(done => {
+    const drawn = () => requestAnimationFrame(() => requestAnimationFrame(done));
+    if (location.hash === path) return drawn();
+    addEventListener("hashchange", drawn, {once: true});
+    location.hash = path;
+})"""
+
+
+def missing(why: str) -> NoReturn:
+    if os.environ.get(REQUIRED):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        missing("there is no chromium here: Debian's package chromium has it")
+    if find_spec("playwright") is None:
+        missing("playwright is not installed: the extra `page` has it")
+    if not BUILT.exists():
+        missing(f"the page is not built, there is no {BUILT}: it takes Node.js 20, see amqpd/management/page/README.md")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Root, as in CI's container, has no sandbox; without /dev/shm of a size Chromium writes to /tmp.
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"]
+        found = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """After `browser`, so that nothing is started where that is skipped."""
+    with BrokerProcess(tmp_path_factory.mktemp("shop")) as process, Shop(process) as found:
+        yield found
+
+
+@pytest.fixture
+def broker(browser: Browser, tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "broker") as process:
+        yield process
+
+
+class Screen:
+    """One tab. faults: what went wrong in it that nobody expected."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.context = context
+        self.url = url
+        self.faults: list[str] = []
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.page.on("pageerror", lambda error: self.faults.append(f"a script failed: {error}"))
+        self.page.on("console", self._said)
+        self.pending: set[Request] = set()
+        self.page.on("request", self._asked)
+        self.page.on("requestfinished", self._answered)
+        self.page.on("requestfailed", self._answered)
+
+    def _asked(self, request: Request) -> None:
+        self.pending.add(request)
+
+    def _answered(self, request: Request) -> None:
+        self.pending.discard(request)
+
+    def _said(self, message: Any) -> None:
+        # A refusal, and a broker that is away, are told by the page; the browser notes them as well.
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            self.faults.append(message.text)
+
+    def login(self, user: str, password: str = PASSWORD) -> None:
+        page = self.page
+        page.get_by_label("User").fill(user)
+        page.get_by_label("Password").fill(password)
+        page.get_by_role("button", name="Log in").click()
+
+    def go(self, path: str) -> None:
+        """path: what stands behind #, with it."""
+        self.page.evaluate(GO, path)
+        self.settled()
+
+    def settled(self) -> None:
+        """There is a page, and nothing is on its way to it."""
+        self.page.locator("main h1, main > .failure").first.wait_for()
+        quiet, until = 0, time.monotonic() + WAIT_MS / 1000
+        while quiet < 3:
+            self.page.wait_for_timeout(20)
+            quiet = 0 if self.pending else quiet + 1
+            assert time.monotonic() < until, [request.url for request in self.pending]
+
+    def axe(self, *rules: str) -> list[str]:
+        """What axe finds that is serious or critical, a line each; rules: those alone."""
+        import axe_playwright_python
+
+        script = next(Path(axe_playwright_python.__file__).parent.rglob("axe.min.js"))
+        self.page.evaluate(script.read_text("utf-8"))
+        options: dict[str, Any] = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+        found = self.page.evaluate("options => axe.run(document, options)", options)
+        return [
+            f"{each['id']}: {each['help']}: {json.dumps([node['target'] for node in each['nodes']][:5])}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+
+    def is_as_wide_as_the_screen(self) -> bool:
+        """Nothing sticks out to the right, so that a phone need not be pushed about."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Screen]]:
+    """visit(broker, "#/queues", "anna", size="phone", theme="dark"): logged in there. user None: nobody is."""
+    screens: list[Screen] = []
+
+    def open_it(
+        broker: BrokerProcess,
+        path: str = "#/",
+        user: str | None = "guest",
+        size: str = "desk",
+        theme: str = "light",
+    ) -> Screen:
+        width, height = SIZES[size]
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=theme,  # type: ignore[arg-type]
+            reduced_motion="reduce",
+            locale="en-GB",
+        )
+        screen = Screen(context, broker.http_url)
+        screens.append(screen)
+        screen.page.goto(f"{screen.url}/{path}")
+        if user is not None:
+            screen.login(user, "guest" if user == "guest" else PASSWORD)
+            screen.settled()
+        return screen
+
+    yield open_it
+    faults = [fault for screen in screens for fault in screen.faults]
+    for screen in screens:
+        screen.context.close()
+    assert faults == []

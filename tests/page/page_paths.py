@@ -1,0 +1,52 @@
+"""Every page there is: its address, and the user tag it asks for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from page_shop import part
+
+from amqpd.management.call import Role
+
+
+class Place(NamedTuple):
+    """heading: of the page, for whoever may see it."""
+
+    role: Role
+    heading: str
+
+
+LISTS = {
+    "#/": Place(Role.MANAGEMENT, "Overview"),
+    "#/nodes": Place(Role.MONITORING, "Nodes"),
+    "#/connections": Place(Role.MANAGEMENT, "Connections"),
+    "#/channels": Place(Role.MANAGEMENT, "Channels"),
+    "#/queues": Place(Role.MANAGEMENT, "Queues"),
+    "#/exchanges": Place(Role.MANAGEMENT, "Exchanges"),
+    "#/topology": Place(Role.MANAGEMENT, "Topology"),
+    "#/policies": Place(Role.MANAGEMENT, "Policies"),
+    "#/vhosts": Place(Role.MANAGEMENT, "Virtual hosts"),
+    "#/exports": Place(Role.MANAGEMENT, "Exports"),
+    "#/users": Place(Role.ADMINISTRATOR, "Users"),
+    "#/definitions": Place(Role.ADMINISTRATOR, "Definitions"),
+    "#/audit": Place(Role.ADMINISTRATOR, "Audit log"),
+}
+"""Those of the navigation."""
+THINGS = {
+    "#/topology?tab=list": Place(Role.MANAGEMENT, "Topology"),
+    "#/queues/%2F/orders.eu": Place(Role.MANAGEMENT, "Queue orders.eu"),
+    "#/queues/%2F/invoices?tab=messages": Place(Role.MANAGEMENT, "Queue invoices"),
+    "#/queues/%2F/events": Place(Role.MANAGEMENT, "Stream events"),
+    "#/exchanges/%2F/orders": Place(Role.MANAGEMENT, "Exchange orders"),
+    "#/exchanges/%2F/amq.default": Place(Role.MANAGEMENT, "Exchange (AMQP default)"),
+    "#/vhosts/%2F": Place(Role.MANAGEMENT, "Virtual host /"),
+    "#/policies?tab=operator": Place(Role.MANAGEMENT, "Policies"),
+    "#/users/manny": Place(Role.ADMINISTRATOR, "User manny"),
+}
+PAGES = {**LISTS, **THINGS}
+
+
+def pages_of(name: str) -> list[str]:
+    """What has a page of its own, of a thing of this name in the vhost `hostile`."""
+    at = part(name)
+    return [f"#/queues/hostile/{at}", f"#/exchanges/hostile/{at}", f"#/vhosts/{at}", f"#/users/{at}"]

@@ -1,0 +1,270 @@
+"""What administrators do on the page, and what the broker then has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from page_shop import PASSWORD
+
+
+def test_a_user_from_the_first_to_the_last(visit, broker) -> None:
+    broker.api("PUT", "/api/vhosts/shop", {})
+    screen = visit(broker, "#/users")
+    page = screen.page
+    page.get_by_role("button", name="New user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("eve")
+    dialog.get_by_label("Password", exact=False).first.fill(PASSWORD)
+    dialog.get_by_label("Password again").fill("another")
+    dialog.get_by_role("checkbox", name="monitoring").check()
+    dialog.get_by_role("button", name="Add the user").click()
+    dialog.get_by_role("alert").filter(has_text="not the same").wait_for()
+    dialog.get_by_label("Password again").fill(PASSWORD)
+    dialog.get_by_role("button", name="Add the user").click()
+    page.get_by_role("link", name="eve").click()
+    page.get_by_text("No permissions.", exact=True).wait_for()
+    form = page.locator("section").filter(has=page.get_by_role("heading", name="Permissions", exact=True))
+    form.get_by_label("Virtual host").select_option("shop")
+    form.get_by_label("Configure").fill("^eve")
+    form.get_by_role("button", name="Set the permission").click()
+    form.get_by_role("cell", name="^eve").wait_for()
+    expected = {"user": "eve", "vhost": "shop", "configure": "^eve", "write": ".*", "read": ".*"}
+    assert broker.api("GET", "/api/permissions/shop/eve") == expected
+    page.get_by_label("max-connections").fill("7")
+    page.get_by_role("button", name="Set max-connections").click()
+    page.get_by_text("max-connections is 7.").wait_for()
+    user: Any = broker.api("GET", "/api/users/eve")
+    assert (user["tags"], user["limits"]) == (["monitoring"], {"max-connections": 7})
+    page.get_by_role("button", name="Delete", exact=True).click()
+    dialog.get_by_text("No connection is open").wait_for()
+    dialog.get_by_role("button", name="Delete the user").click()
+    page.get_by_text("User eve is gone.").wait_for()
+    assert [each["name"] for each in as_list(broker.api("GET", "/api/users"))] == ["guest"]
+
+
+def test_nobody_is_replaced_by_a_new_user_of_his_name(visit, broker) -> None:
+    page = visit(broker, "#/users").page
+    page.get_by_role("button", name="New user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("guest")
+    dialog.get_by_role("button", name="Add the user").click()
+    dialog.get_by_role("alert").filter(has_text="already exists").wait_for()
+
+
+def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
+    for name in ("logs.a", "logs.b", "other"):
+        broker.api("PUT", f"/api/queues/%2F/{name}", {})
+        for _ in range(4):
+            message = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
+            broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
+    page = visit(broker, "#/policies").page
+    page.get_by_role("button", name="New policy").click()
+    page.get_by_label("Name", exact=True).fill("short")
+    page.get_by_label("Pattern").fill("^logs")
+    page.get_by_label("Definition", exact=False).first.fill('{"max-length": 3}')
+    page.get_by_text("It matches 2 queues and 0 exchanges. 2 queues and 0 exchanges change.").wait_for()
+    page.get_by_text("2 messages over the new length would go at once.").wait_for()
+    page.get_by_role("button", name="Save the policy").click()
+    page.get_by_role("button", name="Save it and drop 2 messages").click()
+    page.get_by_role("cell", name="^logs").wait_for()
+    queues = {each["name"]: each["messages"] for each in as_list(broker.api("GET", "/api/queues"))}
+    assert queues == {"logs.a": 3, "logs.b": 3, "other": 4}
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete it: 2 queues and 0 exchanges change").click()
+    page.get_by_text("No policies.").wait_for()
+    assert broker.api("GET", "/api/policies") == []
+
+
+def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> None:
+    page = visit(broker, "#/policies").page
+    page.get_by_role("button", name="New policy").click()
+    page.get_by_label("Definition", exact=False).first.fill('{"max-length": "many"}')
+    page.get_by_text("is not a valid maximum length").wait_for()
+    page.get_by_label("Definition", exact=False).first.fill("{")
+    page.get_by_text("The definition is no JSON object.").first.wait_for()
+
+
+def test_a_vhost_goes_with_what_is_in_it_and_says_so(visit, broker) -> None:
+    page = visit(broker, "#/vhosts").page
+    page.get_by_role("button", name="New virtual host").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("for a day")
+    page.get_by_role("button", name="Add the virtual host").click()
+    page.get_by_role("link", name="for a day").wait_for()
+    for number in range(3):
+        broker.api("PUT", f"/api/queues/for%20a%20day/q{number}", {})
+        message = {"properties": {}, "routing_key": f"q{number}", "payload": "x", "payload_encoding": "string"}
+        broker.api("POST", "/api/exchanges/for%20a%20day/amq.default/publish", message)
+    page.get_by_role("link", name="for a day").click()
+    page.get_by_label("protected from being deleted").check()
+    page.get_by_role("button", name="Save the settings").click()
+    page.get_by_text("The settings are saved.").wait_for()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("It is protected from being deleted.").wait_for()
+    assert dialog.locator("button.danger").count() == 0
+    page.keyboard.press("Escape")
+    broker.api("DELETE", "/api/vhosts/for%20a%20day/deletion/protection")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    dialog.get_by_text("3 queues").wait_for()
+    dialog.get_by_role("button", name="Delete it with 3 messages").click()
+    page.get_by_text("The virtual host for a day is gone.").wait_for()
+    assert [each["name"] for each in as_list(broker.api("GET", "/api/vhosts"))] == ["/"]
+
+
+def test_no_vhost_is_changed_by_a_new_one_of_its_name(visit, broker) -> None:
+    broker.api("PUT", "/api/vhosts/there", {"description": "kept"})
+    page = visit(broker, "#/vhosts").page
+    page.get_by_role("button", name="New virtual host").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("there")
+    page.get_by_role("button", name="Add the virtual host").click()
+    page.get_by_role("dialog").get_by_role("alert").filter(has_text="of this name already").wait_for()
+    there: Any = broker.api("GET", "/api/vhosts/there")
+    assert there["description"] == "kept"
+
+
+def test_an_import_keeps_numbers_as_they_are(visit, broker, tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    binding = '"source": "amq.headers", "destination_type": "queue", "destination": "q", "routing_key": ""'
+    file.write_text(
+        '{"queues": [{"vhost": "/", "name": "q"}], '
+        f'"bindings": [{{"vhost": "/", {binding}, "arguments": {{"id": 9007199254740993}}}}]}}'
+    )
+    page = visit(broker, "#/definitions").page
+    page.get_by_label("A file").set_input_files(file)
+    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_role("button", name="Import it").click()
+    page.get_by_role("button", name="Import: 2 new, 0 changed").click()
+    page.get_by_text("Imported.").wait_for()
+    found = as_list(broker.api("GET", "/api/bindings/%2F/e/amq.headers/q/q"))
+    assert [each["arguments"] for each in found] == [{"id": 9007199254740993}]
+
+
+def test_an_import_shows_what_it_would_do(visit, broker, tmp_path: Path) -> None:
+    broker.api("PUT", "/api/queues/%2F/there", {"arguments": {"x-max-length": 5}})
+    broker.api("PUT", "/api/policies/%2F/p", {"pattern": "a", "definition": {"max-length": 5}})
+    document = {
+        "queues": [{"vhost": "/", "name": "there"}, {"vhost": "/", "name": "coming"}],
+        "policies": [{"vhost": "/", "name": "p", "pattern": "b", "definition": {"max-length": 5}}],
+        "exchanges": [{"vhost": "no such", "name": "x", "type": "topic"}],
+    }
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(document), "utf-8")
+    page = visit(broker, "#/definitions").page
+    page.get_by_label("A file").set_input_files(file)
+    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_text("It would be refused as it is: 1 item cannot be.").wait_for()
+    assert page.get_by_role("button", name="Import it").is_disabled()
+    page.get_by_role("cell", name="exchanges[0].vhost").wait_for()
+    page.get_by_label("leave out what cannot be").check()
+    page.get_by_role("button", name="See what it would do").click()
+    differences = page.get_by_role("region", name="differences")
+    differences.wait_for()
+    rows = [row.inner_text() for row in differences.locator("tbody tr").all()]
+    assert [row.split()[0] for row in rows] == ["changes", "stays", "new"]
+    page.get_by_role("button", name="Import it").click()
+    page.get_by_role("button", name="Import: 1 new, 1 changed").click()
+    page.get_by_text("Imported; 1 item was left out.").wait_for()
+    there = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
+    assert there == {"there": {"x-max-length": 5}, "coming": {}}
+
+
+def test_definitions_are_downloaded(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/kept", {})
+    page = visit(broker, "#/definitions").page
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download definitions.json").click()
+    document = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert [each["name"] for each in document["queues"]] == ["kept"]
+
+
+def test_exports_and_how_far_they_are_behind(visit, shop) -> None:
+    page = visit(shop, "#/exports", user="anna").page
+    row = page.get_by_role("row").filter(has_text="warehouse")
+    row.wait_for()
+    assert int(row.get_by_role("cell").nth(3).inner_text().replace(",", "")) >= 40
+    declared = page.get_by_role("row").filter(has_text="lake")
+    assert declared.get_by_role("button", name="Stop").is_disabled()
+    row.get_by_role("button", name="Stop").click()
+    page.get_by_text("Nothing is kept for the export").wait_for()
+    page.get_by_role("button", name="Cancel").click()
+
+
+def test_the_audit_log_backwards_and_by_a_selector(visit, broker) -> None:
+    for number in range(120):
+        broker.api("PUT", f"/api/queues/%2F/q{number}", {})
+    page = visit(broker, "#/audit").page
+    rows = page.locator("main tbody tr")
+    page.get_by_text("100 records").wait_for()
+    assert rows.first.inner_text().split()[2] in ("guest", "user.authentication.success")
+    page.get_by_role("button", name="Older").click()
+    page.get_by_text("and there are no older ones").wait_for()
+    assert rows.count() > 120
+    page.get_by_label("Where").fill("event = 'queue.created' AND name = 'q7'")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("1 records, and there are no older ones").wait_for()
+    page.get_by_label("Where").fill("event = ")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("alert").filter(has_text="where").or_(page.locator("main .failure")).first.wait_for()
+
+
+def as_list(found: Any) -> list[dict[str, Any]]:
+    assert isinstance(found, list)
+    return found
+
+
+CLUSTER = {
+    "clustered": True,
+    "name": "shop",
+    "node": "b@two",
+    "nodes": [
+        {"name": "a@one", "address": "one:25672", "draining": False, "vhosts": 2},
+        {"name": "b@two", "address": "two:25672", "draining": False, "vhosts": 0},
+        {"name": "c@three", "address": "three:25672", "draining": True, "vhosts": 0},
+    ],
+    "vhosts": [
+        {"name": "/", "slot": 3, "node": "a@one", "state": "running"},
+        {"name": "eu", "slot": 3, "node": "a@one", "state": "running"},
+    ],
+    "slots": 8,
+    "metadata_node": "a@one",
+    "kafka": ["k1:9092"],
+    "confirms": {"promise": "replicated", "replication_factor": 3, "required_insync": 2},
+    "relayed_out": 1,
+    "relayed_in": 0,
+}
+"""As a node of three answers it (amqpd/cluster/control.py)."""
+
+
+def test_of_a_cluster_who_runs_what_and_a_move(visit, broker) -> None:
+    """With the answers of a cluster in place of this broker's: what the page makes of them, and what it asks for."""
+    broker.api("PUT", "/api/vhosts/eu", {})
+    screen = visit(broker)
+    page = screen.page
+    asked: list[Any] = []
+
+    def moved(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        route.fulfill(json={"vhosts": ["/", "eu"], "node": "b@two"})
+
+    page.route("**/api/amqpd/cluster", lambda route: route.fulfill(json=CLUSTER))
+    page.route("**/api/amqpd/move_vhost", moved)
+    screen.go("#/nodes")
+    page.get_by_text("replicated: at least 2 of 3 brokers of Kafka have it").wait_for()
+    page.get_by_role("row").filter(has_text="c@three").get_by_text("being drained").wait_for()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="eu", exact=True))
+    options = row.get_by_role("option").all_inner_texts()
+    assert options == ["b@two"]  # neither where it is, nor what is drained
+    row.get_by_role("button", name="Move").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("with all of its slot: / eu").wait_for()
+    dialog.get_by_role("button", name="Move it and close 0 connections").click()
+    page.get_by_text("The virtual host eu is at b@two.").wait_for()
+    assert asked == [{"vhost": "eu", "node": "b@two"}]
+
+
+def test_one_node_has_no_cluster(visit, broker) -> None:
+    page = visit(broker, "#/nodes").page
+    page.get_by_text("One node: it runs all virtual hosts.").wait_for()
+    assert page.get_by_role("button", name="Even out").count() == 0

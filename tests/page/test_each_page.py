@@ -1,0 +1,70 @@
+"""Each page as each kind of user: what he may see is there, what he may not is told in words, and no script fails."""
+
+from __future__ import annotations
+
+import pytest
+from page_paths import LISTS, PAGES
+from page_shop import USERS
+
+from amqpd.management.call import TAGS
+
+KINDS = [name for name, tags in USERS.items() if tags]
+
+
+def may(user: str, path: str) -> bool:
+    return USERS[user] in TAGS[PAGES[path].role]
+
+
+@pytest.mark.parametrize("user", KINDS)
+def test_every_page(visit, shop, user) -> None:
+    screen = visit(shop, user=user)
+    for path in PAGES:
+        screen.go(path)
+        main = screen.page.locator("main")
+        refused = main.get_by_text("This page takes the user tag")
+        failures = main.locator(".failure")
+        if may(user, path):
+            assert main.locator("h1").inner_text() == PAGES[path].heading, path
+            assert failures.count() == 0, (path, failures.all_inner_texts())
+        else:
+            assert refused.count() == 1, path
+
+
+@pytest.mark.parametrize("user", KINDS)
+def test_the_navigation_offers_what_the_user_may_see(visit, shop, user) -> None:
+    screen = visit(shop, user=user)
+    found = {link.get_attribute("href") for link in screen.page.locator("#nav a").all()}
+    assert found == {path for path in LISTS if may(user, path)}
+
+
+def test_who_has_no_tag_does_not_come_in(visit, shop) -> None:
+    screen = visit(shop, user=None)
+    screen.login("nobody")
+    alert = screen.page.get_by_role("alert").filter(has_text="tag")
+    alert.wait_for()
+    assert screen.page.locator("#nav").count() == 0
+
+
+def test_a_wrong_password_is_told_and_the_right_one_comes_in(visit, shop) -> None:
+    screen = visit(shop, "#/queues", user=None)
+    screen.login("anna", "wrong")
+    screen.page.get_by_role("alert").filter(has_text="password").wait_for()
+    screen.login("anna")
+    screen.page.get_by_role("heading", name="Queues", level=1).wait_for()
+
+
+def test_logout(visit, shop) -> None:
+    screen = visit(shop, "#/queues", user="anna")
+    screen.page.get_by_role("button", name="Log out").click()
+    screen.page.get_by_label("Password").wait_for()
+    screen.page.reload()
+    screen.page.get_by_label("Password").wait_for()
+
+
+def test_buttons_that_change_something_are_not_offered_to_those_who_may_not(visit, shop) -> None:
+    looks, sets = visit(shop, "#/policies", user="mona"), visit(shop, "#/policies", user="polly")
+    assert looks.page.get_by_role("button", name="New policy").count() == 0
+    assert sets.page.get_by_role("button", name="New policy").count() == 1
+    assert sets.page.get_by_role("link", name="Operator policies").count() == 0
+    looks.go("#/vhosts/%2F")
+    assert looks.page.get_by_role("button", name="Delete").count() == 0

@@ -1,0 +1,90 @@
+"""Accessibility by axe, dark and light; a phone, a wall; keyboard alone."""
+
+from __future__ import annotations
+
+import pytest
+from page_paths import PAGES
+
+
+@pytest.mark.parametrize(("theme", "rules"), [("light", ()), ("dark", ("color-contrast",))])
+def test_axe_finds_nothing_serious(visit, shop, theme, rules) -> None:
+    """Of the dark the colours alone: all else is as in the light."""
+    screen = visit(shop, user=None, theme=theme)
+    screen.page.get_by_label("Password").wait_for()
+    found = {"login": screen.axe(*rules)}
+    screen.login("anna")
+    for path in PAGES:
+        screen.go(path)
+        found[path] = screen.axe(*rules)
+    assert {path: faults for path, faults in found.items() if faults} == {}
+
+
+def test_dialogs_by_axe(visit, shop) -> None:
+    found = {}
+    screen = visit(shop, user="anna")
+    for path, button in (
+        ("#/queues", "New queue"),
+        ("#/users", "New user"),
+        ("#/policies", "New policy"),
+        ("#/vhosts", "New virtual host"),
+        ("#/exports", "Keep for an export"),
+        ("#/vhosts/shop-eu", "Delete"),
+    ):
+        screen.go(path)
+        screen.page.get_by_role("button", name=button).first.click()
+        screen.page.get_by_role("dialog").wait_for()
+        found[path] = screen.axe()
+        screen.page.keyboard.press("Escape")
+        screen.page.get_by_role("dialog").wait_for(state="detached")
+    assert {path: faults for path, faults in found.items() if faults} == {}
+
+
+@pytest.mark.parametrize("size", ["phone", "wall"])
+def test_sizes(visit, shop, size) -> None:
+    screen = visit(shop, user="anna", size=size)
+    too_wide = []
+    for path in PAGES:
+        screen.go(path)
+        if not screen.is_as_wide_as_the_screen():
+            too_wide.append(path)
+    assert too_wide == []
+
+
+def test_dark_and_light_are_the_systems_or_chosen(visit, shop) -> None:
+    back = "getComputedStyle(document.body.parentElement).backgroundColor"
+    dark, light = visit(shop, user="anna", theme="dark"), visit(shop, user="anna", theme="light")
+    black, white = dark.page.evaluate(back), light.page.evaluate(back)
+    assert black != white
+    dark.page.get_by_label("Colours").select_option("light")
+    assert dark.page.evaluate(back) == white
+    dark.page.reload()
+    dark.settled()
+    assert dark.page.evaluate(back) == white
+
+
+def test_by_keyboard_alone(visit, shop) -> None:
+    screen = visit(shop, "#/queues", user="anna")
+    page = screen.page
+    page.locator("body").press("Tab")
+    page.keyboard.press("Enter")  # to the content
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("button", name="New queue").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for()
+    assert page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.textContent") == "New queue"
+    page.get_by_role("link", name="orders.asia").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", level=1).filter(has_text="orders.asia").wait_for()
+
+
+def test_a_phone_has_its_navigation_behind_a_button(visit, shop) -> None:
+    screen = visit(shop, user="anna", size="phone")
+    link = screen.page.locator("#nav").get_by_role("link", name="Queues")
+    assert not link.is_visible()
+    screen.page.get_by_role("button", name="Menu").click()
+    link.click()
+    screen.page.get_by_role("heading", name="Queues", level=1).wait_for()
+    assert not link.is_visible()

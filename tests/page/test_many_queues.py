@@ -1,0 +1,74 @@
+"""Ten thousand queues: lists are paged, sorted and searched by the broker, the picture shows the busiest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def crowd(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("crowd") / "broker") as broker:
+        queues = [{"vhost": "/", "name": f"queue-{n:05}", "durable": False} for n in range(MANY)]
+        bindings = [
+            {"vhost": "/", "source": "amq.topic", "destination": f"queue-{n:05}", "destination_type": "queue",
+             "routing_key": f"key.{n}"} for n in range(0, MANY, 2)
+        ]  # fmt: skip
+        broker.api("POST", "/api/definitions", {"queues": queues, "bindings": bindings}, timeout_s=120)
+        for name in ("queue-07777", "queue-00002"):
+            message = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
+            broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
+        yield broker
+
+
+def test_lists(visit, crowd) -> None:
+    screen = visit(crowd, "#/queues")
+    page = screen.page
+    sizes: list[int] = []
+    page.on("response", lambda answer: sizes.append(len(answer.body())) if "/api/queues" in answer.url else None)
+    page.get_by_text("10,000 queues").wait_for()
+    rows = page.locator("main tbody tr")
+    assert rows.count() == 50
+    page.get_by_role("button", name="Total").click()
+    page.get_by_role("button", name="Total").click()
+    page.get_by_role("row").nth(1).get_by_text("queue-00002").or_(
+        page.get_by_role("row").nth(1).get_by_text("queue-07777")
+    ).wait_for()
+    page.get_by_role("button", name="Last").click()
+    page.get_by_role("spinbutton", name="Page").wait_for()
+    page.get_by_role("searchbox").first.fill("queue-0777")
+    page.get_by_text("10 of 10,000 queues").wait_for()
+    assert rows.count() == 10
+    assert sizes
+    assert max(sizes) < 100_000
+
+
+def test_the_picture_shows_the_busiest_and_finds_the_others(visit, crowd) -> None:
+    screen = visit(crowd, "#/topology")
+    page = screen.page
+    page.get_by_text("the busiest of 10,000").wait_for()
+    assert 10 < page.locator("svg .box").count() < 60  # most are folded
+    page.get_by_role("button", name="Unfold all").click()
+    page.locator("svg .box").nth(400).wait_for()
+    page.get_by_role("searchbox").first.fill("queue-04242")
+    page.get_by_text("1 queue and 1 exchange").wait_for()
+    page.locator("svg .box.queue a").click()
+    page.get_by_role("heading", level=1).filter(has_text="queue-04242").wait_for()
+
+
+def test_pages_that_go_over_all_of_them(visit, crowd) -> None:
+    screen = visit(crowd, "#/policies")
+    page = screen.page
+    page.get_by_role("button", name="New policy").click()
+    page.get_by_label("Name", exact=True).fill("all")
+    page.get_by_label("Pattern").fill("^queue-0")
+    page.get_by_role("button", name="+ max-length", exact=True).click()
+    page.get_by_text("It matches 10,000 queues and 0 exchanges").wait_for()
+    page.keyboard.press("Escape")
+    screen.go("#/exports")
+    page.get_by_text("0 exports").wait_for()

@@ -1,0 +1,74 @@
+"""The pictures of the documentation, made of the page as it is: `make pictures` writes them to docs/pictures.
+
+Without TEST_PICTURES they go to a temporary folder, and the test holds that each can be made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SIZE = {"width": 1200, "height": 750}
+BYTES_MAX = 150_000
+"""They are committed, and made anew whenever the page changes."""
+
+
+@pytest.fixture
+def picture(tmp_path: Path, visit, shop) -> Callable[..., None]:
+    folder = Path(os.environ.get("TEST_PICTURES") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(name: str, path: str, theme: str = "light", before: Callable | None = None) -> None:
+        screen = visit(shop, user="anna", theme=theme)
+        screen.page.set_viewport_size(SIZE)
+        screen.page.get_by_label("Virtual host").first.select_option("/")
+        screen.go(path)
+        if before is not None:
+            before(screen.page)
+            screen.settled()
+        screen.page.mouse.move(0, 0)
+        file = folder / f"{name}.png"
+        screen.page.screenshot(path=file, animations="disabled", caret="hide")
+        assert 5_000 < file.stat().st_size < BYTES_MAX
+
+    return take
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_overview(picture, theme) -> None:
+    def flows(page) -> None:
+        page.locator(".tile").filter(has_text="published").filter(has_text=re.compile(r"^[1-9]")).wait_for()
+
+    picture(f"overview-{theme}", "#/", theme, flows)
+
+
+def test_topology(picture) -> None:
+    # Rates come with the broker's sweep, every five seconds.
+    picture("topology", "#/topology", before=lambda page: page.locator("svg .line.flows").nth(4).wait_for())
+
+
+def test_queues(picture) -> None:
+    picture("queues", "#/queues")
+
+
+def test_messages(picture) -> None:
+    def browse(page) -> None:
+        page.get_by_role("button", name="Browse").click()
+        page.locator("main tbody tr").first.wait_for()
+
+    picture("messages", "#/queues/%2F/invoices?tab=messages", "dark", browse)
+
+
+def test_a_policy_before_it_is_set(picture) -> None:
+    def write(page) -> None:
+        page.get_by_role("button", name="New policy").click()
+        page.get_by_label("Name", exact=True).fill("short")
+        page.get_by_label("Pattern").fill("^(orders|invoices)")
+        page.get_by_label("Definition", exact=False).first.fill('{"max-length": 100}')
+        page.get_by_text("over the new length would go at once").wait_for()
+
+    picture("policy", "#/policies", before=write)

@@ -1,0 +1,356 @@
+"""A queue and its messages on the page: looked at, published, got, moved, purged, deleted; what the broker then has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pika
+import pytest
+from page_shop import PASSWORD
+
+from amqpd.testing import BrokerProcess
+
+
+def connected(broker: BrokerProcess) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(f"{broker.url}%2F"))
+
+
+def filled(broker: BrokerProcess, **arguments: Any) -> None:
+    """`q` with a letter of each kind, `failed` behind it, `other` beside it."""
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("failed", durable=True)
+        channel.queue_declare("other", durable=True)
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "failed"}
+        channel.queue_declare("q", durable=True, arguments={**dead, **arguments})
+        for number in range(6):
+            customer = ("acme", "smith")[number % 2]
+            body = json.dumps({"order": number, "id": 12345678901234567890}).encode()
+            told = pika.BasicProperties("application/json", headers={"customer": customer}, message_id=f"m{number}")
+            channel.basic_publish("", "q", body, told)
+        channel.basic_publish("", "q", bytes([0, 255, 65]))
+
+
+def messages(broker: BrokerProcess, queue: str) -> int:
+    found: Any = broker.api("GET", f"/api/queues/%2F/{queue}")
+    return int(found["messages"])
+
+
+def test_messages_are_looked_at_and_stay(visit, broker) -> None:
+    filled(broker)
+    page = visit(broker, "#/queues/%2F/q?tab=messages").page
+    page.get_by_label("Only where").first.fill("customer = 'smith'")
+    page.get_by_role("button", name="Browse").click()
+    rows = page.get_by_role("region", name="such messages").locator("tbody tr")
+    rows.nth(2).wait_for()
+    assert rows.count() == 3
+    rows.first.get_by_role("button").click()
+    dialog = page.get_by_role("dialog")
+    # As it was published, to the last digit, which a browser's own numbers do not have.
+    dialog.get_by_text('"id": 12345678901234567890').wait_for()
+    dialog.get_by_role("button", name="hex").click()
+    dialog.get_by_text("7b 22 6f 72 64 65 72").wait_for()
+    dialog.get_by_text("customer").wait_for()
+    dialog.get_by_role("button", name="Where else").click()
+    dialog.get_by_text("q, offset 1: ready").wait_for()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    page.get_by_label("Only where").first.fill("nothing = 'such'")
+    page.get_by_role("button", name="Browse").click()
+    page.get_by_text("No such messages.").wait_for()
+    page.get_by_label("Only where").first.fill("this is (no selector")
+    page.get_by_role("button", name="Browse").click()
+    page.get_by_role("alert").filter(has_text="where:").wait_for()
+    assert messages(broker, "q") == 7
+
+
+def test_the_way_of_a_dead_letter_is_told_and_it_is_sent_back(visit, broker) -> None:
+    filled(broker)
+    with connected(broker) as connection:
+        channel = connection.channel()
+        for _ in range(3):
+            method, _, _ = channel.basic_get("q")
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        assert channel.queue_declare("failed", passive=True).method.message_count >= 0
+    page = visit(broker, "#/queues/%2F/failed?tab=messages").page
+    page.get_by_role("button", name="Browse").click()
+    page.get_by_role("region", name="such messages").get_by_role("button").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("it ended once: a consumer rejected it").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Move, copy, delete").click()
+    page.get_by_role("combobox", name="What", exact=True).select_option("redrive")
+    page.get_by_label("Only where").fill("customer = 'acme'")
+    page.get_by_role("button", name="See what it would do").click()
+    dialog.get_by_text("2 messages of 3 that were looked at go back").wait_for()
+    assert messages(broker, "failed") == 3  # counted, and nothing done
+    dialog.get_by_role("button", name="Redrive 2 messages").click()
+    jobs = page.get_by_role("region", name="jobs on this queue")
+    jobs.locator("tr", has_text="Redrive").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    assert (messages(broker, "failed"), messages(broker, "q")) == (1, 6)
+
+
+def test_messages_are_moved_where_one_says(visit, broker) -> None:
+    filled(broker)
+    page = visit(broker, "#/queues/%2F/q?tab=jobs").page
+    page.get_by_label("Queue", exact=True).fill("none")
+    page.get_by_role("button", name="See what it would do").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("alert").filter(has_text="no queue 'none'").wait_for()
+    assert dialog.get_by_role("button", name="Move").count() == 0
+    page.keyboard.press("Escape")
+    page.get_by_label("Queue", exact=True).fill("other")
+    page.get_by_label("At most").fill("4")
+    page.get_by_role("button", name="See what it would do").click()
+    dialog.get_by_role("button", name="Move 4 messages").click()
+    jobs = page.get_by_role("region", name="jobs on this queue")
+    jobs.locator("tr", has_text="Move").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    assert (messages(broker, "q"), messages(broker, "other")) == (3, 4)
+
+
+def test_a_job_does_no_more_than_was_shown(visit, broker) -> None:
+    filled(broker)
+    page = visit(broker, "#/queues/%2F/q?tab=jobs").page
+    page.get_by_role("combobox", name="What", exact=True).select_option("delete")
+    page.get_by_role("button", name="See what it would do").click()
+    confirm = page.get_by_role("dialog").get_by_role("button", name="Delete 7 messages")
+    confirm.wait_for()
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", "q", b"came meanwhile")
+    confirm.click()
+    jobs = page.get_by_role("region", name="jobs on this queue")
+    jobs.locator("tr", has_text="Delete").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    assert messages(broker, "q") == 1
+
+
+def test_who_leaves_a_search_ends_it(visit, broker) -> None:
+    """Each answer says that there is more to look at, as of a queue of which nothing matches."""
+    broker.api("PUT", "/api/queues/%2F/q", {})
+    screen = visit(broker, "#/queues/%2F/q?tab=messages")
+    asked: list[str] = []
+    more = {"messages": [], "next_offset": 5, "ended": False, "hint": ""}
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json=more)
+
+    screen.page.route("**/api/queues/*/q/messages?*", answer)
+    screen.page.get_by_role("button", name="Browse").click()
+    while len(asked) < 5:
+        screen.page.wait_for_timeout(10)
+    screen.page.evaluate("location.hash = '#/exchanges'")
+    screen.page.get_by_role("heading", name="Exchanges", level=1).wait_for()
+    screen.settled()  # fails where requests go on
+    count = len(asked)
+    screen.page.wait_for_timeout(100)
+    assert len(asked) == count
+
+
+def test_a_message_whose_headers_are_nonsense_is_shown(visit, broker) -> None:
+    """Whoever publishes writes what he likes: no death at all, a name that is no Unicode."""
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        headers = {"x-death": [None, {"queue": b"\xff", "reason": 5}], "x-source-queue": b"\xff"}
+        channel.basic_publish("", "q", b'{"a": "\xe2\x80\xae"}', pika.BasicProperties(headers=headers))
+    page = visit(broker, "#/queues/%2F/q?tab=messages").page
+    page.get_by_role("button", name="Browse").click()
+    page.get_by_role("region", name="such messages").get_by_role("button").first.click()
+    page.get_by_text("it ended once: 5.").wait_for()
+    assert page.get_by_label("Payload", exact=True).inner_text().count("‹202e›") == 1
+
+
+def test_numbers_stay_as_they_are_written(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/q", {})
+    page = visit(broker, "#/queues/%2F/q?tab=publish").page
+    page.get_by_label("Headers", exact=False).fill('{"id": 9007199254740993}')
+    page.get_by_role("button", name="Publish").click()
+    page.get_by_text("safe in every queue that took it").wait_for()
+    with connected(broker) as connection:
+        _, told, _ = connection.channel().basic_get("q")
+    assert told.headers == {"id": 9007199254740993}
+
+
+def test_a_classic_queue_is_one_whatever_the_virtual_host_says(visit, broker) -> None:
+    broker.api("PUT", "/api/vhosts/safe", {"default_queue_type": "quorum"})
+    page = visit(broker, "#/queues").page
+    page.get_by_role("button", name="New queue").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Virtual host").select_option("safe")
+    dialog.get_by_label("Name").fill("plain")
+    dialog.get_by_role("button", name="Declare the queue").click()
+    page.get_by_role("link", name="plain").wait_for()
+    queue: Any = broker.api("GET", "/api/queues/safe/plain")
+    assert queue["type"] == "classic"
+
+
+def test_a_message_is_published_and_got(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/q", {})
+    page = visit(broker, "#/queues/%2F/q?tab=publish").page
+    page.get_by_label("Payload", exact=True).fill("Grüße")
+    page.get_by_label("Headers", exact=False).fill('{"n": ')
+    page.get_by_role("button", name="Publish").click()
+    page.get_by_role("alert").filter(has_text="Headers: this is not JSON").wait_for()
+    page.get_by_label("Headers", exact=False).fill('{"n": 1}')
+    page.get_by_role("button", name="Publish").click()
+    page.get_by_text("safe in every queue that took it").wait_for()
+    assert messages(broker, "q") == 1
+    page.get_by_role("link", name="Messages", exact=True).click()
+    page.get_by_label("And then").select_option("ack_requeue_false")
+    page.get_by_role("button", name="Get", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("1 message at the front will be gone").wait_for()
+    dialog.get_by_role("button", name="Take 1 message out").click()
+    page.get_by_label("Payload", exact=True).filter(has_text="Grüße").wait_for()
+    assert messages(broker, "q") == 0
+
+
+def test_what_is_routed_nowhere_is_told(visit, broker) -> None:
+    page = visit(broker, "#/exchanges/%2F/amq.direct?tab=publish").page
+    page.get_by_label("Routing key").fill("nowhere")
+    page.get_by_role("button", name="Publish").click()
+    page.get_by_text("No queue takes a message with this key").wait_for()
+
+
+def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
+    filled(broker)
+    screen = visit(broker, "#/queues/%2F/q")
+    page, dialog = screen.page, screen.page.get_by_role("dialog")
+    page.get_by_role("button", name="Purge").click()
+    dialog.get_by_text("7 ready messages are removed, and not dead-lettered").wait_for()
+    dialog.get_by_role("button", name="Cancel").click()
+    assert messages(broker, "q") == 7
+    page.get_by_role("button", name="Purge").click()
+    dialog.get_by_role("button", name="Purge 7 messages").click()
+    page.get_by_text("q is purged.").wait_for()
+    assert messages(broker, "q") == 0
+    page.get_by_role("button", name="Purge").click()
+    dialog.get_by_text("Nothing is ready").wait_for()
+    assert dialog.get_by_role("button", name="Purge").count() == 0
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Delete").click()
+    dialog.get_by_role("button", name="Delete the queue").wait_for()
+    # What comes now was not looked at, and is not deleted unseen.
+    filled(broker)
+    dialog.get_by_role("button", name="Delete the queue").click()
+    dialog.get_by_role("alert").filter(has_text="not empty").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Delete").click()
+    dialog.get_by_role("button", name="Delete it with 7 messages").click()
+    page.get_by_text("q is deleted.").wait_for()
+    page.get_by_role("heading", name="Queues", level=1).wait_for()
+    assert [each["name"] for each in _list(broker.api("GET", "/api/queues"))] == ["failed", "other"]
+
+
+def test_a_queue_is_declared_and_bound(visit, broker) -> None:
+    page = visit(broker, "#/queues").page
+    page.get_by_role("button", name="New queue").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("a/b")
+    dialog.get_by_label("Type").select_option("quorum")
+    dialog.get_by_label("Arguments").fill('{"x-max-length": "many"}')
+    dialog.get_by_role("button", name="Declare the queue").click()
+    dialog.get_by_role("alert").filter(has_text="x-max-length").wait_for()
+    dialog.get_by_label("Arguments").fill('{"x-max-length": 10}')
+    dialog.get_by_role("button", name="Declare the queue").click()
+    page.get_by_role("link", name="a/b").click()
+    page.get_by_role("link", name="Bindings").click()
+    page.get_by_text("Bind this queue to an exchange").click()
+    page.get_by_label("Exchange", exact=True).fill("amq.topic")
+    page.get_by_label("Routing key").fill("a.#")
+    page.get_by_role("button", name="Bind", exact=True).click()
+    row = page.get_by_role("row", name="amq.topic")
+    row.wait_for()
+    found = _list(broker.api("GET", "/api/queues/%2F/a%2Fb/bindings"))
+    assert ("amq.topic", "a.#") in {(each["source"], each["routing_key"]) for each in found}
+    row.get_by_role("button", name="Unbind").click()
+    dialog.get_by_role("button", name="Unbind").click()
+    row.wait_for(state="detached")
+    queue: Any = broker.api("GET", "/api/queues/%2F/a%2Fb")
+    assert (queue["type"], queue["arguments"]["x-max-length"]) == ("quorum", 10)
+
+
+def test_the_places_of_a_stream(visit, broker) -> None:
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+        for number in range(10):
+            channel.basic_publish("", "s", str(number).encode())
+    screen = visit(broker, "#/queues/%2F/s?tab=places")
+    page, dialog = screen.page, screen.page.get_by_role("dialog")
+    page.get_by_text("Nobody reads.").wait_for()
+    for offset in (4, 1):
+        if not page.get_by_label("Next offset").is_visible():
+            page.get_by_text("Set a place").click()
+        page.get_by_label("Name", exact=True).fill("billing")
+        page.get_by_label("Next offset").fill(str(offset))
+        page.get_by_role("button", name="Set the place").click()
+        if offset == 1:
+            dialog.get_by_text("3 messages will come to it again").wait_for()
+        dialog.get_by_role("button", name="Set the place").click()
+        dialog.wait_for(state="detached")
+        page.get_by_role("row", name="billing").get_by_role("cell", name=str(10 - offset), exact=True).wait_for()
+    stored: Any = broker.api("GET", "/api/queues/%2F/s/offsets/billing")
+    assert (stored["offset"], stored["lag"]) == (1, 9)
+    assert page.get_by_role("button", name="Purge").count() == 0
+
+
+def test_a_connection_says_what_holds_it_and_is_closed(visit, broker) -> None:
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q")
+        channel.basic_publish("", "q", b"x")
+        assert channel.basic_get("q")[0] is not None
+        broker.api("PUT", "/api/amqpd/alarms/memory", {})
+        channel.basic_publish("", "q", b"waits")
+        screen = visit(broker, "#/")
+        page, dialog = screen.page, screen.page.get_by_role("dialog")
+        page.get_by_role("alert").filter(has_text="low on memory").wait_for()
+        page.get_by_text("a publish met an alarm").wait_for()
+        page.get_by_role("link", name="Connections", exact=True).click()
+        page.get_by_text("held: alarm").wait_for()
+        page.locator("td a").first.click()
+        page.get_by_text("The broker does not read it now").wait_for()
+        page.get_by_role("button", name="Close it").click()
+        dialog.get_by_text("1 unacked message").wait_for()
+        dialog.get_by_role("button", name="Close the connection").click()
+        page.get_by_text("No connections.").wait_for()
+        broker.api("DELETE", "/api/amqpd/alarms/memory")
+        with pytest.raises(pika.exceptions.AMQPError):
+            connection.process_data_events(5)
+
+
+@pytest.mark.parametrize(
+    ("rights", "offered"),
+    [
+        (("", "", ""), []),
+        (("", "", "^q$"), ["Messages", "Move, copy, delete"]),
+        (("", "^amq\\.default$", ""), ["Publish"]),
+    ],
+)
+def test_nobody_is_offered_what_would_be_refused(visit, broker, rights, offered) -> None:
+    filled(broker)
+    configure, write, read = rights
+    broker.api("PUT", "/api/users/eve", {"password": PASSWORD, "tags": "management"})
+    broker.api("PUT", "/api/permissions/%2F/eve", {"configure": configure, "write": write, "read": read})
+    page = visit(broker, "#/queues/%2F/q", "eve").page
+    tabs = page.get_by_role("navigation", name="Parts of this queue")
+    tabs.wait_for()
+    for name in offered:
+        tabs.get_by_role("link", name=name, exact=True).wait_for()
+    for name in {"Messages", "Publish", "Move, copy, delete"} - set(offered):
+        assert tabs.get_by_role("link", name=name, exact=True).count() == 0
+    assert page.get_by_role("button", name="Delete").count() == 0
+    assert page.get_by_role("button", name="Purge").count() == (1 if read else 0)
+
+
+def _list(answer: object) -> list[Any]:
+    assert isinstance(answer, list)
+    return answer

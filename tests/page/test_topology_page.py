@@ -1,0 +1,74 @@
+"""The picture of the topology: what is drawn, where it leads, and the list that has the same."""
+
+from __future__ import annotations
+
+import re
+
+
+def test_it_draws_what_there_is(visit, shop) -> None:
+    page = visit(shop, "#/topology", user="anna").page
+    page.get_by_label("Virtual host").first.select_option("/")
+    boxes = page.locator("svg .box")
+    boxes.first.wait_for()
+    shown = " ".join(boxes.all_text_contents())
+    for name in ("orders", "orders.eu", "orders.asia", "invoices", "events", "graveyard", "dead", "unrouted", "lost"):
+        assert name in shown
+    assert page.locator("svg .lines .line.dead_letter").count() == 3
+    assert page.locator("svg .lines .line.alternate").count() == 1
+    assert page.locator("svg .box.queue").filter(has_text="1 consumer").count() == 2
+
+
+def test_lines_are_as_wide_as_messages_go_and_what_piles_up_is_marked(visit, shop) -> None:
+    page = visit(shop, "#/topology", user="anna").page
+    # Rates are those of the sweep that comes every five seconds.
+    page.locator("svg .lines .line.flows").first.wait_for()
+    widths = [float(line.get_attribute("stroke-width") or 0) for line in page.locator("svg .lines .line").all()]
+    assert min(widths) == 1
+    assert max(widths) > 2
+    page.locator("svg .box.piles").filter(has_text="orders.asia").wait_for()
+    assert page.locator("svg .box.piles").filter(has_text="graveyard").count() == 0
+
+
+def test_a_click_leads_to_the_thing(visit, shop) -> None:
+    screen = visit(shop, "#/topology", user="anna")
+    screen.page.locator("svg .box.queue").filter(has_text="invoices").locator("a").first.click()
+    screen.page.get_by_role("heading", level=1).filter(has_text="invoices").wait_for()
+    screen.go("#/topology")
+    screen.page.locator("svg .box.exchange").filter(has_text="unrouted").locator("a").click()
+    screen.page.get_by_role("heading", level=1).filter(has_text="unrouted").wait_for()
+
+
+def test_it_is_larger_and_smaller(visit, shop) -> None:
+    screen = visit(shop, "#/topology", user="anna")
+    picture = screen.page.locator(".topology svg").first
+    picture.wait_for()
+    fit = float(picture.get_attribute("width") or 0)
+    screen.page.get_by_role("button", name="Larger").click()
+    assert float(picture.get_attribute("width") or 0) > fit
+    screen.page.get_by_role("button", name="Fit").click()
+    assert float(picture.get_attribute("width") or 0) == fit
+
+
+def test_the_picture_is_for_eyes_and_the_list_for_all(visit, shop) -> None:
+    screen = visit(shop, "#/topology", user="anna")
+    page = screen.page
+    page.locator("svg .box").first.wait_for()
+    assert page.locator(".topology svg[aria-hidden=true]").count() == 1
+    links = page.locator(".topology svg a")
+    assert links.evaluate_all("links => links.length > 10 && links.every(a => a.getAttribute('tabindex') === '-1')")
+    page.get_by_role("link", name="List", exact=True).click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders.eu")).filter(has_text="dead letters")
+    row.wait_for()
+    said = row.inner_text()
+    assert re.search(r"orders\s+eu\.#", said)
+    assert "dead" in said
+
+
+def test_a_search_shows_what_it_finds_and_what_that_is_bound_to(visit, shop) -> None:
+    screen = visit(shop, "#/topology", user="anna")
+    screen.page.get_by_role("searchbox").fill("graveyard")
+    screen.page.get_by_text("1 queue and 1 exchange").wait_for()
+    names = " ".join(screen.page.locator("svg .box").all_text_contents())
+    assert "dead" in names
+    assert "invoices" not in names
+    assert "q=graveyard" in screen.page.url
