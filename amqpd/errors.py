@@ -51,63 +51,87 @@ class HardError(AmqpError):
 
 
 class ContentTooLarge(SoftError):
+    """Messages that one connection has begun and not finished need more memory than there is for them."""
+
     code = 311
     name = "CONTENT_TOO_LARGE"
 
 
 class AccessRefused(SoftError):
+    """A permission is missing, a name is reserved, or the queue is in exclusive use."""
+
     code = 403
     name = "ACCESS_REFUSED"
 
 
 class NotFound(SoftError):
+    """No such queue, exchange, binding or virtual host."""
+
     code = 404
     name = "NOT_FOUND"
 
 
 class ResourceLocked(SoftError):
+    """The queue is exclusive to another connection."""
+
     code = 405
     name = "RESOURCE_LOCKED"
 
 
 class PreconditionFailed(SoftError):
+    """What is declared differs from what is there, an argument or a header cannot be used, a delivery tag is
+    unknown, or something is in use, not empty or full."""
+
     code = 406
     name = "PRECONDITION_FAILED"
 
 
 class ConnectionForced(HardError):
+    """An operator has closed the connection, or the broker stops; connect again later."""
+
     code = 320
     name = "CONNECTION_FORCED"
 
 
 class LoginRefused(HardError):
-    """403 on connection level: only during the handshake."""
+    """In the handshake: the user, the password or the certificate is wrong, or the user may come from this machine
+    only."""
 
     code = 403
     name = "ACCESS_REFUSED"
 
 
 class FrameError(HardError):
+    """Bytes that are no frame of AMQP, or a frame that cannot be read."""
+
     code = 501
     name = "FRAME_ERROR"
 
 
 class SyntaxFault(HardError):
+    """AMQP's code for a field with an impossible value; the broker answers 501 or 503 in its place."""
+
     code = 502
     name = "SYNTAX_ERROR"
 
 
 class CommandInvalid(HardError):
+    """A method that is unknown or not for here, or an exchange type that is none."""
+
     code = 503
     name = "COMMAND_INVALID"
 
 
 class ChannelError(HardError):
+    """A channel that is not open is used, or one that is open is opened again."""
+
     code = 504
     name = "CHANNEL_ERROR"
 
 
 class UnexpectedFrame(HardError):
+    """A frame that does not follow on the one before it, as a body without its header."""
+
     code = 505
     name = "UNEXPECTED_FRAME"
 
@@ -120,11 +144,17 @@ class ResourceError(HardError):
 
 
 class NotAllowed(HardError):
+    """A virtual host that is not there or not for this user, a consumer tag used twice, a limit of connections or
+    channels that is reached."""
+
     code = 530
     name = "NOT_ALLOWED"
 
 
 class NotImplementedByBroker(HardError):
+    """Something that AMQP knows and the broker does not do: `immediate`, `prefetch_size`, reading a stream by
+    basic.get."""
+
     code = 540
     name = "NOT_IMPLEMENTED"
 

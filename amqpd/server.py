@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
@@ -39,10 +39,12 @@ from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from amqpd.cluster.node import ClusterNode
     from amqpd.front_end import FrontEnd, Guest
     from amqpd.listening import Listener
     from amqpd.logs import LogOutput
     from amqpd.signals import Reloaded
+    from amqpd.storage.metadata.keeper import MetadataKeeper
 
 log = logging.getLogger(__name__)
 
@@ -78,23 +80,39 @@ class Server:
         data_dir = settings.data_dir
         _private_directory(data_dir)
         post = loop.call_soon_threadsafe
-        self.storage = Storage(
-            data_dir,
-            post=post,
-            later=loop.call_later,
-            segment_size_bytes=settings.storage.segment_size_bytes,
-            segment_age_ms=int(settings.storage.segment_age_s * 1000),
-            strict=settings.storage.recovery == "strict",
-        )
-        self.metadata = Metadata(settings.metadata.url, data_dir, post)
+        of_logs: dict[str, Any] = {
+            "post": post,
+            "later": loop.call_later,
+            "segment_size_bytes": settings.storage.segment_size_bytes,
+            "segment_age_ms": int(settings.storage.segment_age_s * 1000),
+            "strict": settings.storage.recovery == "strict",
+        }
+        # Of one that is a node of a cluster.
+        self.node: ClusterNode | None = None
+        self.metadata: MetadataKeeper
+        if settings.cluster.kafka:
+            from amqpd.cluster.node import ClusterNode
+
+            self.node = ClusterNode(settings, of_logs)
+            self.storage: Storage = self.node.storage
+            self.metadata = self.node.metadata
+        else:
+            self.storage = Storage(data_dir, **of_logs)
+            self.metadata = Metadata(settings.metadata.url, data_dir, post)
         self.broker = Broker(settings, self.storage, self.metadata, loop)
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
-        self.front_ends: list[FrontEnd] = [
-            self.amqp,
-            *(guest(self.broker) for guest in guests),
-            AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS)),
-        ]
+        admin = AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS))
+        inner = [] if self.node is None else [self.node.attach(self.broker, self.amqp, admin, self._first_rows)]
+        others = (guest(self.broker) for guest in guests)
+        self.front_ends: list[FrontEnd] = [*inner, self.amqp, *others, admin]
+
+    async def begin(self) -> None:
+        """What it knows is there. Raises: MetadataError; LogUnusable."""
+        if self.node is None:
+            self.load()
+        else:
+            await self.node.start()
 
     def load(self) -> None:
         """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; LogUnusable."""
@@ -114,7 +132,10 @@ class Server:
 
     async def import_definitions(self) -> None:
         """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
-        if self._definitions is not None:
+        if self.node is not None:
+            if self._definitions is not None:
+                raise DefinitionsError("a node of a cluster imports no definitions at its start: the HTTP API does it")
+        elif self._definitions is not None:
             await self._import_files(self._definitions)
         elif not self.broker.vhosts and not self.broker.auth.users():
             # rabbit: as after a first start with definitions that could not be imported, and are asked for no more.
@@ -266,6 +287,9 @@ class Server:
 
     async def _stop(self) -> None:
         log.info("stopping: %d connections are closed", len(self.connections.by_name))
+        if self.node is not None:
+            await self.suspend_listeners()
+            await self.node.leave()
         for group in (self._app(), [front_end for front_end in self.front_ends if front_end.stays]):
             for end in await asyncio.gather(*(front_end.stop() for front_end in group), return_exceptions=True):
                 if isinstance(end, Exception):
@@ -288,6 +312,8 @@ class Server:
         self.metadata.close()
         await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
         self.broker.turn.finish()  # what was published again is settled where it came from as the logs are closed
+        if self.node is not None:
+            await self.node.close()
         self.storage.close(clean=True)
         log.info("stopped, all logs are synced")
         self.notifier.close()
@@ -335,7 +361,7 @@ async def serve(
     server = Server(settings, loop, guests)
     server.notifier = Notifier(os.environ)
     server.read_settings = read_settings
-    server.load()
+    await server.begin()
     await server.import_definitions()
     await server.listen()
     signals.watch(loop, output, server.stop, server.hang_up)

@@ -426,7 +426,7 @@ async def embedded(
     arguments = [f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items()]
     server = Server(load(["--data-dir", str(data_dir), *arguments], {}).settings, asyncio.get_running_loop(), guests)
     try:
-        server.load()
+        await server.begin()
     except BaseException:
         server.metadata.close()
         server.storage.close(clean=False)  # which frees the directory

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SOCKET_NAME: Final = "amqpctl.sock"
 # A request that carries it is refused with 503 while AMQP is stopped, before anything is done.
 NEEDS_APP: Final = "Amqpd-Needs-App"
+# Of an answer: nodes of a cluster whose part is not in it.
+MISSING: Final = "Amqpd-Missing-Nodes"
 _PATH_SIZE_BYTES_MAX: Final = 107  # sun_path without its final zero
 
 
@@ -73,6 +75,8 @@ class Client:
         self.timeout_s = timeout_s
         self.tls = Tls()
         """Of `https` URIs; may be replaced before the first request."""
+        self.missing: set[str] = set()
+        """Nodes of the cluster that did not answer, and whose part a list lacks."""
         self._connection: HTTPConnection | None = None
         self._headers: dict[str, str] = {NEEDS_APP: "true"} if needs_app else {}
         self._prefix = ""
@@ -130,6 +134,7 @@ class Client:
             raise self._unreachable(error) from None
         if response.status in {401, 403}:
             raise Refused(NO_PERMISSION, self._not_allowed(Answer(response.status, _decoded(text))))
+        self.missing.update(filter(None, (response.getheader(MISSING) or "").split(",")))
         answer = Answer(response.status, _decoded(text))
         if answer.status == 503 and isinstance(answer.data, dict) and answer.data.get("error") == "app_stopped":
             raise AppStopped

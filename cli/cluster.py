@@ -9,18 +9,20 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.checks import alarms_of, listeners_of
+from amqpd.cli.clustering import cluster_of, many_nodes
+from amqpd.cli.clustering import sections as cluster_sections
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
 from amqpd.cli.terminal import bold
 
 GROUP: Final = "Cluster"
-ALONE: Final = "amqpd runs as one node: there is no cluster to join, and nobody in it to forget"
+ALONE: Final = "Nodes of amqpd join and leave a cluster by the settings cluster.*, not by this command"
 
 
 def cluster_status(context: Context) -> None:
-    context.say(f"Cluster status of node {context.node} ...")
-    node = context.node
     about = context.client.get("/api/amqpd/status?totals=false")
+    node = about["node"]
+    context.say(f"Cluster status of node {node} ...")
     flags = context.client.get("/api/feature-flags")
     version = {
         "erlang_version": about["erlang_version"],
@@ -39,26 +41,32 @@ def cluster_status(context: Context) -> None:
         "running_nodes": [node],
         "versions": {node: version},
     }
+    cluster = cluster_of(context)
+    if cluster is not None:
+        many_nodes(context, cluster, found)
     if context.line.formatter in {"json", "erlang"}:
         context.answer(found, "")
     else:
-        context.out.write(_text(context, found))
+        context.out.write(_text(context, found, cluster))
 
 
 def _maintenance(about: dict[str, Any]) -> str:
     return "under maintenance" if about["is_under_maintenance"] else "not under maintenance"
 
 
-def _text(context: Context, found: dict[str, Any]) -> str:
+def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | None) -> str:
     """rabbit: its sections, in its order."""
-    node, version = context.node, found["versions"][context.node]
-    program = f"{version['rabbitmq_name']} {version['rabbitmq_version']}"
+    versions = [
+        f"{node}: {about['rabbitmq_name']} {about['rabbitmq_version']} on {about['erlang_version']}"
+        for node, about in found["versions"].items()
+    ]
     sections = (
         ("Basics", [f"Cluster name: {found['cluster_name']}"]),
-        ("Disk Nodes", [node]),
-        ("Running Nodes", [node]),
-        ("Versions", [f"{node}: {program} on {version['erlang_version']}"]),
-        ("Maintenance status", [f"Node: {node}, status: {found['maintenance_status'][node]}"]),
+        ("Disk Nodes", found["disk_nodes"]),
+        ("Running Nodes", found["running_nodes"]),
+        *(cluster_sections(cluster) if cluster is not None else ()),
+        ("Versions", versions),
+        ("Maintenance status", [f"Node: {node}, status: {so}" for node, so in found["maintenance_status"].items()]),
         ("Alarms", found["alarms"] or ["(none)"]),
         ("Network Partitions", ["(none)"]),
         (
@@ -66,7 +74,8 @@ def _text(context: Context, found: dict[str, Any]) -> str:
             [
                 f"Node: {node}, interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, "
                 f"purpose: {one['purpose']}"
-                for one in found["listeners"][node]
+                for node, listeners in found["listeners"].items()
+                for one in listeners
             ],
         ),
         ("Feature flags", [f"Flag: {each['name']}, state: {each['state']}" for each in found["feature_flags"]]),
@@ -167,7 +176,7 @@ COMMANDS: Final = (
     Command(
         "cluster_status",
         GROUP,
-        "Displays the one node of the cluster, its version, alarms, listeners and feature flags",
+        "Displays the nodes of the cluster, or the one there is: versions, alarms, listeners, vhosts",
         cluster_status,
         "[--timeout <timeout>]",
         examples=(("cluster_status --formatter json", "with RabbitMQ's keys"),),
@@ -203,7 +212,7 @@ COMMANDS: Final = (
     Command(
         "join_cluster",
         GROUP,
-        "Makes the node a member of another cluster: amqpd runs as one node",
+        "Makes the node a member of another cluster: refused, nodes of amqpd join by the settings cluster.*",
         partial(refused, "Clustering with"),
         "<node>",
         1,
@@ -227,7 +236,7 @@ COMMANDS: Final = (
     Command(
         "update_cluster_nodes",
         GROUP,
-        "Takes over another node's list of members: amqpd runs as one node",
+        "Takes over another node's list of members: refused, amqpd's nodes find each other in Kafka",
         partial(refused, "Will seed the next start from"),
         "<node>",
         1,

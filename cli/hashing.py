@@ -8,7 +8,7 @@ from amqpd.cli.command import Command, Context
 
 SALT_BYTES: Final = 4
 HASHES: Final = ("sha512", "sha256")
-"""Of RabbitMQ's hashes of passwords, those that are taken; see docs/security.md for amqpd's own."""
+"""Of RabbitMQ's hashes of passwords, those that are taken; see docs/definitions.md for amqpd's own."""
 
 
 def hash_password(context: Context) -> None:

@@ -101,6 +101,10 @@ def _run(
             _dry_run(command, line, client)
             return OK
         command.run(Context(line, client, out, err, stdin, tool.name, tool.commands))
+        if client.missing:
+            out.flush()
+            names = ", ".join(sorted(client.missing))
+            err.write(f"Warning: nodes of the cluster that do not answer, and whose part is missing: {names}\n")
     except (UsageError, AppStopped, AppRuns) as failure:
         out.flush()
         given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.cli.client import quoted
+from amqpd.cli.clustering import cluster_of
+from amqpd.cli.clustering import rebalance as even_out
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import UNAVAILABLE, Failure, UsageError
 
@@ -34,8 +36,7 @@ def rebalance(context: Context) -> None:
     if kind not in KINDS:
         raise Failure(UNAVAILABLE, f"type {kind} is not supported. Try one of {', '.join(KINDS)}.")
     context.say(f"Re-balancing leaders of {kind} queues...")
-    context.client.get("/api/amqpd/ping")
-    context.answer({"node": context.node, "result": "ok", "value": []}, "")
+    even_out(context, cluster_of(context))
 
 
 def many_members(saying: str, context: Context) -> None:
@@ -186,8 +187,8 @@ COMMANDS: Final = (
         _NODE, group="Cluster", options=("errors-only",),
     ),
     _command(
-        "rebalance", "Distributes leaders over the nodes: the one there is has all", rebalance, "rebalance all",
-        "0, nothing is moved", ("<all | classic | quorum | stream>", "which queues"), group="Cluster",
+        "rebalance", "Distributes vhosts over the nodes; where there is one it has all", rebalance, "rebalance all",
+        "0; a node by itself moves nothing", ("<all | classic | quorum | stream>", "which queues"), group="Cluster",
         options=("vhost-pattern", "queue-pattern"),
     ),
     _command(

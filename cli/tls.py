@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.cli.errors import UsageError
+from amqpd.client_tls import BadTlsFiles, client_context
 
 if TYPE_CHECKING:
     import ssl
@@ -38,16 +39,13 @@ class Tls(NamedTuple):
 
     def context(self) -> ssl.SSLContext:
         """Raises: UsageError for a file that cannot be used."""
-        import ssl
-
         try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-            if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None)
-        except OSError as error:  # ssl.SSLError is one
-            names = ", ".join(name for name in (self.ca, self.certificate, self.key) if name)
-            raise UsageError(f"TLS: {names}: {error.strerror or error}") from None
+            context = client_context(self.ca, self.certificate, self.key)
+        except BadTlsFiles as error:
+            raise UsageError(f"TLS: {error}") from None
         if self.insecure:
+            import ssl
+
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context

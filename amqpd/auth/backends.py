@@ -32,10 +32,10 @@ from amqpd.auth.passwords import (
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
 from amqpd.auth.user_rows import AuthError, InvalidUser, check_name, checked_tags
+from amqpd.storage.metadata.keeper import MetadataKeeper
 from amqpd.storage.metadata.metadata import (
     Change,
     Delete,
-    Metadata,
     MetadataError,
     MetadataState,
     PermissionRow,
@@ -97,7 +97,7 @@ class AuthChange(NamedTuple):
 class BackendContext(NamedTuple):
     """What a backend is made from, after `Metadata.open`. password_hashing: the algorithm of new hashes."""
 
-    metadata: Metadata
+    metadata: MetadataKeeper
     state: MetadataState
     vhost_exists: Callable[[str], bool]
     loopback_users: Collection[str] = ("guest",)
@@ -354,6 +354,35 @@ class InternalBackend:
         for user in sorted({row.user for row in rows}):
             self._tell(AuthChange("permissions", user, vhost))
 
+    def follow(self, change: Put | Delete) -> None:
+        """A row that another node of a cluster has committed: of a user, a permission, a topic permission; others are
+        nobody's here. Nothing where it is so already: what this node commits comes back to it.
+        """
+        row = change.row
+        if isinstance(row, UserRow):
+            self._follow_user(row, isinstance(change, Put))
+        elif isinstance(row, PermissionRow | TopicPermissionRow):
+            now = self._permissions.find(row)
+            if isinstance(change, Put) and now != row:
+                self._permissions.put(row)
+                self._tell(_changed(row))
+            elif isinstance(change, Delete) and now is not None:
+                self._permissions.remove([now])
+                self._tell(_changed(row))
+
+    def _follow_user(self, row: UserRow, there: bool) -> None:
+        now = self._users.get(row.name)
+        if not there:
+            if now is not None:
+                self._drop(now)
+        elif now is None:
+            self._keep(row, AuthChange("user_added", row.name))
+        elif now != row:
+            changes = [AuthChange("tags", row.name)] if now.tags != row.tags else []
+            if (now.password_hash, now.hashing_algorithm) != (row.password_hash, row.hashing_algorithm):
+                changes.append(AuthChange("password", row.name))
+            self._keep(row, *changes)
+
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _put_permission(self, row: PermissionRow | TopicPermissionRow) -> None:
@@ -428,7 +457,8 @@ class InternalBackend:
             self._tell(change)
 
     def _drop(self, row: UserRow) -> None:
-        del self._users[row.name]
+        if self._users.pop(row.name, None) is None:
+            return  # of a cluster another node was told first
         self._verified.forget(row.name)
         self._permissions.remove([*self._permissions.rows(row.name), *self._permissions.topic_rows(row.name)])
         self._tell(AuthChange("user_deleted", row.name))

@@ -165,6 +165,12 @@ class Permissions:
             self._compiled_topics[key] = compiled
         return (compiled.write if kind == "write" else compiled.read).matches(routing_key)
 
+    def find(self, like: PermissionRow | TopicPermissionRow) -> PermissionRow | TopicPermissionRow | None:
+        """The one with this row's key."""
+        if isinstance(like, TopicPermissionRow):
+            return self._topics.get((like.user, like.vhost, like.exchange))
+        return self._rows.get((like.user, like.vhost))
+
     def rows(self, user: str | None = None, vhost: str | None = None) -> list[PermissionRow]:
         """Permissions of one user, one vhost, both or all; ordered by user and vhost."""
         return sorted(row for row in self._rows.values() if user in (None, row.user) and vhost in (None, row.vhost))

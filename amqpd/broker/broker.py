@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from amqpd.auth.backends import BackendContext, InternalBackend
 from amqpd.broker.audit.audit import Audit, open_stream
-from amqpd.broker.catalogue import queues
+from amqpd.broker.catalogue import moving, queues
 from amqpd.broker.catalogue.admission import Admission
 from amqpd.broker.catalogue.catalogue import Catalogue
 from amqpd.broker.catalogue.limits import UserLimits
@@ -47,7 +47,8 @@ from amqpd.broker.surgery.job import Job
 from amqpd.broker.surgery.jobs import Jobs
 from amqpd.broker.user_events import told_of
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata.metadata import Metadata, VhostRow
+from amqpd.storage.metadata.keeper import MetadataKeeper
+from amqpd.storage.metadata.metadata import MetadataState, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -62,7 +63,7 @@ class Broker:
     """One per process."""
 
     def __init__(
-        self, settings: Settings, storage: Storage, metadata: Metadata, loop: asyncio.AbstractEventLoop
+        self, settings: Settings, storage: Storage, metadata: MetadataKeeper, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.settings = settings
         self.storage = storage
@@ -84,6 +85,8 @@ class Broker:
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
+        if settings.cluster.kafka:  # of transient queues too: where a message goes is known too late
+            self.message_size_max_bytes = min(self.message_size_max_bytes, settings.cluster.max_message_bytes)
         self.channel_max = settings.amqp.channel_max  # what is proposed to the next connection; 0: no limit
         self.clients: list[Clients] = []  # of each front end
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
@@ -123,7 +126,7 @@ class Broker:
             BackendContext(
                 self.metadata,
                 state,
-                self.vhosts.__contains__,
+                self.vhosts.exists,
                 self.settings.amqp.loopback_users,
                 self.settings.auth.password_hashing,
             )
@@ -143,6 +146,34 @@ class Broker:
         if self.settings.audit.enabled:
             # From here on: what a start brings back is nobody's doing.
             events.recorder = self.audit.record
+
+    async def load_vhosts(self, state: MetadataState) -> list[VHost]:
+        """Vhosts that come while it runs, whole; users and what is of the whole broker stay as they are. Returns when
+        they are there. Raises: as `moving.bring`.
+        """
+        self.kept.load(state.seen_caches, state.seen)
+        return await moving.bring(self.vhosts, state)
+
+    def close_vhost(self, vhost: VHost, why: str) -> None:
+        """Nobody finds it here any more, and its connections are closed with 320 and this text. Its queues and their
+        logs are there until `unload_vhost`.
+        """
+        if vhost.deleted:
+            return
+        vhost.deleted = True  # nothing ends now because its last consumer does
+        del self.vhosts[vhost.name]
+        if vhost.name == self.catalogue.events.vhost_name:
+            self.catalogue.events.bind(False)
+        for clients in self.clients:
+            clients.vhost_left(vhost.name, why)
+
+    async def unload_vhost(self, vhost: VHost, why: str) -> None:
+        """It goes on elsewhere, and nothing of it is deleted. All that counts has happened before this first waits; it
+        returns when its memory is free. why: as for `close_vhost`.
+        """
+        self.close_vhost(vhost, why)
+        if not vhost.unloaded:
+            await moving.take_away(self.vhosts, vhost)
 
     def _begin_events(self) -> None:
         events = self.catalogue.events
@@ -187,8 +218,9 @@ class Broker:
 
     @property
     def cluster_name(self) -> str:
-        """The global parameter of this name; the node's where it is not set."""
-        return str(self.global_parameters.get(CLUSTER_NAME, self.node_name))
+        """The global parameter of this name; where it is not set, the setting's of a cluster, or the node's."""
+        cluster = self.settings.cluster
+        return str(self.global_parameters.get(CLUSTER_NAME, cluster.name if cluster.kafka else self.node_name))
 
     def _vhost_ended(self, vhost: VHost) -> None:
         if vhost.name == self.catalogue.events.vhost_name:
@@ -216,8 +248,12 @@ class Broker:
 
     def _expire_queue(self, queue: Queue) -> None:
         """x-expires: nobody has used it for long enough."""
+        vhost = self.vhosts.get(queue.vhost_name)
+        if vhost is None:  # it is about to come: its leases begin then
+            queue.used()
+            return
         with by_itself():
-            queues.delete(self.vhosts[queue.vhost_name], queue)
+            queues.delete(vhost, queue)
 
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""

@@ -25,6 +25,9 @@ class Clients:
     def vhost_deleted(self, name: str) -> None:
         """Whoever is in it has to go. Nobody can be in another vhost of that name yet."""
 
+    def vhost_left(self, name: str, why: str) -> None:
+        """It is not here any more: likewise. why: the text for clients."""
+
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         """What is at these offsets (from, to) was not written: it is nobody's unacked message any more."""
 

@@ -108,6 +108,6 @@ def end(session: Session, queue: Queue, consumer: Consumer) -> None:
     with its last."""
     leave(queue, consumer)
     queue.used()
-    if queue.auto_delete and not queue.consumers and not queue.deleted:
+    if queue.auto_delete and not queue.consumers and not queue.deleted and not session.vhost.deleted:
         with by_itself():  # rabbit: also where its last consumer was cancelled by a client
             queues.delete(session.vhost, queue)

@@ -1,9 +1,8 @@
 """What one delivery is made of: an entry, the consumer that has it, whose turn it is, and the queue it came from.
 
-They name each other by nature, so they live together. An `Entry` is a message's place in one queue: it goes from
-the queue to the channel's unacked list and, when it is requeued, back to its place. A `Consumer` takes entries; a
-channel's derives from it. A `Source` is what an entry came from and is settled with. `Queue` is the one there is;
-everything below it (turn, windows, timers of a queue) and beside it (channels) names the source, not the queue.
+They name each other by nature, so they live together. An `Entry` is a message's place in one queue: it goes from the
+queue to the channel's unacked list and, when it is requeued, back. A `Consumer` takes entries; a channel's derives from
+it. A `Source` is what an entry came from and is settled with: a `Queue`, which those below and beside it do not name.
 
 Invariant: an entry is settled, rejected or requeued exactly once, with the source it came from.
 """
@@ -160,8 +159,7 @@ class RoundRobin:
     """A queue's consumers, and whose turn it is.
 
     They are served in strict round robin among those of the highest priority that have credit and room to write. One
-    without is parked, at no cost to the others, until its channel says that it is back. Cost: O(1), a step per consumer
-    that has to be parked.
+    without is parked until its channel says that it is back. Cost: O(1), a step per consumer that has to be parked.
     """
 
     def __init__(self) -> None:
@@ -171,15 +169,19 @@ class RoundRobin:
         self._groups: list[deque[Consumer]] = []
         # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
-        # One has a filter: whose turn it is depends on the message, and `pick` names nobody (queues/filters.py).
-        self.filtered = False
-        self._restricted = False  # one of the two
+        # One has a filter: whose turn depends on the message, `pick` names nobody (queues/filters.py); see also `halt`.
+        self.filtered = self.halted = False
+        self._restricted = False  # one of these
 
     def restrict(self, single_active: bool, filtered: bool) -> None:
         """Not everybody who can take is served, or everybody again."""
-        self.single_active = single_active
-        self.filtered = filtered
-        self._restricted = single_active or filtered
+        self.single_active, self.filtered = single_active, filtered
+        self._restricted = single_active or filtered or self.halted
+
+    def halt(self, on: bool) -> None:
+        """Nobody is served, until it is over."""
+        self.halted = on
+        self.restrict(self.single_active, self.filtered)
 
     @property
     def exclusive(self) -> bool:
@@ -259,7 +261,7 @@ class RoundRobin:
         return consumer
 
     def _pick_restricted(self) -> Consumer | None:
-        if self.filtered:
+        if self.filtered or self.halted:
             return None
         first = self.consumers[0] if self.consumers else None
         if self._alone is not None and self._alone is first and first.can_take():
@@ -325,9 +327,7 @@ class RoundRobin:
 
 class Source(Destination):
     """What entries come from, and what they are settled with: a queue as those below and beside it see it. Counts are
-    plain integers, read by metrics and the admin API.
-
-    A bare `Source` holds nothing and belongs to no vhost: the consumer of direct replies has one.
+    read by metrics and the admin API. A bare `Source` holds nothing and is in no vhost: that of direct replies.
     """
 
     def __init__(self, name: str, vhost_name: str) -> None:

@@ -273,7 +273,10 @@ class Commit:
         if store is not None:
             self._logs.add(store)
             self._check(store)
-        part = Part(destination, Prepared() if destination.takes_prepared() else None, store)
+        prepared: Prepared | None = None
+        if destination.takes_prepared():
+            prepared = Prepared(store is not None and not store.local)
+        part = Part(destination, prepared, store)
         self._parts[destination] = part
         return part
 

@@ -79,7 +79,7 @@ class ChannelConsumer(Consumer):
         """queue_timeout_ms: what its queue says, -1: nothing. Its own argument comes first, the setting last."""
         timeout_ms: i64 = consuming.timeout_ms(self.deliveries.session, self.arguments.timeout_ms, queue_timeout_ms)
         clock = self.clock
-        if timeout_ms <= 0 or self.no_ack or self.queue.keeps_all:  # of a stream nothing is kept from others
+        if timeout_ms <= 0 or self.no_ack or self.queue.kind == "stream":  # of that nothing is kept from others
             if clock is not None:
                 self.deliveries.stop_clock(clock)
         elif clock is None:

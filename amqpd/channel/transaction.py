@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PUBLISHES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 * 1024 * 1024
+_RECORD_BYTES: Final[i64] = 24  # lengths in a record
 
 
 @final
@@ -31,6 +32,7 @@ class Transaction:
         # back (on_basic.py).
         self.settlements: list[tuple[i64, Entry, i64]] = []
         self._bytes: i64 = 0
+        self._replicated_bytes: i64 = 0  # of the records of those for queues that Kafka keeps
         # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
         self.committing = False
 
@@ -41,6 +43,13 @@ class Transaction:
         self._bytes += message.size_bytes()
         if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")
+        if route.transaction_bytes_max >= 0:
+            self._replicated_bytes += message.size_bytes() + message.envelope.record_route().fixed_size + _RECORD_BYTES
+            if self._replicated_bytes > route.transaction_bytes_max:
+                raise PreconditionFailed(
+                    "transaction is too large: for queues of a cluster at most "
+                    f"{route.transaction_bytes_max} bytes, which is one record batch"
+                )
         self.publishes.append((route, message))
         if route.kept:
             reserve(route.destinations)
@@ -62,3 +71,4 @@ class Transaction:
         self.publishes = []
         self.settlements = []
         self._bytes = 0
+        self._replicated_bytes = 0

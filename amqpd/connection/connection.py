@@ -185,12 +185,17 @@ class Connection(CommandSink):
         backlog.release_stalled()
         if backlog.input_waits:
             return
-        rest = self.assembler.take_rest() + b"".join(self._input)
-        self._input.clear()
+        rest = self.take_input()
         if rest and self.ending.state < CLOSING:
             self.assembler.push(rest)
             self.turn.want()
             self.run()
+
+    def take_input(self) -> bytes:
+        """What came and is not worked off yet: whoever takes it does that."""
+        rest = self.assembler.take_rest() + b"".join(self._input)
+        self._input.clear()
+        return rest
 
     def _share_loop(self) -> None:
         """A read of small publishes to a thousand queues each is seconds of work; it is done in slices.

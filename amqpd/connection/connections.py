@@ -9,6 +9,7 @@ from amqpd.broker.catalogue import queues
 from amqpd.broker.clients import Clients
 from amqpd.broker.events import by_itself
 from amqpd.channel import on_channel
+from amqpd.connection.elsewhere import Elsewhere
 from amqpd.connection.give_back import GiveBack, malloc_trim
 from amqpd.connection.unopened import Unopened
 
@@ -31,6 +32,8 @@ class Connections(Clients):
         self.admission = broker.admission
         limits = broker.settings.limits
         self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
+        # Of a node in a cluster.
+        self.elsewhere: Elsewhere | None = None
         self.give_back = GiveBack(broker.loop, malloc_trim())
         broker.clients.append(self)
 
@@ -70,9 +73,12 @@ class Connections(Clients):
                 connection.control.force(why)
 
     def vhost_deleted(self, name: str) -> None:
+        self.vhost_left(name, f"vhost '{name}' is down")
+
+    def vhost_left(self, name: str, why: str) -> None:
         for connection in self:
             if connection.session.vhost.name == name:
-                connection.control.force(f"vhost '{name}' is down")
+                connection.control.force(why)
 
     def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
         for connection in self:

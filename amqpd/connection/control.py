@@ -22,6 +22,8 @@ class Wire:
         self.local: tuple[str, int] = ("", 0)
         self.peer_is_loopback = False
         self.tls = False
+        # The node whose socket it is, where that is not this one.
+        self.node = ""
 
     def peer_certificate(self) -> dict[str, Any]:
         """What a TLS client has shown, and `amqp.tls.ca` has signed, as the module ssl has it; else empty."""
@@ -45,6 +47,10 @@ class Wire:
 
     def abort(self) -> None:
         """Resets the socket; what was written may be lost."""
+        raise NotImplementedError
+
+    def hand_over(self, protocol: Any) -> Any:
+        """The socket is another protocol's from here on; returns asyncio's transport. The connection has ended."""
         raise NotImplementedError
 
     def pause_reading(self) -> None:

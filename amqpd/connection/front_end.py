@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 STOP_WAIT_S: Final = 3.0
 SECTION: Final = "amqp.tls"
+SHUTDOWN: Final = "broker forced connection closure with reason 'shutdown'"
 
 
 class AmqpFrontEnd(FrontEnd):
@@ -95,13 +96,21 @@ class AmqpFrontEnd(FrontEnd):
         self.listeners.clear()
         self.heartbeats.finish_unopened()
         for connection in self.connections:
-            connection.control.force("broker forced connection closure with reason 'shutdown'")
+            connection.control.force(SHUTDOWN)
+        elsewhere = self.connections.elsewhere
+        if elsewhere is not None:
+            elsewhere.force_all(SHUTDOWN)
         self._broker.turn.want()
         loop = self._broker.loop
         deadline = loop.time() + STOP_WAIT_S
-        while self.heartbeats.open_count() and loop.time() < deadline:  # noqa: ASYNC110  # once per stop
+        while self._served() and loop.time() < deadline:  # noqa: ASYNC110  # once per stop
             await asyncio.sleep(0.01)
         self.heartbeats.abort_all()
+
+    def _served(self) -> int:
+        """Clients, those among them that other nodes serve."""
+        elsewhere = self.connections.elsewhere
+        return self.heartbeats.open_count() + (0 if elsewhere is None else elsewhere.count())
 
     def check(self, settings: Settings) -> None:
         if self._tls is not None:

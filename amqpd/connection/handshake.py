@@ -18,6 +18,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.backends import Refused, User
@@ -25,6 +26,8 @@ from amqpd.connection import certificate, events
 from amqpd.connection.backlog import InputWaits
 from amqpd.connection.connection import Connection
 from amqpd.connection.control import Control, Wire
+from amqpd.connection.credentials import credentials
+from amqpd.connection.elsewhere import Handover, Login
 from amqpd.connection.ending import CLOSED, CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.read_gate import ALARM
 from amqpd.errors import (
@@ -39,7 +42,6 @@ from amqpd.errors import (
     NotImplementedByBroker,
 )
 from amqpd.protocol import commands
-from amqpd.protocol.codec import CodecError, decode_table
 from amqpd.protocol.commands import (
     ConnectionBlocked,
     ConnectionClose,
@@ -81,6 +83,8 @@ FRAME_MIN: Final = 4096
 CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
 PENALTY_S: Final = 3.0
 CLOSE_WAIT_S: Final = 3.0
+_TOLD: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
+"""What a client is told from tune-ok on, before its connection is open."""
 
 WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN, GONE = range(7)
 
@@ -196,7 +200,7 @@ class Handshake(Control):
         self.mechanism = command.mechanism
         if command.mechanism not in self._mechanisms():
             raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
-        name, password = self._credentials(command)
+        name, password = credentials(command.mechanism, command.response)
         self.step = CHECKING
         self._task = self.broker.loop.create_task(self._login(connection, name, password))
         raise InputWaits
@@ -206,28 +210,6 @@ class Handshake(Control):
         settings = self.broker.settings
         looked_at = self.wire.tls and settings.amqp.tls.verify_peer
         return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or looked_at]
-
-    def _credentials(self, command: ConnectionStartOk) -> tuple[str, bytes | None]:
-        """Name and password; None where the certificate stands for both. rabbit: its response may be anything."""
-        if command.mechanism == "EXTERNAL":
-            return "", None
-        if command.mechanism == "PLAIN":
-            parts = command.response.split(b"\0")
-            if len(parts) != 3:
-                raise FrameError("PLAIN response without its two NULs")
-            return parts[1].decode("utf-8", "replace"), parts[2]
-        if command.mechanism == "AMQPLAIN":
-            # A field table without its length.
-            response = len(command.response).to_bytes(4, "big") + command.response
-            try:
-                table, _ = decode_table(response, 0)
-            except CodecError as error:
-                raise FrameError(f"AMQPLAIN response: {error}") from None
-            login, password = table.get("LOGIN"), table.get("PASSWORD")
-            if not isinstance(login, str) or not isinstance(password, str | bytes):
-                raise FrameError("AMQPLAIN response without LOGIN and PASSWORD")
-            return login, password.encode() if isinstance(password, str) else password
-        raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
 
     async def _login(self, connection: Connection, name: str, password: bytes | None) -> None:
         auth, near = self.broker.auth, self.wire.peer_is_loopback
@@ -304,6 +286,7 @@ class Handshake(Control):
         assert user is not None  # the step says so
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
+            self._look_elsewhere(command, user)
             raise NotAllowed(f"vhost {command.virtual_host} not found", commands.CONNECTION_OPEN)
         broker.admission.check(user.name, vhost, commands.CONNECTION_OPEN)
         if not broker.auth.may_access_vhost(user, vhost.name):
@@ -324,6 +307,65 @@ class Handshake(Control):
         log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
         events.connection_created(broker, connection)
 
+    # -- another node ------------------------------------------------------------------------------------------------
+
+    def take_over(self, login: Login) -> None:
+        """Another node has come as far as tune-ok: connection.open is next."""
+        connection = self.connection
+        connection.client_properties = dict(login.client_properties)
+        capabilities = login.client_properties.get("capabilities")
+        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        connection.channels.count_max = login.channel_max
+        connection.set_frame_max(login.frame_max)
+        connection.heartbeat_s = login.heartbeat_s
+        self.mechanism, self.connected_at, self._user = login.mechanism, login.connected_at, login.user
+        self.step = WANT_OPEN
+
+    def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
+        """Returns where there is no such vhost. Raises: InputWaits where another node runs it: it is asked."""
+        connections, connection = self.connections, self.connection
+        elsewhere = connections.elsewhere
+        if elsewhere is None or not elsewhere.runs(command.virtual_host):
+            return
+        if self._timer is not None:
+            self._timer.cancel()  # what comes has a deadline of its own
+            self._timer = None
+        self.wire.pause_reading()
+        channel_max, frame_max = connection.channels.count_max, connection.output.frame_payload_max + 8
+        properties, heartbeat_s = connection.client_properties, connection.heartbeat_s
+        agreed = Login(user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at)
+        shared = connections.unopened, connections.give_back
+        stay = partial(self._stay, command)
+        handover = Handover(
+            connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
+        )
+        self._task = self.broker.loop.create_task(elsewhere.carry(handover))
+        raise InputWaits
+
+    def _handed_over(self) -> None:
+        self._task = None
+        self.step = GONE
+        del self.connection
+
+    def _refuse_open(self, error: HardError) -> None:
+        self.wire.resume_reading()
+        if self.connection.ending.state == HANDSHAKE:
+            self.connection.ending.shut(error)
+            self._wait_for_close_ok()
+
+    def _stay(self, command: ConnectionOpen) -> None:
+        connection = self.connection
+        self.wire.resume_reading()
+        if connection.ending.state != HANDSHAKE:
+            return
+        try:
+            self._open(command)
+        except InputWaits:
+            return  # it went elsewhere once more
+        except AmqpError as error:
+            connection.ending.close_for(error, 0)
+        connection.resume_input()
+
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def closed_by_client(self) -> None:
@@ -342,7 +384,7 @@ class Handshake(Control):
     def fail(self, error: AmqpError) -> None:
         """A hard error. In the handshake most are answered by silence."""
         connection = self.connection
-        tells = self.step >= WANT_TUNE_OK and isinstance(error, NotAllowed | ChannelError | CommandInvalid)
+        tells = self.step >= WANT_TUNE_OK and isinstance(error, _TOLD)
         if connection.ending.state == HANDSHAKE and not tells:
             log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
             self._penalty()

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from amqpd.connection.connection import Connection
 from amqpd.connection.control import Wire
@@ -39,6 +39,8 @@ HANDSHAKE_FRAME_MAX: Final = 8192
 class Transport(Wire, asyncio.Protocol):
     """One socket."""
 
+    handshake: ClassVar[type[Handshake]] = Handshake
+
     def __init__(self, broker: Broker, connections: Connections, heartbeats: Heartbeats, tls: bool) -> None:
         super().__init__()
         self.broker = broker
@@ -48,7 +50,7 @@ class Transport(Wire, asyncio.Protocol):
         self._reading_paused = False
         self._finished = False
         self._linger: asyncio.TimerHandle | None = None
-        self.control = Handshake(broker, connections, self)
+        self.control = self.handshake(broker, connections, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -59,11 +61,18 @@ class Transport(Wire, asyncio.Protocol):
         self.peer = _address(transport.get_extra_info("peername"))
         self.local = _address(transport.get_extra_info("sockname"))
         self.peer_is_loopback = is_loopback(self.peer[0])
-        name = f"{_shown(self.peer)} -> {_shown(self.local)}"
-        self.connection = Connection(self.broker, self, self.control, name, HANDSHAKE_FRAME_MAX)
+        self.begin()
+        self.control.connections.unopened.entered(self)
+
+    def name(self) -> str:
+        """Of the connection, for logs and lists. rabbit: in this form."""
+        return f"{_shown(self.peer)} -> {_shown(self.local)}"
+
+    def begin(self) -> None:
+        """The addresses are known."""
+        self.connection = Connection(self.broker, self, self.control, self.name(), HANDSHAKE_FRAME_MAX)
         self.control.begin(self.connection)
         self.heartbeats.add(self.connection)
-        self.control.connections.unopened.entered(self)
 
     def data_received(self, data: bytes) -> None:
         if self._finished:
@@ -84,6 +93,16 @@ class Transport(Wire, asyncio.Protocol):
         self.control.lost()
         # The connection and its control know this transport; see Connection.let_go.
         del self.connection, self.control
+
+    def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        # Paused as it is. Its place among the descriptors is kept until `unopened.left` is told.
+        transport = self._transport
+        assert transport is not None  # the connection waits behind connection.open
+        self._transport = None
+        self.heartbeats.remove(self.connection)
+        del self.connection, self.control
+        transport.set_protocol(protocol)
+        return transport
 
     def pause_writing(self) -> None:
         self.connection.output.pause_writing()

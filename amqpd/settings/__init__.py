@@ -11,6 +11,7 @@ from amqpd.settings.loading import EXIT_USAGE, Loaded, SettingsError, load
 from amqpd.settings.tree import (
     AmqpSettings,
     AuthSettings,
+    ClusterSettings,
     DefaultSettings,
     DefinitionsSettings,
     HttpSettings,
@@ -30,6 +31,7 @@ __all__ = [
     "EXIT_USAGE",
     "AmqpSettings",
     "AuthSettings",
+    "ClusterSettings",
     "DefaultSettings",
     "DefinitionsSettings",
     "HttpSettings",

@@ -133,6 +133,7 @@ def _names(raw: object) -> tuple[str, ...]:
 
 
 _MECHANISMS: Final = ("PLAIN", "AMQPLAIN", "EXTERNAL")
+_SASL_MECHANISMS: Final = ("", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 def _mechanisms(raw: object) -> tuple[str, ...]:
@@ -140,6 +141,49 @@ def _mechanisms(raw: object) -> tuple[str, ...]:
     if not names or not set(names) <= set(_MECHANISMS):
         raise ValueError(f"must be one or more of {', '.join(_MECHANISMS)}, not {raw!r}")
     return names
+
+
+def _address(raw: object) -> str:
+    text = _text(raw).strip()
+    host, colon, port = text.rpartition(":")
+    bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    if not (colon and bare and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError(f"must be host:port, an IPv6 address in brackets, not {raw!r}")
+    return text
+
+
+def _some_address(raw: object) -> str:
+    text = _address(raw)
+    if text.startswith(":") or text.endswith(":0"):
+        raise ValueError(f"must be host:port, both of them named, not {raw!r}")
+    return text
+
+
+def _addresses(raw: object) -> tuple[str, ...]:
+    return tuple(_some_address(each) for each in _names(raw))
+
+
+def _topic_name(raw: object) -> str:
+    text = _text(raw)
+    if text and (text.strip(".") == "" or re.fullmatch(r"[a-zA-Z0-9._-]{1,100}", text) is None):
+        raise ValueError(f"must be at most 100 of the characters a-z A-Z 0-9 . _ -, as Kafka's topics, not {raw!r}")
+    return text
+
+
+def _pattern(raw: object) -> str:
+    text = _text(raw)
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+def _sasl_mechanism(raw: object) -> str:
+    text = _text(raw).upper()
+    if text not in _SASL_MECHANISMS:
+        raise ValueError(f"must be one of {', '.join(_SASL_MECHANISMS[1:])} or empty, not {raw!r}")
+    return text
 
 
 def choice(*words: str) -> Kind:
@@ -176,5 +220,12 @@ BOOLEAN: Final = Kind("true|false", _boolean)
 NAMES: Final = Kind("name,name...", _names)
 MECHANISMS: Final = Kind("name,name...", _mechanisms)
 PATH: Final = Kind("path", lambda raw: Path(_some_text(raw)))
+NO_SHORT_TEXT: Final = Kind("text", lambda raw: _short_text(raw) if _text(raw) else "")
 NO_PATH: Final = Kind("path", lambda raw: Path(raw) if (raw := _text(raw)) else None)
 COMPAT: Final = Kind("rabbitmq-X.Y", _compat)
+ADDRESS: Final = Kind("host:port", _address)
+NO_ADDRESS: Final = Kind("host:port", lambda raw: _some_address(raw) if _text(raw) else "")
+ADDRESSES: Final = Kind("host:port,host:port...", _addresses)
+TOPIC_NAME: Final = Kind("name", _topic_name)
+NO_PATTERN: Final = Kind("regular expression", _pattern)
+SASL_MECHANISM: Final = Kind("name", _sasl_mechanism)

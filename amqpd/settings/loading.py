@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from amqpd.settings.paths import problem, there
-from amqpd.settings.tree import HttpTlsSettings, Row, Settings, TlsSettings, rows
+from amqpd.settings.tree import ClusterSettings, HttpTlsSettings, Row, Settings, TlsSettings, rows
 
 EXIT_USAGE: Final = 64
 """Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
@@ -36,6 +36,8 @@ NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
 
 SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
 """What Kubernetes puts into every container when a service is called `amqpd`; it means no setting."""
+
+_NO_CLUSTER: Final = ClusterSettings()
 
 T = TypeVar("T")
 
@@ -280,6 +282,10 @@ def _disagreements(settings: Settings) -> list[str]:
     for name, path in given.items():
         if path is not None and (why := problem(path.exists, f"there is no file or directory {path}")):
             problems.append(f"{name}: {why}")
+    if settings.cluster != _NO_CLUSTER:
+        from amqpd.settings.cluster import disagreements
+
+        problems += disagreements(settings.cluster, amqp.frame_max)
     return problems
 
 

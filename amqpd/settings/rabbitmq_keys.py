@@ -22,6 +22,7 @@ from amqpd.settings.rabbitmq_translation import (
     boolean,
     frame_size,
     handshake_s,
+    minutes_s,
     number,
     share,
     size_bytes,
@@ -138,7 +139,7 @@ def _together(pattern: str, does: str, take: Take) -> Key:
 
 
 INTERNAL: Final = ("internal", "rabbit_auth_backend_internal")
-NO_CLUSTER: Final = "amqpd is one node"
+NO_CLUSTER: Final = "it is about RabbitMQ's clusters; those of amqpd have the settings cluster.*"
 NO_ERLANG: Final = "it is about Erlang"
 NO_PLUGIN: Final = "amqpd does not speak this protocol"
 ONE_LOG: Final = "amqpd has one log, on standard error or in a file that logrotate and SIGUSR1 rotate"
@@ -313,6 +314,7 @@ ROWS: Final[tuple[Key, ...]] = (
         shown="1 to 9",
     ),
     *_nothing("OpenSSL's choice stands", "management.listener.ssl_opts.*"),
+    _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),
     *_refused("the admin API is at /api", "management.path_prefix"),
     *_refused(
         "users log in by name and password, or by a certificate", "management.disable_basic_auth",
@@ -325,7 +327,7 @@ ROWS: Final[tuple[Key, ...]] = (
         "management.oauth_client_id", "management.oauth_client_secret", "management.oauth_provider_url",
         "management.oauth_scopes", "management.oauth_metadata_url", "management.oauth_initiated_logon_type",
         "management.oauth_response_type", "management.oauth_resource_servers.*", "management.uaa_client_id",
-        "management.uaa_location", "management.login_session_timeout",
+        "management.uaa_location",
     ),
     *_nothing(
         OWN_LIMITS,

@@ -70,6 +70,10 @@ def handshake_s(value: str) -> float:
     return HANDSHAKE_MAX_S if value == "infinity" else number(value) / 1000
 
 
+def minutes_s(value: str) -> float:
+    return number(value) * 60.0
+
+
 def verify(value: str) -> bool:
     if value not in {"verify_peer", "verify_none"}:
         raise ValueError(f"must be verify_peer or verify_none, not {value!r}")

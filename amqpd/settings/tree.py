@@ -12,18 +12,25 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from amqpd import __version__
 from amqpd.settings.kinds import (
+    ADDRESS,
+    ADDRESSES,
     BOOLEAN,
     COMPAT,
     MECHANISMS,
     MULTIPLE,
     NAMES,
+    NO_ADDRESS,
     NO_PATH,
+    NO_PATTERN,
+    NO_SHORT_TEXT,
     OFF_PORT,
     PATH,
+    SASL_MECHANISM,
     SHARE,
     SHORT_TEXT,
     SOME_TEXT,
     TEXT,
+    TOPIC_NAME,
     Kind,
     byte_count,
     choice,
@@ -132,6 +139,9 @@ class HttpSettings:
     host: str = _setting("127.0.0.1", SOME_TEXT, "Address the admin API listens on.")
     port: int | None = _setting(
         15672, OFF_PORT, "Port of the admin API; 0 takes any free one and the ready line names it. off: HTTPS alone."
+    )
+    login_session_timeout_s: float = _setting(
+        28800.0, seconds(60.0, 31536000.0), "After this time who logged in on the page logs in again."  # rabbit: 8 h
     )
     tls: HttpTlsSettings = HttpTlsSettings()
 
@@ -306,6 +316,75 @@ class LimitSettings:
 
 
 @dataclass(frozen=True)
+class KafkaTlsSettings:
+    """TLS to Kafka's brokers."""
+
+    enabled: bool = _setting(False, BOOLEAN, "Whether Kafka is reached inside TLS; its brokers' names are checked.")
+    ca: Path | None = _setting(
+        None, NO_PATH, "Certificates (PEM) of the authorities that signed the brokers'; empty: those of the machine."
+    )
+    certificate: Path | None = _setting(
+        None, NO_PATH, "Certificate (PEM) that is shown to Kafka, where its brokers ask for one."
+    )
+    key: Path | None = _setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
+
+
+@dataclass(frozen=True)
+class KafkaSaslSettings:
+    """The login at Kafka's brokers."""
+
+    mechanism: str = _setting(
+        "", SASL_MECHANISM, "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty: Kafka asks for no login."
+    )
+    user: str = _setting("", TEXT, "User name for Kafka.")
+    password: str = _setting("", TEXT, "Password for Kafka.", secret=True)
+    password_file: Path | None = _setting(None, NO_PATH, "File that holds that password, instead.")
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Several nodes over one Apache Kafka."""
+
+    kafka: tuple[str, ...] = _setting(
+        (), ADDRESSES, "Some of Kafka's brokers, which name the others; empty: one node, without Kafka."
+    )
+    name: str = _setting("", TOPIC_NAME, "Name of the cluster, the same at all nodes: Kafka's topics begin with it.")
+    secret: str = _setting(
+        "", TEXT, "What nodes know each other by, the same at all of them: 16 characters or more.", secret=True
+    )
+    secret_file: Path | None = _setting(None, NO_PATH, "File that holds that secret, instead.")
+    node: str = _setting("", NO_SHORT_TEXT, "Name of this node, each its own; empty: amqpd@ and the host's name.")
+    listen: str = _setting(
+        ":25672", ADDRESS, "Where other nodes connect to; without a host every interface, port 0 takes any free one."
+    )
+    address: str = _setting(
+        "", NO_ADDRESS, "What other nodes are told to connect to; empty: the host's name and the port of listen."
+    )
+    slots: int = _setting(
+        64, integer(1, 4096), "Parts that vhosts are moved in; set when the cluster is made, and never changed."
+    )
+    replication_factor: int = _setting(3, integer(1, 32), "Copies that Kafka keeps of what it is given.")
+    required_insync: int = _setting(
+        2, integer(1, 32), "Copies that must have a message before it is confirmed; a topic with less is refused."
+    )
+    max_message_bytes: int = _setting(
+        8 << 20, byte_count(1 << 16, 64 << 20), "Largest message body in a queue that is replicated."
+    )
+    kafka_topics: str = _setting(
+        "", NO_PATTERN, "Which topics of Kafka queues may have for themselves (x-kafka-topic), a pattern; empty: none."
+    )
+    session_timeout_s: float = _setting(
+        6.0, seconds(1.0, 1800.0), "After this time without a sign of life a node's vhosts go to others."
+    )
+    heartbeat_s: float = _setting(0.5, seconds(0.1, 600.0), "How often a node gives Kafka a sign of life.")
+    delivery_timeout_s: float = _setting(
+        60.0, seconds(1.0, 3600.0), "What Kafka has not stored after this time is nacked."
+    )
+    tls: KafkaTlsSettings = KafkaTlsSettings()
+    sasl: KafkaSaslSettings = KafkaSaslSettings()
+
+
+@dataclass(frozen=True)
 class DefaultSettings:
     """The first user and vhost: made at the first start, when the metadata is empty, and never looked at again."""
 
@@ -365,6 +444,7 @@ class Settings:
     storage: StorageSettings = StorageSettings()
     audit: AuditSettings = AuditSettings()
     limits: LimitSettings = LimitSettings()
+    cluster: ClusterSettings = ClusterSettings()
     default: DefaultSettings = DefaultSettings()
 
     @property

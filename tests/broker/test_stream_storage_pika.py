@@ -27,7 +27,7 @@ def connect(url: str) -> pika.BlockingConnection:
 
 def run_example(url: str) -> list[tuple[str, int, bytes]]:
     shown: list[tuple[str, int, bytes]] = []
-    code = EXAMPLE.replace('pika.ConnectionParameters("localhost")', f"pika.URLParameters({url!r})")
+    code = EXAMPLE.replace('"amqp://guest:guest@127.0.0.1:5672/"', repr(url))
     assert code != EXAMPLE
     exec(compile(code, str(MANUAL), "exec"), {"print": lambda *each: shown.append(each)})
     return shown

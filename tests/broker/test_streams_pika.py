@@ -1,9 +1,7 @@
-"""Streams through kills, stops and retention with a stock client; and the example of docs/streams.md, as it stands."""
+"""Streams through kills, stops and retention with a stock client."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -160,23 +158,6 @@ def test_a_policy_lets_old_files_go_while_it_runs(broker: BrokerProcess) -> None
     found = read_all(broker)
     assert [offset for offset, _ in found] == list(range(60 - left(), 60))
     connection.close()
-
-
-def test_the_example_of_the_guide(broker: BrokerProcess) -> None:
-    text = (ROOT / "docs" / "streams.md").read_text("utf-8")
-    example = text.partition("<!-- example -->\n```python\n")[2].partition("```\n<!-- end of example -->")[0]
-    assert "x-queue-type" in example
-    for count in (6, 12):
-        done = subprocess.run(
-            [sys.executable, "-c", example],
-            env={"AMQP_URL": broker.url, "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [f"{offset} {18 + offset % 6}" for offset in range(count)]
 
 
 def test_one_that_reads_more_than_a_turn_writes(broker: BrokerProcess) -> None:

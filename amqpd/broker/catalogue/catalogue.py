@@ -6,6 +6,7 @@ Handed to each vhost, so that a declaration or a deletion needs nothing that lie
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from amqpd.broker.catalogue.declared import Declared
 from amqpd.broker.catalogue.deletion import Deletions
@@ -15,8 +16,11 @@ from amqpd.broker.counters import Ended, EndedUnroutable
 from amqpd.broker.events import Events
 from amqpd.broker.queues.kinds import KINDS
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata.metadata import Metadata
+from amqpd.storage.metadata.keeper import MetadataKeeper
 from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.broker.catalogue.own_topics import OwnTopics
 
 
 class Catalogue:
@@ -25,7 +29,7 @@ class Catalogue:
     def __init__(
         self,
         storage: Storage,
-        metadata: Metadata,
+        metadata: MetadataKeeper,
         call_soon: Callable[..., object],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
@@ -37,6 +41,8 @@ class Catalogue:
         self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())
         # The broker's own takes its place.
         self.keeping = Keeping()
+        # Of a node in a cluster.
+        self.own_topics: OwnTopics | None = None
         self.queue_declared_count = 0
         self.queue_created_count = 0
         self.queue_deleted_count = 0

@@ -100,10 +100,12 @@ class Coming:
         self.ends = ends
 
 
-class _Removal(NamedTuple):
-    changes: Sequence[Change]
-    names: list[Name]
-    gone: Callable[[], None]
+class _Removal:
+    def __init__(self, changes: Sequence[Change], names: list[Name], gone: Callable[[], None]) -> None:
+        self.changes = changes
+        self.names = names
+        self.gone = gone
+        self.dropped = False  # it is somebody else's now
 
 
 class Declared:
@@ -121,6 +123,8 @@ class Declared:
         self._held: dict[Name, list[Done]] = {}
         # Those of queues that come, by vhost.
         self._coming_queues: dict[str, set[Name]] = {}
+        # Those whose commit has failed, and that are tried again.
+        self._failing: dict[_Removal, None] = {}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -224,7 +228,20 @@ class Declared:
             self.hold(name)
         self._try(_Removal(undo, names, _nothing), None)
 
+    def forget_vhost(self, vhost: str) -> None:
+        """It goes on elsewhere, where what could not be removed here is seen to: nothing of it is tried again, and its
+        names are free.
+        """
+        for removal in [each for each in self._failing if any(name.vhost == vhost for name in each.names)]:
+            removal.dropped = True
+            del self._failing[removal]
+            self.free(removal.names)
+
     def _try(self, removal: _Removal, done: Done | None) -> None:
+        self._failing.pop(removal, None)
+        if removal.dropped:
+            return
+
         def committed(error: BaseException | None) -> None:
             if error is None:
                 self.free(removal.names)
@@ -246,6 +263,7 @@ class Declared:
             waiting, self._held[name] = self._held[name], []
             for done in waiting:
                 self._call_soon(done, error)
+        self._failing[removal] = None
         self._call_later(RETRY_S, lambda: self._try(removal, None))
 
 

@@ -19,7 +19,8 @@ from typing import Final, TypeAlias
 from amqpd.broker.catalogue.declared import Done, unheard
 from amqpd.broker.catalogue.restore import Findings, in_parts
 from amqpd.broker.queues.queue import Queue
-from amqpd.storage.metadata.metadata import Change, Delete, Metadata, MetadataClosed, QueueRow, VhostRow
+from amqpd.storage.metadata.keeper import MetadataKeeper
+from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, QueueRow, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -56,7 +57,7 @@ class Deletions:
     """
 
     def __init__(
-        self, storage: Storage, metadata: Metadata, remove: Remove, counted: Callable[[int], None]
+        self, storage: Storage, metadata: MetadataKeeper, remove: Remove, counted: Callable[[int], None]
     ) -> None:
         self._storage = storage
         self._metadata = metadata

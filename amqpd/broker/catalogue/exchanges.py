@@ -46,6 +46,10 @@ def declare(names: Names, asked: ExchangeDeclaration, done: Done = unheard) -> b
     if asked.name.startswith("amq."):
         raise AccessRefused(f"exchange name '{asked.name}' contains reserved prefix 'amq.*'")
     check(vhost.name, asked)
+    if vhost.catalogue.storage.replicates:
+        from amqpd.broker.catalogue.not_in_cluster import check_exchange as check_in_cluster
+
+        check_in_cluster(vhost.name, asked)
     flags = (asked.durable, asked.auto_delete, asked.internal)
     exchange = Exchange(asked.name, asked.kind, make(), *flags, asked.arguments)
     encoded = encode_table(asked.arguments)

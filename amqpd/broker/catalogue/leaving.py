@@ -29,28 +29,54 @@ def drop_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     if queue.deleted:
         return 0, []
     count = queue.ready_count + queue.delayed_count
-    queue.deleted = True
-    vhost.catalogue.ended_queues.add(queue_counts(queue))
-    vhost.catalogue.ended_of_kind[queue.kind].add(queue_counts(queue))
-    vhost.counts.ended_queues.add(queue_counts(queue))
+    _end(vhost, queue)
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
-    queue.version += 1
     about_it = {"vhost": vhost.name, "name": queue.name}
     vhost.catalogue.events.tell("queue.deleted", about_it, recorded=queue.exclusive_owner is None)
     changes: list[Change] = []
     for binding in vhost.take_queue(queue):
         changes += drop_binding(vhost, binding)
-    for consumer in list(queue.consumers):
-        leave(queue, consumer)
-        consumer.cancel()
-    queue.forget()
+    _silence(queue)
     if queue.id:
         vhost.catalogue.stored_offsets.forget(queue.id)
         arguments = encode_table(queue.arguments)
         row = QueueRow(vhost.name, queue.name, queue.id, True, queue.auto_delete, False, arguments, "deleting")
         changes += [DeleteBindings(vhost.name, queue.name, "queue"), Put(row)]
     return count, changes
+
+
+def leave_queue(vhost: VHost, queue: Queue) -> None:
+    """Its vhost goes on elsewhere: the same, but nothing is deleted or told, and what a log has on this disk goes at
+    once. A queue's bindings go with the vhost.
+    """
+    if queue.deleted:
+        return
+    _end(vhost, queue)
+    vhost.take_queue(queue)
+    _silence(queue)
+    if queue.id:
+        vhost.catalogue.stored_offsets.forget(queue.id)
+    store = queue.backing.store
+    queue.backing.store = None
+    if store is not None:
+        vhost.catalogue.storage.leave_queue(store)
+
+
+def _end(vhost: VHost, queue: Queue) -> None:
+    """It is counted with those that are gone, and routes to it are looked up anew."""
+    queue.deleted = True
+    vhost.catalogue.ended_queues.add(queue_counts(queue))
+    vhost.catalogue.ended_of_kind[queue.kind].add(queue_counts(queue))
+    vhost.counts.ended_queues.add(queue_counts(queue))
+    queue.version += 1
+
+
+def _silence(queue: Queue) -> None:
+    for consumer in list(queue.consumers):
+        leave(queue, consumer)
+        consumer.cancel()
+    queue.forget()
 
 
 def drop_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:

@@ -163,6 +163,15 @@ class UserLimits:
         self._set(user, value)
         log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
 
+    def follow(self, change: Put | Delete) -> None:
+        """A row that another node of a cluster has committed; nothing where it is so already, or is of no limits."""
+        row = change.row
+        if not isinstance(row, UserLimitsRow):
+            return
+        value = {} if isinstance(change, Delete) else checked(json.loads(row.limits), OF_USERS, "user-limits")
+        if value != self.get(row.user):
+            self.keep(row.user, value)
+
     def _set(self, user: str, value: Mapping[str, int]) -> None:
         if value:
             self._by_user[user] = Limits(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from amqpd.broker.catalogue import exchange_arguments, limits
 from amqpd.broker.catalogue.exchange import Binding, Exchange
@@ -25,32 +26,49 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
     deletions = vhosts.catalogue.deletions
     for row in state.deleting_vhosts:
         deletions.finish_vhost(row)
+    for _ in steps(vhosts, vhosts, state):
+        pass
+
+
+def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Iterator[None]:
+    """The vhosts of these rows with what is in them, a row at a time. into: where they are to stand, by name."""
+    deletions = vhosts.catalogue.deletions
+    new: list[VHost] = []
     for row in state.vhosts:
-        vhosts[row.name] = vhosts.new_vhost(row)
+        into[row.name] = vhosts.new_vhost(row)
+        new.append(into[row.name])
+        yield
     for policy_row in state.policies:
-        _policy(vhosts[policy_row.vhost], policy_row)
+        _policy(into[policy_row.vhost], policy_row)
+        yield
     for parameter in state.parameters:
         if parameter.component == limits.COMPONENT:
-            limits.load(vhosts[parameter.vhost], parameter)
+            limits.load(into[parameter.vhost], parameter)
         elif parameter.component == PROTECTION:
-            vhosts[parameter.vhost].protected = True
-    for vhost in vhosts.values():
+            into[parameter.vhost].protected = True
+        yield
+    for vhost in new:
         for exchange in vhost.exchanges.values():
             vhost.follow(exchange)  # the broker's own, which are there already
+        yield
     for exchange_row in state.exchanges:
-        vhosts[exchange_row.vhost].add_exchange(_exchange(exchange_row))
+        into[exchange_row.vhost].add_exchange(_exchange(exchange_row))
+        yield
     for queue_row in state.queues:
-        vhosts[queue_row.vhost].add_queue(_queue(vhosts[queue_row.vhost], queue_row))
+        into[queue_row.vhost].add_queue(_queue(into[queue_row.vhost], queue_row))
+        yield
     for binding_row in state.bindings:
-        binding = _binding(vhosts[binding_row.vhost], binding_row)
+        binding = _binding(into[binding_row.vhost], binding_row)
         if binding is None:
             # One end went with a deletion that a crash cut short.
             deletions.forget([Delete(binding_row)])
         else:
-            vhosts[binding_row.vhost].add_binding(binding)
+            into[binding_row.vhost].add_binding(binding)
+        yield
     vhosts.catalogue.stored_offsets.load(state.stored_offsets)
     for queue_row in state.deleting_queues:
-        deletions.finish(vhosts[queue_row.vhost].id, queue_row)
+        deletions.finish(into[queue_row.vhost].id, queue_row)
+        yield
 
 
 def _policy(vhost: VHost, row: PolicyRow) -> None:

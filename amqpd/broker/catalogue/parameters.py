@@ -179,6 +179,19 @@ class GlobalParameters:
         change = Delete(GlobalParameterRow(name, ""))
         self._catalogue.declared.make(Coming(_global(name), change, self._undo(name), partial(self._drop, name)), done)
 
+    def follow(self, change: Put | Delete) -> None:
+        """A row that another node of a cluster has committed; nothing where it is so already, or is no parameter."""
+        row = change.row
+        if not isinstance(row, GlobalParameterRow):
+            return
+        if isinstance(change, Delete):
+            if row.name in self._values:
+                self._drop(row.name)
+            return
+        value = json.loads(row.value)
+        if row.name not in self._values or self._values[row.name] != value:
+            self._put(row.name, value)
+
     def _undo(self, name: str) -> Put | Delete:
         if name in self._values:
             return Put(GlobalParameterRow(name, json.dumps(self._values[name])))

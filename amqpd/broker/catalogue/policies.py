@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.catalogue.policy_keys import check
+from amqpd.broker.catalogue.policy_keys import InvalidPolicy, check
 from amqpd.broker.catalogue.policy_table import Policy, policy_of
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.storage.metadata.metadata import Delete, PolicyRow, Put
@@ -32,22 +32,34 @@ def declare(names: Names, name: str, value: Mapping[str, Any], operator: bool = 
     value: `pattern`, `definition`, `priority`, `apply-to` (all where it is not given), as JSON gave them.
     Raises: InvalidPolicy, OnItsWay.
     """
-    check(name, value, operator)
     vhost = names.vhost
-    row = PolicyRow(
-        vhost.name,
-        name,
-        value["pattern"],
-        value.get("apply-to", "all"),
-        json.dumps(value["definition"], sort_keys=True),
-        int(value["priority"]),
-        operator,
-    )
-    policy = policy_of(row)
+    policy = checked(vhost.name, name, value, operator)
+    if vhost.catalogue.storage.replicates:
+        from amqpd.broker.catalogue.not_in_cluster import policy_faults
+
+        if faults := policy_faults(value["definition"]):
+            raise InvalidPolicy(faults)
+    row = policy.row
     before = vhost.policies.get(name, operator)
     undo = Delete(row) if before is None else Put(before.row)
     names.make(Coming(_name(row), Put(row), undo, partial(_put, vhost, policy)), partial(_obeyed, vhost, done))
     return before is None
+
+
+def checked(vhost: str, name: str, value: Mapping[str, Any], operator: bool = False) -> Policy:
+    """The policy that this would be. value: as in `declare`. Raises: InvalidPolicy."""
+    check(name, value, operator)
+    return policy_of(
+        PolicyRow(
+            vhost,
+            name,
+            value["pattern"],
+            value.get("apply-to", "all"),
+            json.dumps(value["definition"], sort_keys=True),
+            int(value["priority"]),
+            operator,
+        )
+    )
 
 
 def clear(vhost: VHost, policy: Policy, done: Done = unheard) -> None:

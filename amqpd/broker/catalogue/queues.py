@@ -53,6 +53,14 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
     asked = asked.with_default_type(names.default_queue_type)
     vhost = names.vhost
     check(vhost.name, asked)
+    if vhost.catalogue.storage.replicates and asked.durable:
+        from amqpd.broker.catalogue.not_in_cluster import check_queue as check_in_cluster
+
+        check_in_cluster(vhost.name, asked)
+    if "x-kafka-topic" in asked.arguments:
+        from amqpd.broker.catalogue.kafka_topic import check as check_topic
+
+        check_topic(vhost, asked)
     new = NewQueue(asked)
     put: Put | None = None
     undo: Delete | None = None

@@ -106,6 +106,7 @@ class VHost(Names):
         # While it is traced: who is told of publishes and deliveries (publishing/firehose.py).
         self.tap: Tap | None = None
         self.deleted = False
+        self.unloaded = False  # it goes on elsewhere
         self.limits = NO_LIMITS
         self.protected = False  # from being deleted
         # Sessions that count against them.

@@ -35,6 +35,10 @@ class VhostNames:
         """None when there is none."""
         raise NotImplementedError
 
+    def exists(self, name: str) -> bool:
+        """Whether there is one, here or elsewhere."""
+        return self.find_vhost(name) is not None
+
     def new_vhost(self, row: VhostRow) -> VHost:
         """One that nobody knows yet."""
         raise NotImplementedError
@@ -66,6 +70,10 @@ class VHosts(dict[str, VHost], VhostNames):
         # Called with each that is made, before anything is in it, and with each that is added.
         self.made: Callable[[VHost], object] = _unheard
         self.added: Callable[[VHost], object] = _unheard
+        # Of a node in a cluster: whether there is one that is not here. What is declared comes by itself there.
+        self.elsewhere: Callable[[str], bool] | None = None
+        # The same: calls back when a vhost that was declared is served, here or elsewhere.
+        self.when_served: Callable[[str, Done], None] | None = None
         self._host_queues = host_queues
         self._reply_consumers = reply_consumers
 
@@ -77,14 +85,30 @@ class VHosts(dict[str, VHost], VhostNames):
         self.made(vhost)
         return vhost
 
+    def exists(self, name: str) -> bool:
+        return name in self or (self.elsewhere is not None and self.elsewhere(name))
+
     def add(self, vhost: VHost) -> None:
-        self[vhost.name] = vhost
-        self.added(vhost)
+        if self.elsewhere is None:
+            self[vhost.name] = vhost
+            self.added(vhost)
         tell(vhost, "vhost.created")
         log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
 
     def make(self, coming: Coming, done: Done) -> None:
-        self.catalogue.declared.make(coming, done)
+        when_served = self.when_served
+        if when_served is None or not isinstance(coming.brings, VHost):
+            self.catalogue.declared.make(coming, done)
+            return
+        name = coming.brings.name
+
+        def made(error: BaseException | None) -> None:
+            if error is None:
+                when_served(name, done)
+            else:
+                done(error)
+
+        self.catalogue.declared.make(coming, made)
 
 
 def declare(
@@ -96,7 +120,7 @@ def declare(
     done: Done = unheard,
 ) -> bool:
     """Whether it is new; done(None) once it is there. One that is there already stays as it is. Raises: OnItsWay."""
-    if names.find_vhost(name) is not None:
+    if names.exists(name):
         done(None)
         return False
     row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
@@ -120,10 +144,11 @@ def change(
         done(None)
         return
     name = Name(vhost.name, "vhost", vhost.name)
-    names.make(Coming(name, Put(row), Put(before), partial(_become, vhost, row), row), done)
+    names.make(Coming(name, Put(row), Put(before), partial(become, vhost, row), row), done)
 
 
-def _become(vhost: VHost, row: VhostRow) -> None:
+def become(vhost: VHost, row: VhostRow) -> None:
+    """Its row is committed, and says so."""
     vhost.become(row)
     tell(vhost, "vhost.updated")
 
@@ -141,7 +166,7 @@ def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
             done(error)
 
     name = Name(vhost.name, "vhost", vhost.name)
-    vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(_end, vhosts, vhost, row, done)), committed)
+    vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(end, vhosts, vhost, row, done)), committed)
 
 
 def protect(names: Names, on: bool, done: Done = unheard) -> None:
@@ -161,7 +186,7 @@ def _protect(vhost: VHost, on: bool, name: Name) -> None:
     log.info("vhost '%s' is %sprotected from deletion", vhost.name, "" if on else "not ", extra={"vhost": vhost.name})
 
 
-def _end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done) -> None:
+def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> None:
     """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
     declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
     vhost.deleted = True

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 REASONS: Final = {"memory": "low on memory", "disk": "low on disk"}
+STORE: Final = "store"
+_TEXTS: Final = {**REASONS, STORE: "Kafka does not keep up"}
 _CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -57,6 +59,8 @@ class Alarms:
         self._changed = changed
         # Told of each kind of alarm that comes or goes.
         self.told: Callable[[str, bool], object] = _unheard
+        # In a cluster: whether what publishers have sent waits for Kafka for too long.
+        self.store_waits: Callable[[], bool] | None = None
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
@@ -116,23 +120,25 @@ class Alarms:
             self._low["memory"] = self.memory_used_bytes > self.memory_limit_bytes
             self._low["disk"] = self.disk_free_bytes < self.disk_free_limit_bytes
         found = {kind: low or kind in self.by_hand for kind, low in self._low.items()}
+        if self.store_waits is not None:
+            found[STORE] = self.store_waits()
         # Raised before ended: when one follows on the other at once, publishers stay held.
         for kind, on in sorted(found.items(), key=lambda item: not item[1]):
             self.set(kind, on)
 
     def set(self, kind: str, on: bool) -> None:
-        """kind: memory or disk."""
+        """kind: memory, disk or store."""
         if on == (kind in self.raised):
             return
         self.told(kind, on)
         if on:
-            self.raised[kind] = REASONS[kind]
-            log.warning("alarm: %s; publishers are held", REASONS[kind])
+            self.raised[kind] = _TEXTS[kind]
+            log.warning("alarm: %s; publishers are held", _TEXTS[kind])
             if len(self.raised) == 1:
-                self._changed(REASONS[kind])
+                self._changed(_TEXTS[kind])
         else:
             del self.raised[kind]
-            log.warning("alarm over: %s", REASONS[kind])
+            log.warning("alarm over: %s", _TEXTS[kind])
             if not self.raised:
                 self._changed("")
 

@@ -100,6 +100,7 @@ class Turn:
         self._confirming: list[Confirmer] = []
         self._waiting: list[Confirmer] = []
         self._held: list[Paced] = []
+        self._wanting_room: list[Callable[[], None]] = []
         self._paced: deque[Paced] = deque()
         # Dead letters wait; turns that they did so far.
         self.overdue = False
@@ -154,6 +155,10 @@ class Turn:
     def hold(self, connection: Paced) -> None:
         """A publisher that sent enough for now; it is released when the unsynced bytes are on disk."""
         self._held.append(connection)
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Calls it once fewer bytes are unsynced than may be; there are too many now."""
+        self._wanting_room.append(call)
 
     def took(self, size: i64, of_connection: i64) -> bool:
         """Notes a read of `size` bytes, the connection's `of_connection`th in this turn. True: that is its share."""
@@ -249,6 +254,15 @@ class Turn:
             for channel in waiting:
                 if channel.committed(generation, failed):
                     self._waiting.append(channel)
+        self.room()
+
+    def room(self) -> None:
+        """Fewer bytes are unsynced: who was held goes on, where that is enough."""
+        if self._wanting_room and self.commits.unsynced_bytes < self.unsynced_bytes_max:
+            wanting = self._wanting_room
+            self._wanting_room = []
+            for call in wanting:
+                call()
         if self._held and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             held = self._held
             self._held = []

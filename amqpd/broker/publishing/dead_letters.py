@@ -64,6 +64,9 @@ class Dying(Origin):
         if self.queue.backing.has(first):
             super().safe(first, last, size)
 
+    def kept(self, offset: i64) -> None:
+        """Its vhost leaves: whoever has it next finds the message where it was."""
+
     def waits(self, count: i64) -> None:
         self.queue.dead_letters_logged_count += count
 

@@ -27,7 +27,7 @@ from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.message_view import NO_MESSAGE, PropertiesView
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.once import NUMBERS
-from amqpd.broker.publishing.origin import Dressed
+from amqpd.broker.publishing.origin import STAYS, Dressed
 from amqpd.broker.queues.queue import Queue
 from amqpd.protocol.codec import PRODUCER_ID, CodecError, Long, Timestamp, decode_table, encode_entry
 from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration, without_headers
@@ -70,6 +70,7 @@ class Dresser:
 
     def dress(self, queue: Queue, envelope: Envelope, properties: bytes, reason: str) -> Dressed | None:
         """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
+        STAYS: its vhost is about to go on elsewhere.
 
         Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
         """
@@ -79,7 +80,9 @@ class Dresser:
         if key in self._made:
             return self._made[key]
         name = queue.rules.dead_letter_exchange
-        vhost = self._vhosts[queue.vhost_name]
+        vhost = self._vhosts.get(queue.vhost_name)
+        if vhost is None:
+            return STAYS
         exchange = vhost.exchanges.get(name) if name is not None else None
         dressed: Dressed | None = None
         if exchange is not None and router.looks_at(vhost, exchange) & (CHANCE | MEMORY):

@@ -81,6 +81,12 @@ def once_route(route: Route, message: Message) -> Route:
                 raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': what is delayed has no numbers")
             destinations.append(destination)
             continue
+        log = destination.log()
+        if log is not None and not log.local:
+            raise PreconditionFailed(
+                f"invalid header '{PRODUCER_ID}': queue '{destination.name}' in vhost '{destination.vhost_name}' is in "
+                "a cluster, whose records have the node's own numbers"
+            )
         last = destination.backing.producers().find(numbers.producer_id, destination.host.timers.wall_ms())
         if last is not None and numbers.epoch < last.epoch:
             raise AccessRefused(

@@ -37,7 +37,6 @@ from amqpd.broker.message import Message, make_message, with_properties
 from amqpd.broker.publishing.offering import FAILED, REFUSED, offer, prepare
 from amqpd.broker.publishing.origin import STAYS, Dressed, Origin, Pending
 from amqpd.broker.publishing.settling import Settling
-from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import Cursor, QueueLog
 
@@ -148,7 +147,7 @@ class Republisher(Confirmer):
         while self.line and count < SLICE_COUNT_MAX and size < TURN_BYTES_MAX:
             if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max:
                 self._pausing = True
-                when_safe(turn, (), self._synced)
+                turn.when_room(self._room)
                 break
             end = count + SLICE_COUNT
             while self.line and count < end and size < TURN_BYTES_MAX:
@@ -180,7 +179,7 @@ class Republisher(Confirmer):
         else:
             turn.want()
 
-    def _synced(self, safe: bool) -> None:
+    def _room(self) -> None:
         self._pausing = False
         if self.line:
             self._schedule()

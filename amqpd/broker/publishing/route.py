@@ -60,6 +60,8 @@ class Route:
         self.keeps_all = False
         # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False
+        # Of those: what a transaction's messages may take together, as the least of them says; -1: any size.
+        self.transaction_bytes_max: i64 = -1
         prepare(destinations)
         for destination in destinations:
             if destination.durable:
@@ -69,6 +71,9 @@ class Route:
                 log = destination.log()
                 if log is not None and not log.local:
                     self.remote = True
+                    least = log.transaction_bytes_max
+                    if least >= 0 and (self.transaction_bytes_max < 0 or least < self.transaction_bytes_max):
+                        self.transaction_bytes_max = least
 
     def logs(self, message: Message) -> list[QueueLog]:
         """Those that the message, once offered, has to be safe in. Cost: all destinations."""

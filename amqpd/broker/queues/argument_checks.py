@@ -9,6 +9,7 @@ RabbitMQ's text calls it, and how the two become one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -85,6 +86,7 @@ erlang_type: Final = type_name
 SEGMENT_SIZE_BYTES_MAX: Final = 3_000_000_000
 """rabbit: more is refused."""
 STRATEGIES: Final = ("at-most-once", "at-least-once")
+KAFKA_TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 LEADER_LOCATORS: Final = ("client-local", "balanced", "random", "least-leaders")
 MODES: Final = ("default", "lazy")
 
@@ -205,6 +207,11 @@ def no_deduplication(row: Row, value: object, context: Context) -> None:
 
 def export_name(row: Row, value: object, context: Context) -> None:
     if EXPORT_NAME.fullmatch(text(row, value, context)) is None:
+        raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
+
+
+def kafka_topic(row: Row, value: object, context: Context) -> None:
+    if KAFKA_TOPIC.fullmatch(text(row, value, context)) is None:
         raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
 
 

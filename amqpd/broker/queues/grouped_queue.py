@@ -156,6 +156,8 @@ class GroupedQueue(Queue):
 
     def _take_at_hand(self) -> Entry | None:
         """What a basic.get takes: it holds the group. None also while the disk is asked for it, or a slice is over."""
+        if self.round_robin.halted:
+            return None
         order = self.grouped
         host = self.host
         scans = host.turn.scans

@@ -63,7 +63,7 @@ class Queue(Source):
         self.exclusive_owner = exclusive_owner
         self.arguments = arguments
         self.logged = store is not None
-        self.keeps_all = rules.stream
+        self.keeps_all = rules.stream or (store is not None and not store.local)
         self.round_robin.restrict(rules.single_active, False)
         self.backing = Backing(store)
         if rules.stream:
@@ -291,9 +291,9 @@ class Queue(Source):
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Delivers what is ready to whoever can take it; asks to be called again when there is more than a turn's
-        share."""
-        if not self.order.scan(self) or (self.enforcement is not None and not self.enforcement.before_pump()):
+        """Delivers what is ready to whoever can take it; is called again where there is more than a turn's share."""
+        halted = self.round_robin.halted or not self.order.scan(self)
+        if halted or (self.enforcement is not None and not self.enforcement.before_pump()):
             return
         if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
             return  # what is over still stands before what could be delivered; the next turn goes on
@@ -399,13 +399,13 @@ class Queue(Source):
 
     def _take_at_hand(self) -> Entry | None:
         """As `take`, but None also while the disk is asked for it."""
-        if self.ready_count > 0 and not self.order.at_hand(self):
+        if self.round_robin.halted or (self.ready_count > 0 and not self.order.at_hand(self)):
             return None
         return self.order.take(self)
 
     def waits(self) -> bool:
-        """Whether `get` found nothing because the disk is being asked for it: see `when_ready`."""
-        return self.order.reading and self.ready_count > 0
+        """Whether `get` found nothing because the disk is asked for it, or nobody is served now: see `when_ready`."""
+        return (self.order.reading or self.round_robin.halted) and self.ready_count > 0
 
     def take(self) -> Entry | None:
         return self.order.take(self)

@@ -196,4 +196,11 @@ ROWS: Final = (
         "how much of them stays at most; default 16 GiB",
         kinds=WORK_QUEUES,
     ),
+    Row(
+        "x-kafka-topic",
+        checks.kafka_topic,
+        True,
+        "kafka_topic",
+        "in a cluster: the topic of Kafka that the queue has for itself, where `cluster.kafka_topics` allows it",
+    ),
 )

@@ -254,8 +254,11 @@ def check_rewind(request: Request) -> None:
     thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
     if source.rules.stream:
         raise PreconditionFailed(f"{thing} is a stream: its readers begin where they want (x-stream-offset)")
-    if not isinstance(source.log(), LocalLog):
+    store = source.log()
+    if not isinstance(store, LocalLog):
         raise PreconditionFailed(f"{thing} is not durable: it keeps nothing that was settled")
+    if not store.local:
+        raise PreconditionFailed(f"{thing} is in a cluster: nothing that was settled is kept there")
     if source.rules.group_by and request.to_queue is None:
         raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound into another queue alone")
 

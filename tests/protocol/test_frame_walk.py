@@ -1,0 +1,62 @@
+"""Frames that are passed on: only whole ones, however the bytes were cut, and nothing behind one that is too large."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.protocol import commands
+from amqpd.protocol.frame_walk import FrameWalk
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return bytes([kind]) + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+FRAMES = st.lists(
+    st.builds(frame, st.sampled_from([1, 2, 3, 8]), st.integers(0, 65535), st.binary(max_size=40)), max_size=12
+)
+
+
+@given(FRAMES, st.lists(st.integers(1, 30), min_size=1, max_size=20))
+def test_what_passes_is_whole_frames_and_all_of_them(frames: list[bytes], sizes: list[int]) -> None:
+    ends = {0}
+    for each in frames:
+        ends.add(max(ends) + len(each))
+    stream = b"".join(frames)
+    walk = FrameWalk(4096)
+    passed, position, turn = b"", 0, 0
+    while position < len(stream):
+        piece = stream[position : position + sizes[turn % len(sizes)]]
+        position += len(piece)
+        turn += 1
+        passed += walk.take(piece)
+        assert len(passed) in ends
+        assert len(passed) == max(end for end in ends if end <= position)
+    assert passed == stream
+    assert not walk.broken
+
+
+def test_a_close_is_seen() -> None:
+    for command in (commands.ConnectionClose(320, "gone"), commands.ConnectionCloseOk()):
+        walk = FrameWalk(4096)
+        walk.take(commands.frame(0, commands.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
+        assert not walk.closed
+        walk.take(commands.frame(0, command))
+        assert walk.closed
+
+
+def test_a_frame_of_many_pieces_is_put_together_once() -> None:
+    whole = frame(3, 1, bytes(100_000))
+    walk = FrameWalk(131_072)
+    for start in range(0, len(whole) - 1, 1000):
+        assert walk.take(whole[start : min(start + 1000, len(whole) - 1)]) == b""
+    assert walk.take(whole[-1:]) == whole
+
+
+def test_one_that_is_larger_than_there_may_be_ends_it() -> None:
+    walk = FrameWalk(4096)
+    good = frame(1, 1, b"\0\x0a\0\x0b")
+    assert walk.take(good + b"\x03\0\x01\x7f\xff\xff\xff") == good
+    assert walk.broken
+    assert walk.take(good) == b""
