@@ -1,0 +1,70 @@
+"""docs/reference/headers.md: headers that the broker reads or writes. A test looks for every `x-...` in the code here."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from interop.manual.markdown import MADE, code, table
+
+
+class Header(NamedTuple):
+    """kind: of value, in AMQP's words. page: of docs/, that tells more."""
+
+    name: str
+    kind: str
+    meaning: str
+    page: str
+
+
+READ: Final = (
+    Header("CC", "array of texts", "more routing keys; stays in the message", "exchange-types"),
+    Header("BCC", "array of texts", "more routing keys; removed before delivery", "exchange-types"),
+    Header("x-delay", "number", "how many ms it waits in an exchange that delays; delivered as a negative number", "delays"),
+    Header("x-deliver-at", "number or timestamp", "when it is due, in ms since 1970; delivered as `x-delivered-at`", "delays"),
+    Header("x-deduplication-header", "any", "the id by which an exchange of type x-message-deduplication drops copies", "deduplication"),
+    Header("x-producer-id", "number", "the publisher, which numbers its messages so that none is stored twice", "idempotent-publishing"),
+    Header("x-producer-epoch", "number", "raised when another process takes over; a lower one is refused", "idempotent-publishing"),
+    Header("x-sequence", "number", "the message's number, from 0 on", "idempotent-publishing"),
+    Header("x-stream-filter-value", "text", "a consumer's `x-stream-filter` is compared with it", "filters"),
+    Header("x-tombstone", "true", "with an empty body, in a compacted stream: removes older messages with this routing key", "stream-storage"),
+    Header("x-recent-history-no-store", "true", "an exchange of type x-recent-history does not keep this message", "exchange-types"),
+)  # fmt: skip
+WRITTEN: Final = (
+    Header("x-death", "array of tables", "dead letters: from which queue, why, how often, the newest first", "dead-letters"),
+    Header("x-first-death-queue", "text", "the queue in which it died first", "dead-letters"),
+    Header("x-first-death-reason", "text", "why: rejected, expired, maxlen or delivery_limit", "dead-letters"),
+    Header("x-first-death-exchange", "text", "the exchange that it had been published to then", "dead-letters"),
+    Header("x-delivery-count", "number", "of quorum queues: how often it came back", "retries"),
+    Header("x-delivered-at", "as it was sent", "when it was due, if it was published with `x-deliver-at`", "delays"),
+    Header("x-delayed-redelivered", "true", "after a crash: it may have come to its queues before", "delays"),
+    Header("x-stream-offset", "number", "of streams: the message's offset", "streams"),
+    Header("x-source-queue", "text", "a job moved or copied it out of this queue", "surgery"),
+    Header("x-source-offset", "number", "the offset that it had there", "surgery"),
+    Header("x-source-redelivered", "true", "it had been delivered there before", "surgery"),
+    Header("x-redrive-count", "number", "how often it was sent back to where it died", "surgery"),
+)  # fmt: skip
+INSIDE: Final = {"x-amqpd-delayed"}
+"""Of messages that wait on the disk; nobody is delivered one."""
+HEAD = """\
+# Headers
+
+Headers of a message (in its property `headers`) that the broker reads or writes. Arguments of queues, exchanges and
+consumers have similar names, and are on [another page](arguments.md).
+
+## Read when you publish
+
+"""
+MIDDLE = """
+Some headers with a value of another type are refused with 406; their pages say so.
+
+## Written when you consume
+
+"""
+
+
+def text() -> str:
+    def rows(headers: tuple[Header, ...]) -> list[tuple[str, ...]]:
+        return [(code(one.name), one.kind, f"{one.meaning}: [more](../{one.page}.md)") for one in headers]
+
+    columns = ("header", "type", "meaning")
+    return MADE + HEAD + table(columns, rows(READ)) + MIDDLE + table(columns, rows(WRITTEN))

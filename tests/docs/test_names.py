@@ -1,0 +1,52 @@
+"""What manuals name in passing is there: commands of amqpctl, paths of the admin API, settings."""
+
+from __future__ import annotations
+
+import re
+
+import pages
+import pytest
+
+from amqpd.cli.commands import COMMANDS
+from amqpd.cli.elsewhere import ELSEWHERE
+from amqpd.management.api import ROUTES
+from amqpd.management.call import ApiError
+from amqpd.management.router import Router
+from amqpd.settings import rows
+
+NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "rabbitmq-conf.md"))]
+"""Those two are of RabbitMQ's names, and have tests of their own."""
+
+TOOLS = re.compile(r"rabbitmq[\w-]+")
+COMMAND = re.compile(r"`amqpctl (?:-\w+ )*(?P<name>[a-z]\w+)[^`]*`")
+REQUEST = re.compile(r"`?\b(?P<method>GET|PUT|POST|DELETE)`? `?(?P<path>/(?:api|health|metrics)[\w/{}%.-]*)")
+SECTIONS = {row.name.rpartition(".")[0] for row in rows()}
+FIRST = "|".join(sorted({name.partition(".")[0] for name in SECTIONS} - {""}))
+SETTING = re.compile(rf"`(?P<name>(?:{FIRST})(?:\.\w+)+)\b")
+EVENTS = {"audit.lost", "definitions.imported"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_one(name: str) -> None:
+    named = {found["name"] for found in COMMAND.finditer(pages.read(name).text)}
+    assert {each for each in named - COMMANDS.keys() - ELSEWHERE.keys() if not TOOLS.match(each)} == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_is_served(name: str) -> None:
+    router = Router(ROUTES)
+    missing = []
+    for found in REQUEST.finditer(pages.read(name).text):
+        try:
+            if found["path"] != "/api/...":
+                router.find(found["method"], found["path"].rstrip("/."))
+        except ApiError:
+            missing.append(found.group())
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_is_one(name: str) -> None:
+    known = {row.name for row in rows()} | SECTIONS
+    named = {found["name"] for found in SETTING.finditer(pages.read(name).text)}
+    assert {each for each in named - known - EVENTS if not each.endswith((".toml", ".conf", ".md", ".file"))} == set()
