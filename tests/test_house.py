@@ -30,16 +30,18 @@ from amqpd.settings.help import shown
 
 SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
 NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
-LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.commands"}
-"""Field tables, properties, methods: pure, so the log tools, the sink and the command line may use them too."""
+LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.commands", "amqpd.client_tls"}
+"""Field tables, properties, methods: pure; TLS of clients: so the log tools, the sink and the command line may use them
+too."""
 
 LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "tools.inspect", "tools.verify")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 LAYERS = (
-    ("amqpd.__main__", "amqpd.testing"),
+    ("amqpd.__main__", "amqpd.testing", "amqpd.stopped"),
     ("amqpd.server",),
+    ("amqpd.cluster",),
     ("amqpd.management",),
     ("amqpd.metrics",),
     ("amqpd.connection",),
@@ -110,6 +112,7 @@ class TestImports:
             for one in all_imports()
             if within(one.module, "amqpd.cluster", "amqpd.storage.replicated", "aiokafka", "kafka")
             and not within(one.importer, "amqpd.cluster", "amqpd.storage.replicated")
+            and (one.importer, one.module) != ("amqpd.server", "amqpd.cluster.node")  # where `cluster.kafka` is set
         )
 
     def test_protocol_does_no_input_or_output(self) -> None:
@@ -127,7 +130,8 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.storage.export", "amqpd.cluster")
+        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.export")
+        allowed = (*allowed, "amqpd.cluster")
         assert not offences(
             one
             for one in all_imports()

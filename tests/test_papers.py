@@ -16,11 +16,15 @@ PAPERS = [
         path
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.md"))
+        if "node_modules" not in path.parts
         if not LINKED.intersection(path.parents)
     ),
 ]
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 NAMED = re.compile(r"`([\w./-]*\w\.py)`")
+MADE = re.compile(r"<!-- (?:file|append): (\S+) -->")
+"""What a manual has its reader make: tests/docs makes it."""
+
 ELSEWHERE = {"t/integration/test_py_amqp.py", "t/integration/test_rmq.py"}
 """Files of other projects."""
 
@@ -40,10 +44,11 @@ def test_the_files_it_names_are_there(paper: Path) -> None:
     """From the paper's folder or one above it, or anywhere by a bare name. Decisions may tell of files that went."""
     anywhere = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} | {"setup.py"}
     above = [*(each for each in paper.parents if each.is_relative_to(ROOT)), ROOT / "tests", ROOT / "amqpd"]
+    text = paper.read_text("utf-8")
     missing = [
         name
-        for name in NAMED.findall(paper.read_text("utf-8"))
-        if name not in ELSEWHERE
+        for name in NAMED.findall(text)
+        if name not in ELSEWHERE | set(MADE.findall(text))
         and not (name in anywhere if "/" not in name else any((folder / name).exists() for folder in above))
     ]
     assert missing == []

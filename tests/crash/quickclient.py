@@ -22,10 +22,21 @@ DELIVER: Final = 0x003C003C
 GET_OK: Final = 0x003C0047
 GET_EMPTY: Final = 0x003C0048
 RETURN: Final = 0x003C0032
+CANCEL: Final = 0x003C001E
 ACK: Final = 0x003C0050
 NACK: Final = 0x003C0078
 CONNECTION_CLOSE: Final = 0x000A0032
 CHANNEL_CLOSE: Final = 0x00140028
+
+
+def field_table(*fields: bytes) -> bytes:
+    """Of encoded fields, with its length."""
+    return struct.pack(">I", len(b"".join(fields))) + b"".join(fields)
+
+
+_CAPABILITY: Final = b"\x16consumer_cancel_notifyt\x01"
+HEARS_CANCEL: Final = field_table(b"\x0ccapabilitiesF" + field_table(_CAPABILITY))
+"""Properties of a client that is told when its consumer is cancelled."""
 
 
 class Gone(Exception):
@@ -79,6 +90,7 @@ class Link(asyncio.Protocol):
         self.on_deliver: Callable[[Message], object] | None = None
         self.on_confirm: Callable[[int, bool, bool], object] | None = None  # tag, multiple, acked
         self.on_return: Callable[[Message], object] | None = None
+        self.on_cancel: Callable[[], object] | None = None  # by the broker, of who connects with HEARS_CANCEL
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._waiting: deque[tuple[asyncio.Future[Any], tuple[int, ...]]] = deque()
@@ -157,6 +169,8 @@ class Link(asyncio.Protocol):
             self._content = (number, int.from_bytes(payload[4:12], "big"), bool(payload[12]))
         elif number == RETURN:
             self._content = (number, 0, False)
+        elif number == CANCEL and self.on_cancel is not None:
+            self.on_cancel()
         elif number in (CONNECTION_CLOSE, CHANNEL_CLOSE):
             code = int.from_bytes(payload[4:6], "big")
             self.close_code = code
@@ -211,6 +225,11 @@ class Link(asyncio.Protocol):
         """Drops the socket when what was written is out; no connection.close."""
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Drops the socket at once, whatever is not out yet."""
+        if self._transport is not None:
+            self._transport.abort()
 
     async def ask(self, data: bytes, *answers: int, timeout_s: float = 0.0) -> tuple[int, Any]:
         """Writes, waits for one of these methods: (number, payload or Message). timeout_s: 0 for `patience_s`.
@@ -304,20 +323,26 @@ async def connect(
     channel: bool = True,
     heartbeat_s: int = 0,
     patience_s: float = 30.0,
+    host: str = "127.0.0.1",
+    properties: bytes = EMPTY_TABLE,
 ) -> Link:
     """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login).
 
-    heartbeat_s: what is agreed on; the link itself sends none.
+    heartbeat_s: what is agreed on; the link itself sends none. properties: of the client, a table with its length.
     """
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: Link(patience_s), "127.0.0.1", port)
-    response = f"\x00{user}\x00{password}".encode()
-    start_ok = EMPTY_TABLE + shortstr("PLAIN") + struct.pack(">I", len(response)) + response + shortstr("en_US")
-    await link.ask(PROTOCOL, 0x000A000A)
-    _, tune = await link.ask(method(0x000A000B, start_ok, 0), 0x000A001E)
-    channels = int.from_bytes(tune[4:6], "big")
-    link.write(method(0x000A001F, struct.pack(">HIH", channels, FRAME_MAX, heartbeat_s), 0))
-    await link.ask(method(0x000A0028, shortstr(vhost) + b"\x00\x00", 0), 0x000A0029)
-    if channel:
-        await link.open_channel(1)
+    _, link = await loop.create_connection(lambda: Link(patience_s), host, port)
+    try:
+        response = f"\x00{user}\x00{password}".encode()
+        start_ok = properties + shortstr("PLAIN") + struct.pack(">I", len(response)) + response + shortstr("en_US")
+        await link.ask(PROTOCOL, 0x000A000A)
+        _, tune = await link.ask(method(0x000A000B, start_ok, 0), 0x000A001E)
+        channels = int.from_bytes(tune[4:6], "big")
+        link.write(method(0x000A001F, struct.pack(">HIH", channels, FRAME_MAX, heartbeat_s), 0))
+        await link.ask(method(0x000A0028, shortstr(vhost) + b"\x00\x00", 0), 0x000A0029)
+        if channel:
+            await link.open_channel(1)
+    except BaseException:
+        link.close()
+        raise
     return link

@@ -83,7 +83,7 @@ def test_the_image_is_what_is_promised() -> None:
     said = dict(image)
     assert said["USER"] not in {"root", "0"}
     assert said["VOLUME"] == "/var/lib/rabbitmq"
-    assert said["EXPOSE"].split() == ["5671", "5672", "15672", "15692"]
+    assert said["EXPOSE"].split() == ["5671", "5672", "15672", "15692", "25672"]
     assert "pip" not in str(image)  # no compiler and no sources in it
     for word, rest in [*build, *image]:
         if word == "COPY" and not rest.startswith("--from"):

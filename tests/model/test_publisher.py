@@ -299,9 +299,16 @@ def test_what_it_had_already_made_safe_waits_for_nothing(house: MemoryBroker, fa
     far.advance(1)
     house.settle()
     assert front.heard() == ["OK 1-1"]
+
+
+def test_a_transient_message_waits_for_it_too(house: MemoryBroker, far: RemoteLog) -> None:
+    """It is stored there as a persistent one is: confirmed before, it would be anywhere but where it was sent."""
+    front = Front(house)
     front.publish("", "far", PLAIN)
     house.settle()
-    assert front.heard() == ["OK 2-2"]
+    assert front.heard() == []
+    far.advance(1)
+    assert front.heard() == ["OK 1-1"]
 
 
 def test_what_it_went_with_in_the_same_turn_waits_for_nothing(house: MemoryBroker, far: RemoteLog) -> None:

@@ -14,7 +14,7 @@ def section() -> Section:
     gone = {name for found in missing.values() for name in found}
     text = (
         f"{len(names)} metrics of `/metrics` and `/metrics/per-object`. {len(names) - len(gone)} of them are there "
-        f"with the same kind and labels ([metrics.md](metrics.md)), of which {codes(sorted(LABELS_LESS))} may be "
+        f"with the same kind and labels ([monitoring](metrics.md)), of which {codes(sorted(LABELS_LESS))} may be "
         "missing: deliveries are counted by queue, publishes by channel and by queue, what is unroutable by virtual "
         "host. The metrics of the public dashboard RabbitMQ-Overview, and the alert rules of RabbitMQ's operator, are "
         "evaluated by a real Prometheus in a test.\n\n### Metrics that are missing\n\n"

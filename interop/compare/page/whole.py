@@ -18,24 +18,25 @@ PARTS: Final = (amqp, api, commands, definitions, metrics)
 HEAD: Final = """\
 # Beside RabbitMQ
 
-What clients, scripts and programs that know RabbitMQ find when the broker is amqpd. The same steps were taken with
-{peer} and with amqpd, and their answers compared; what is not named here as different was the same. The page is
-made by `make compare`, out of [what RabbitMQ answered](../interop/compare/README.md) and of the lists of differences
-that the tests hold: a difference that is in no list fails a test, and so does one that is no more.
+This page lists how amqpd differs from RabbitMQ for clients, scripts and other programs. The same steps were taken with
+{peer} and with amqpd, and their answers compared. What is not listed here was the same. `make compare` makes the page
+from [RabbitMQ's recorded answers](../interop/compare/README.md) and from lists of the known differences. A
+difference that is in no list fails a test, and so does one in a list that is not there any more.
 
-Before all else, amqpd is one node without copies elsewhere, and speaks AMQP 0-9-1: no AMQP 1.0, MQTT, STOMP or stream
-protocol, no federation and no shovel, no logins by LDAP or OAuth 2, no web page to click in. Who needs one of them
-stays with RabbitMQ. Who does not, changes an image name and a URL. [Streams](streams.md) are as AMQP has them;
-`x-queue-type: quorum` is a durable queue with delivery limits on this one node.
+The main differences: amqpd is one node with its own disk, or [several over an Apache Kafka](cluster.md), which this
+page does not cover. It speaks AMQP 0-9-1 only: no AMQP 1.0, MQTT, STOMP or stream protocol. It has no federation and no
+shovel, and no logins by LDAP or OAuth 2. If you need one of these, stay with RabbitMQ. [Streams](streams.md) are those
+of AMQP; `x-queue-type: quorum` is a durable queue with delivery limits.
 
 """
 TAIL: Final = """
 ## How to try it yourself
 
-```
-make compare                  # all of it with your checkout, against RabbitMQ's recorded answers; then writes this page
-make compare-record           # the answers anew, from a RabbitMQ of its own (Debian's package rabbitmq-server)
-make test-peer                # what runs beside a live RabbitMQ: recordings heard again, definitions there and back
+<!-- not run: minutes, and a RabbitMQ; CI runs what holds this page -->
+```sh
+make compare                  # compares your checkout with RabbitMQ's recorded answers, and writes this page
+make compare-record           # records the answers again, with a RabbitMQ of its own (Debian's package rabbitmq-server)
+make test-peer                # tests beside a live RabbitMQ: recordings played again, definitions there and back
 ```
 """
 
@@ -44,7 +45,7 @@ def text() -> str:
     """The whole page. Cost: reads the record, a tenth of a second."""
     parts = [part.section() for part in PARTS]
     lines = [HEAD.format(peer=amqp.peer())]
-    lines.append(table(("what", "compared", "otherwise, and why", "missing"), [part.row for part in parts]))
+    lines.append(table(("what", "compared", "different", "missing"), [part.row for part in parts]))
     lines += [f"\n## {part.title}\n\n{part.text}" for part in parts]
     return "".join(lines) + TAIL
 

@@ -1,0 +1,263 @@
+"""What the web page costs: the broker, when five are open while messages flow, and its reader, until he sees something.
+
+    python -m interop.bench.page                 all of it: half a minute
+    python -m interop.bench.page --queues 10000  beside ten thousand queues
+
+Five pages are open: overview, queues, one queue, topology, connections. Each asks what it asks every three seconds, the
+topology every six (`ASKED`; tests/page holds that list with what a browser sends). Their requests are sent to a broker
+without load, many times over, and the CPU time that each takes is spread over its seconds. That is held against what
+messages cost: S3 (durable, 1 KiB, confirmed, acked) at 100,000 a second, its CPU time per message measured before. CPU
+times are read from the kernel, so that other work on the machine counts in none of them.
+
+The sweep that reads all counters every five seconds while somebody looks is the API's, and told apart: some 3 us for
+each queue, exchange, channel and connection.
+
+First useful paint: from the address to figures on the overview, and to lines in the list of queues, in Debian's
+Chromium by Playwright (the extra `page`), where both are there; logged in already, nothing in the browser's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import http.client
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import amqpd.management
+from amqpd.testing import BrokerFailed, BrokerProcess
+
+from . import generator
+from .generator import RunFailed
+from .rounds import say
+
+LIMIT = 0.02
+PAINT_MS_MAX = 300
+SCRIPT_BYTES_MAX = 120 * 1024
+ROUNDS = 100
+RATE = 100_000
+DIST = Path(amqpd.management.__file__).parent / "page" / "dist"
+
+_SPANS = "".join(f"&{name}_age=15&{name}_incr=5" for name in ("msg_rates", "lengths", "data_rates", "node_stats"))[1:]
+_RATES = ("publish", "confirm", "deliver_get", "ack", "redeliver", "return_unroutable", "drop_unroutable")
+_COLUMNS = {
+    "overview": "object_totals,queue_totals,listeners," + ",".join(f"message_stats.{name}_details" for name in _RATES),
+    "node": "mem_used,mem_used_details,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,fd_used,fd_total,"
+    "uptime,being_drained,io_write_bytes_details.rate,db_dir,platform",
+    "queues": "name,vhost,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,messages,"
+    "messages_ready,messages_unacknowledged,consumers,message_stats.publish_details.rate,"
+    "message_stats.deliver_get_details.rate,message_stats.ack_details.rate",
+    "connections": "name,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,send_oct_details.rate,"
+    "channels,client_properties.product,client_properties.version,ssl,connected_at",
+}
+
+
+class Asked(NamedTuple):
+    """What a page asks, and how often."""
+
+    every_s: float
+    paths: tuple[str, ...]
+
+
+ASKED: dict[str, Asked] = {
+    "#/": Asked(
+        3,
+        (
+            "/api/amqpd/pulse",
+            f"/api/overview?{_SPANS}&fields={_COLUMNS['overview']}",
+            f"/api/nodes/{{node}}?{_SPANS}&columns={_COLUMNS['node']}",
+        ),
+    ),
+    "#/queues": Asked(3, (f"/api/queues?columns={_COLUMNS['queues']}&page=1&page_size=50",)),
+    "#/queues/%2F/{queue}": Asked(
+        3,
+        (
+            "/api/amqpd/rights/%2F?queue={queue}",
+            "/api/amqpd/rights/%2F?exchange=amq.default",
+            f"/api/queues/%2F/{{queue}}?{_SPANS}",
+        ),
+    ),
+    "#/topology": Asked(6, ("/api/amqpd/topology",)),
+    "#/connections": Asked(3, (f"/api/connections?columns={_COLUMNS['connections']}&page=1&page_size=50",)),
+}
+"""By the page's address."""
+QUEUE = "q00007"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m interop.bench.page", description="what the web page costs")
+    parser.add_argument("--queues", type=int, default=1000, help="in the broker (default: 1000)")
+    parser.add_argument("--time", type=float, default=5.0, metavar="SECONDS", help="of messages (default: 5)")
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="amqpd-bench-") as name:
+        try:
+            program = generator.build(Path(name))
+            with BrokerProcess(Path(name) / "amqpd", settings={"log.level": "warning"}) as broker:
+                return _judge(program, broker, given)
+        except (BrokerFailed, RunFailed) as error:
+            say(f"cannot measure: {error}")
+            return 2
+
+
+def _judge(program: Path, broker: BrokerProcess, given: argparse.Namespace) -> int:
+    message_us = min(_message_us(program, broker, given.time) for _ in range(3))
+    client = Client(broker.http_port)
+    client.declare(given.queues)
+    pages = client.cost(broker.pid)
+    messages = message_us * RATE / 1000
+    share = pages.cpu_ms / messages
+    print("| | |\n|---|---|")
+    print(f"| S3 at {RATE:,} messages/s, CPU per message | {message_us:.2f} us: {messages:.0f} ms a second |")
+    beside = f"five pages beside {given.queues:,} queues, {pages.requests:.1f} requests a second"
+    print(f"| {beside}, CPU | {pages.cpu_ms:.1f} ms a second |")
+    print(f"| what they bring | {pages.size_bytes / 1024:.1f} KiB a second |")
+    print(f"| of a message's CPU | {share * 100:+.1f} %; {LIMIT * 100:.0f} % is what it may be |")
+    failed = share > LIMIT
+    script = script_bytes()
+    if script:
+        print(f"| script, gzipped | {script / 1024:.1f} KiB of {SCRIPT_BYTES_MAX / 1024:.0f} |")
+        failed = failed or script > SCRIPT_BYTES_MAX
+    for path, ms in paints(broker.http_port).items():
+        print(f"| first useful paint of {path}, median of {PAINTS} | {ms:.0f} ms; {PAINT_MS_MAX} is what it may be |")
+        failed = failed or ms > PAINT_MS_MAX
+    return int(failed)
+
+
+def _message_us(program: Path, broker: BrokerProcess, seconds: float) -> float:
+    options = ["-s", "S3", "--time", f"{seconds}", "--warm", "1", "--rate", f"{RATE}"]
+    found = generator.run(program, "127.0.0.1", broker.amqp_port, broker.pid, options)
+    say(f"S3 at {found['rate']:,.0f} messages/s: {found['cpu_us']:.3f} us")
+    return found["cpu_us"]
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+AUTHORISED: Final = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+
+
+class Cost(NamedTuple):
+    """A second: CPU milliseconds of the broker, requests, and bytes of their answers."""
+
+    cpu_ms: float
+    requests: float
+    size_bytes: float
+
+
+class Client:
+    """Asks as five open pages do. port: of the admin API."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, method: str, path: str, body: object = None) -> bytes:
+        """Raises: RunFailed."""
+        self.connection.request(method, path, None if body is None else json.dumps(body), AUTHORISED)
+        answer = self.connection.getresponse()
+        content = answer.read()
+        if answer.status >= 400:
+            raise RunFailed(f"{method} {path}: {answer.status} {content[:200]!r}")
+        return content
+
+    def declare(self, queues: int) -> None:
+        """Half of them bound to an exchange, so that there is a picture to draw."""
+        names = [f"q{number:05}" for number in range(queues)]
+        document: dict[str, Any] = {
+            "queues": [{"vhost": "/", "name": name, "durable": False} for name in names],
+            "bindings": [
+                {"vhost": "/", "source": "amq.topic", "destination": name, "destination_type": "queue",
+                 "routing_key": name} for name in names[::2]
+            ],
+        }  # fmt: skip
+        self.ask("POST", "/api/definitions", document)
+
+    def cost(self, pid: int) -> Cost:
+        """Of all pages, a second."""
+        node = json.loads(self.ask("GET", "/api/overview"))["node"]
+        began_s, at_s = cpu_s(pid), time.monotonic()
+        time.sleep(3)
+        idle = (cpu_s(pid) - began_s) / (time.monotonic() - at_s)
+        cpu_ms = requests = size_bytes = 0.0
+        for every_s, paths in ASKED.values():
+            began_s, at_s = cpu_s(pid), time.monotonic()
+            for _ in range(ROUNDS):
+                size_bytes += sum(
+                    len(self.ask("GET", path.format(node=node, queue=QUEUE))) for path in paths
+                ) / (ROUNDS * every_s)
+            used_s = cpu_s(pid) - began_s - idle * (time.monotonic() - at_s)
+            cpu_ms += used_s * 1000 / (ROUNDS * every_s)
+            requests += len(paths) / every_s
+        return Cost(cpu_ms, requests, size_bytes)
+
+
+def script_bytes() -> int:
+    """Of all scripts together, gzipped; 0 where the page is not built."""
+    return sum(len(gzip.compress(path.read_bytes(), 9)) for path in DIST.glob("*.js"))
+
+
+# -- first useful paint ------------------------------------------------------------------------------------------------
+
+PAINTS = 10
+USEFUL = {"#/": ".tile b", "#/queues": "main tbody tr"}
+"""What makes a page useful, by its address."""
+_WATCH = """selector => {
+    const seen = () => {
+        if (!document.querySelector(selector)) return false;
+        requestAnimationFrame(() => requestAnimationFrame(() => { window.usefulMs = performance.now(); }));
+        return true;
+    };
+    const watch = new MutationObserver(() => seen() && watch.disconnect());
+    watch.observe(document, {childList: true, subtree: true});
+}"""
+
+
+def paints(port: int) -> dict[str, float]:
+    """Milliseconds, by address; none where there is no browser."""
+    chromium = shutil.which("chromium")
+    if chromium is None or find_spec("playwright") is None or not script_bytes():
+        say("no Chromium, no playwright, or no page: nothing is painted")
+        return {}
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, float] = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        for path, selector in USEFUL.items():
+            times = []
+            for _ in range(PAINTS):
+                context = browser.new_context()
+                context.request.post(
+                    f"http://127.0.0.1:{port}/api/amqpd/session",
+                    form={"username": "guest", "password": "guest"},
+                    headers={"Amqpd-Page": "1"},
+                )
+                page = context.new_page()
+                page.add_init_script(f"({_WATCH})({json.dumps(selector)})")
+                page.goto(f"http://127.0.0.1:{port}/{path}")
+                page.locator(selector).first.wait_for()
+                while (ms := page.evaluate("window.usefulMs")) is None:
+                    page.wait_for_timeout(10)
+                times.append(ms)
+                context.close()
+            found[path] = statistics.median(times)
+        browser.close()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
