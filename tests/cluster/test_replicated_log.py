@@ -20,7 +20,7 @@ from amqpd.cluster.reader import KafkaReader
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.queue_log import LogFailed, QueueLog
 from amqpd.storage.replicated.log import ReplicatedLog
 from amqpd.storage.replicated.partition import UNKNOWN
 from amqpd.storage.replicated.requests import ProducerId
@@ -170,9 +170,11 @@ async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
 
 
 async def test_who_was_before_confirms_nothing_more(owners: Owners) -> None:
+    """It does not know yet: it has told all, and its first word behind the barrier is the message."""
     owner = await owners.new().open()
     (offset,) = owner.append(b"a")
     assert await owner.safe(offset)
+    await owner.told()
     after = await owners.new().open()
     (late,) = owner.append(b"too late")
     assert not await owner.safe(late)
@@ -181,6 +183,22 @@ async def test_who_was_before_confirms_nothing_more(owners: Owners) -> None:
     (offset,) = after.append(b"b")
     assert await after.safe(offset)
     assert (await owners.new().open()).bodies() == [b"a", b"b"]
+
+
+async def test_who_was_before_takes_nothing_more_once_he_knows(owners: Owners) -> None:
+    """His settlements, which go out by themselves, have been refused."""
+    owner = await owners.new().open()
+    (offset,) = owner.append(b"a")
+    assert await owner.safe(offset)
+    await owner.told()
+    after = await owners.new().open()
+    owner.queues[0].settle(offset, 1)
+    owner.turn()
+    await until(lambda: bool(owner.fenced))
+    with pytest.raises(LogFailed):
+        owner.append(b"too late")
+    assert owner.storage.commits.unsynced_bytes == 0
+    assert after.bodies() == [b"a"]
 
 
 async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
