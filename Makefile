@@ -109,6 +109,16 @@ $(VENV)/kafka/.ready: tests/cluster/jars/pom.xml | $(VENV)/.created
 	@$(MAVEN) --batch-mode --quiet -f $< $(COPY_JARS) -DoutputDirectory='$(CURDIR)/$(@D)'
 	@touch $@
 
+# Spark's Kafka source, which a test of tests/cluster reads a queue's topic with.
+.PHONY: kafka-spark
+kafka-spark: $(VENV)/kafka-spark/.ready
+
+$(VENV)/kafka-spark/.ready: tests/cluster/jars/spark.xml | $(VENV)/.created
+	@echo "downloading Spark's Kafka source into $(VENV)/kafka-spark: 7 MB"
+	@rm -rf $(@D)
+	@$(MAVEN) --batch-mode --quiet -f $< $(COPY_JARS) -DoutputDirectory='$(CURDIR)/$(@D)'
+	@touch $@
+
 # Most tests wait, for a JVM, a time-out, a disk: six lanes at once, each shown when it has ended, and what fails in one keeps
 # none from its end. Lint and the interpreted run need no compiler, and go on beside it. Those that measure latency run alone,
 # behind all others.
@@ -256,7 +266,7 @@ test-long: $(VENV)/.installed $(VENV)/.dev
 # to be root, for hosts of their own. CLUSTER_ARGS="-k kill" takes some of it; TEST_CLUSTER_FIGURES names a file for its figures.
 CLUSTER_ARGS ?=
 .PHONY: cluster-test
-cluster-test: $(VENV)/.installed $(VENV)/.dev $(VENV)/kafka/.ready
+cluster-test: $(VENV)/.installed $(VENV)/.dev $(VENV)/kafka/.ready $(VENV)/kafka-spark/.ready
 	TEST_CLUSTER_LONG=1 $(VENV)/bin/python -P -m pytest tests/cluster -m "on_demand or ci_long" --timeout 0 -s $(CLUSTER_ARGS)
 
 # Crashes and faults at length: 1,000 kills, 500 power cuts, histories over 500 and 100 more, 10 million crash states, 100,000

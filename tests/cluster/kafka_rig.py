@@ -69,6 +69,12 @@ def jars() -> Path | None:
     return None
 
 
+def spark_jars() -> list[Path]:
+    """Of Spark's Kafka source, beside Kafka's own, where `make kafka-spark` puts them."""
+    found = jars()
+    return sorted(found.parent.glob("kafka-spark/*.jar")) if found else []
+
+
 def java() -> str | None:
     """The program `java`, if there is one."""
     home = os.environ.get("JAVA_HOME")

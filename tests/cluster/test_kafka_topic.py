@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kafka_rig
 import pika
 import pytest
 from amqpd_nodes import NodeFailed, Nodes
@@ -121,6 +123,42 @@ def test_the_program_of_the_manual(
         run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert run.returncode == 0, run.stderr
     assert run.stdout == "1 b'' b'orders' b'a first order' {'region': 'eu'}\n"
+
+
+def test_what_the_manual_shows_of_spark(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str, tmp_path: Path
+) -> None:
+    """Spark's own Kafka source, as a stranger has it: nothing of amqpd is in its session."""
+    kafka_rig.need("" if kafka_rig.spark_jars() else "no jars of Spark's Kafka source: make kafka-spark")
+    pytest.importorskip("pyspark")
+    name = f"{topic}.shop.spark"
+    channel = connect(node)
+    channel.queue_declare("lake", durable=True, arguments={"x-queue-type": "stream", "x-kafka-topic": name})
+    for number in range(100):
+        properties = pika.BasicProperties(delivery_mode=2, headers={"region": "eu"})
+        channel.basic_publish("", "lake", b"order %d" % number, properties)
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
+    shown = text.partition("Spark, with its package")[2].split("```python\n")[1].split("```")[0]
+    source = shown.replace("shop.orders", name).replace("localhost:9092", kafka.bootstrap)
+    frame, ended, _ = source.rpartition(".show()")
+    assert ended
+    session = (
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"
+        f".config('spark.jars', {','.join(map(str, kafka_rig.spark_jars()))!r}).getOrCreate()\n"
+    )
+    told = "for row in rows.orderBy('offset').collect(): print(row[1], bytes(row[2]).decode(), row[3][0].key)\n"
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", f"{session}rows = {frame.lstrip()}\n{told}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.splitlines() == [f"lake order {number} exchange" for number in range(100)]
 
 
 def test_it_is_there_after_a_kill_and_whoever_wrote_to_it_has_cost_nobody_else_anything(
