@@ -54,12 +54,11 @@ const icon = await readFile(join(here, "src/icon.svg"));
 const iconName = `icon-${createHash("sha256").update(icon).digest("hex").slice(0, 8)}.svg`;
 files.set(iconName, icon);
 
-// What the start and the overview, the page that is opened most, import: fetched at once, and not one behind the other.
+// What the start imports: fetched at once, and not one behind the other.
 const [mainName, styleName] = [named("main", ".js"), named("style", ".css")];
 const outputs = new Map(Object.entries(built.metafile.outputs).map(([path, output]) => [path.split("/").pop(), output]));
-const overviewName = [...outputs].find(([, output]) => output.entryPoint === "src/pages/overview.tsx")[0];
-const needed = new Set([overviewName]);
-for (const name of [mainName, ...needed]) follow(name);
+const needed = new Set();
+follow(mainName);
 function follow(name) {
   for (const { kind, path } of outputs.get(name).imports) {
     const imported = path.split("/").pop();

@@ -14,6 +14,7 @@ import "./parts/icon";
 import "./parts/list";
 import "./parts/notices";
 import "./parts/numbers";
+import "./parts/state";
 import "./parts/tabs";
 import "./parts/text";
 import "./shell/poll";

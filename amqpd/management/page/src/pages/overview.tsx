@@ -1,6 +1,6 @@
 // The broker at a glance: how much there is, how fast it goes, how the node is, and what it holds up.
 import { useState } from "preact/hooks";
-import { get, type Answer } from "../api/client";
+import { address, get, type Answer } from "../api/client";
 import { Chart, Charts } from "../parts/chart";
 import { ALL, useHistory, type Counters, type Range } from "../parts/history";
 import { count, rate } from "../parts/numbers";
@@ -38,6 +38,8 @@ function counters(answer: Overview): Counters {
   return found;
 }
 
+export const first = (): string => address("/api/overview", {}, { fields: FIELDS });
+
 export default function OverviewPage() {
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
@@ -52,7 +54,7 @@ export default function OverviewPage() {
           <Chart title="In queues" unit="count" points={points} curves={DEPTHS} />
         </Charts>
       )}
-      {has("monitoring") && <NodeNow range={range} />}
+      {(data || error !== undefined) && has("monitoring") && <NodeNow range={range} />}
       {data?.listeners && <Listeners of={data.listeners} />}
       {!has("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
     </>

@@ -10,6 +10,7 @@ import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
 import { bytes, count, moment, plural } from "../parts/numbers";
 import { Publish } from "../parts/publish";
 import { useRights, type Rights } from "../parts/rights";
+import { State } from "../parts/state";
 import { Facts, Failure, Name, Section, Table, Title } from "../parts/text";
 import { Tabs, type Tab } from "../parts/tabs";
 import { Browse, type Of } from "../queue/browse";
@@ -19,7 +20,6 @@ import { Take } from "../queue/take";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
-import { State } from "./queues";
 
 type Queue = components["schemas"]["Queue"];
 

@@ -5,8 +5,9 @@ import { address, request } from "../api/client";
 import { notify } from "../parts/notices";
 import { Dialog } from "../parts/dialog";
 import { Field, Form, object, text } from "../parts/form";
-import { List, type Column } from "../parts/list";
+import { List, listUrl, type Column } from "../parts/list";
 import { count, rate } from "../parts/numbers";
+import { State } from "../parts/state";
 import { Badge, Title, To } from "../parts/text";
 import { vhost, vhosts } from "../shell/vhost";
 
@@ -31,6 +32,9 @@ const FIELDS = [
   ...["publish", "deliver_get", "ack"].map((name) => `message_stats.${name}_details.rate`),
 ].join();
 
+const asked = () => ({ path: vhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: vhost.value }, query: { columns: FIELDS } });
+export const first = (): string => listUrl(asked());
+
 export default function Queues() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
@@ -41,9 +45,7 @@ export default function Queues() {
       <Title>Queues</Title>
       <List<Queue>
         what="queues"
-        path={chosen ? "/api/queues/{vhost}" : "/api/queues"}
-        names={{ vhost: chosen }}
-        query={{ columns: FIELDS }}
+        {...asked()}
         columns={columns}
         idOf={(queue) => `${queue.vhost}\0${queue.name}`}
         version={version}
@@ -61,7 +63,7 @@ export default function Queues() {
   );
 }
 
-export function Kind({ queue }: { queue: Queue }) {
+function Kind({ queue }: { queue: Queue }) {
   return (
     <>
       {queue.type}{" "}
@@ -71,13 +73,6 @@ export function Kind({ queue }: { queue: Queue }) {
       {queue.policy && <Badge title="Its policy">{queue.policy}</Badge>}
     </>
   );
-}
-
-export function State({ queue }: { queue: Queue }) {
-  if (queue.state === "down") return <Badge kind="bad" title="Its log cannot be read or written; the broker's log says why">down</Badge>;
-  if (queue.degraded) return <Badge kind="warn" title="Some of its log could not be read">degraded</Badge>;
-  if (queue.idle_since) return <Badge title={`Nothing has happened since ${queue.idle_since}`}>idle</Badge>;
-  return <Badge kind="good">running</Badge>;
 }
 
 function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {

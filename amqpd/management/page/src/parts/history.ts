@@ -1,7 +1,7 @@
 // What the API's samples of some counters were over a time, for charts: all of it once, then only what is new.
 import { useRef, useState } from "preact/hooks";
 import type { Query } from "../api/client";
-import { usePoll, type Polled } from "../shell/poll";
+import { painted, usePoll, type Polled } from "../shell/poll";
 
 export interface Sample {
   sample: number;
@@ -95,7 +95,10 @@ export function useHistory<T>(
   const polled = usePoll(
     async (signal) => {
       const current = track.current!;
-      if (current.newest === 0) setFirst({ key, answer: await ask({}, signal) });
+      if (current.newest === 0) {
+        setFirst({ key, answer: await ask({}, signal) });
+        await painted();
+      }
       const missed = (Date.now() - current.newest) / 1000 + 2 * increment;
       const answer = await ask(spans(Math.min(age, Math.ceil(missed / increment) * increment), increment), signal);
       current.add(pick(answer));

@@ -2,7 +2,7 @@
 // address. What only fits in a page anyhow (the consumers of a queue) is a `Rows`.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, Refusal, request, type Names, type Query } from "../api/client";
+import { address, getUrl, Refusal, type Names, type Query } from "../api/client";
 import { usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
@@ -44,25 +44,38 @@ interface ListProps<T> {
   version?: number;
 }
 
+const PAGE_SIZE = 50;
 const SIZES = [25, 50, 100, 500];
 const TYPED_MS = 250;
 
-export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = 50, searched = true, version = 0 }: ListProps<T>) {
-  const said = place.value.query;
-  const page = Number(said.get("page") ?? 1);
-  const size = Number(said.get("size") ?? pageSize);
-  const sort = said.get("sort") ?? "";
-  const down = said.get("desc") === "1";
-  const name = said.get("q") ?? "";
-  const regex = said.get("regex") === "1";
-  const url = address(path, names, {
+/** What a list asks, as the address of the page has it. */
+export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE }: Pick<ListProps<unknown>, "path" | "names" | "query" | "pageSize">): string {
+  const { page, size, sort, down, name, regex } = said(pageSize);
+  return address(path, names, {
     ...query,
     page,
     page_size: size,
     ...(sort ? { sort, sort_reverse: down } : {}),
     ...(name ? { name, use_regex: regex } : {}),
   });
-  const { data, error } = usePoll((signal) => request<Listed<T>>("GET", url, undefined, signal), [url, version]);
+}
+
+function said(pageSize: number) {
+  const query = place.value.query;
+  return {
+    page: Number(query.get("page") ?? 1),
+    size: Number(query.get("size") ?? pageSize),
+    sort: query.get("sort") ?? "",
+    down: query.get("desc") === "1",
+    name: query.get("q") ?? "",
+    regex: query.get("regex") === "1",
+  };
+}
+
+export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, version = 0 }: ListProps<T>) {
+  const { page, size, sort, down, name, regex } = said(pageSize);
+  const url = listUrl({ path, names, query, pageSize });
+  const { data, error } = usePoll((signal) => getUrl<Listed<T>>(url, signal), [url, version]);
   // A page that is no longer there: things have gone, or the search has fewer.
   const outside = error instanceof Refusal && error.reason.startsWith("Page out of range");
   useEffect(() => {

@@ -1,7 +1,9 @@
 // All pages, in the order of the navigation: one line each. A page is a module of its own under pages/, fetched when it is
-// opened first; its default export is a component that gets the names of its path.
+// opened first, but the overview, which comes with the start; its default export is a component that gets the names of its path.
 import type { ComponentType } from "preact";
-import type { Role } from "./session";
+import { askAhead } from "../api/client";
+import Overview, { first as firstOfOverview } from "../pages/overview";
+import { session, type Role } from "./session";
 
 /** What a page's component gets: the decoded names of its path, in order. */
 export interface PageProps {
@@ -16,11 +18,17 @@ export interface Page {
   group?: "Broker" | "Messages" | "Administration";
   /** Whoever has no such tag does not find it in the navigation, and is told so when he opens it by address. */
   role: Role;
-  load: () => Promise<{ default: ComponentType<PageProps> }>;
+  load: () => Promise<PageModule>;
+}
+
+interface PageModule {
+  default: ComponentType<PageProps>;
+  /** The address of what it asks first, so that this may be asked before it is known who is logged in. */
+  first?: () => string;
 }
 
 export const PAGES: readonly Page[] = [
-  { path: "", title: "Overview", group: "Broker", role: "management", load: () => import("../pages/overview") },
+  { path: "", title: "Overview", group: "Broker", role: "management", load: async () => ({ default: Overview, first: firstOfOverview }) },
   { path: "nodes", title: "Nodes", group: "Broker", role: "monitoring", load: () => import("../pages/nodes") },
   { path: "connections", title: "Connections", group: "Broker", role: "management", load: () => import("../pages/connections") },
   { path: "connections/*", title: "Connection", role: "management", load: () => import("../pages/connection") },
@@ -45,9 +53,11 @@ const NOT_FOUND: Page = { path: "*", title: "Not found", role: "management", loa
 
 const fetched = new Map<Page, ComponentType<PageProps>>();
 
-/** Fetches a page's module. Rejects where it cannot be had. */
+/** Fetches a page's module; while nobody knows yet who is logged in, its first question is asked beside that one. Rejects where it cannot be had. */
 export async function fetchPage(page: Page): Promise<void> {
-  fetched.set(page, (await page.load()).default);
+  const { default: component, first } = await page.load();
+  fetched.set(page, component);
+  if (first && session.peek() === undefined) askAhead(first());
 }
 
 /** The page's component, once it is fetched. */

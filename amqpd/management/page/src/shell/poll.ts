@@ -10,6 +10,7 @@ export const everyS = signal(EVERY_S.includes(kept) ? kept : EVERY_S[0]!);
 const RETRY_MS = 1000;
 /** Whoever has heard nothing for so long is told: a broker that hangs refuses nothing. */
 const SLOW_MS = 10000;
+const UNSEEN_MS = 200;
 
 export function setEvery(seconds: number): void {
   everyS.value = seconds;
@@ -95,6 +96,14 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
 
   const refresh = useCallback(() => now.current(), []);
   return { ...state, refresh };
+}
+
+/** Ends when what is set now has been painted; where nobody looks nothing is, and it ends all the same. */
+export function painted(): Promise<void> {
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, UNSEEN_MS);
+  });
 }
 
 function gone(error: unknown): boolean {

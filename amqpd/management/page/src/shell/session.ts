@@ -1,6 +1,6 @@
 // Who is logged in. The cookie is the browser's alone; this knows what the broker says of it.
 import { computed, effect, signal } from "@preact/signals";
-import { get, request, sessionOver, type Answer } from "../api/client";
+import { forgetAhead, get, request, sessionOver, type Answer } from "../api/client";
 
 export type Session = Answer<"/api/amqpd/session">;
 export type Role = "management" | "policymaker" | "monitoring" | "administrator";
@@ -34,8 +34,9 @@ export async function look(): Promise<void> {
   try {
     session.value = await get("/api/amqpd/session");
   } catch (error) {
-    if (sessionOver.peek() !== before) session.value = null;
-    else throw error;
+    if (sessionOver.peek() === before) throw error;
+    forgetAhead();
+    session.value = null;
   }
 }
 

@@ -1,0 +1,53 @@
+"""What stands between the address and the first figures: one question, asked beside the one of who is logged in."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+
+
+def keep(held: list[Any], route: Any) -> None:
+    """Playwright takes no method of a list for a handler."""
+    held.append(route)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "shown"),
+    [("#/", r"/api/overview\?fields=[^&]*$", ".tile b"), ("#/queues", r"/api/queues\?columns=", "main tbody tr")],
+)
+def test_the_first_question_does_not_wait_for_who_is_logged_in(visit, shop, path: str, asked: str, shown: str) -> None:
+    page = visit(shop, path, "anna").page
+    urls: list[str] = []
+    sessions: list[Any] = []
+    page.on("request", lambda request: urls.append(request.url))
+    page.route("**/api/amqpd/session", partial(keep, sessions))
+    with page.expect_request(re.compile(asked)):
+        page.reload(wait_until="commit")
+    assert len(sessions) == 1
+    assert page.locator("header, main").count() == 0
+    sessions[0].continue_()
+    page.locator(shown).first.wait_for()
+    page.wait_for_timeout(200)
+    assert len([url for url in urls if re.search(asked, url)]) == 1
+
+
+def test_what_was_asked_ahead_is_not_for_who_logs_in_next(visit, shop) -> None:
+    """The question of nobody is refused, and nobody's refusal is shown to the user after him."""
+    screen = visit(shop, "#/", None)
+    screen.page.get_by_label("User").wait_for()
+    screen.login("anna")
+    screen.page.locator(".tile b").first.wait_for()
+    assert screen.page.locator(".failure").count() == 0
+
+
+def test_figures_do_not_wait_for_charts_and_their_past(visit, shop) -> None:
+    page = visit(shop, "#/", "anna").page
+    held: list[Any] = []
+    page.route(re.compile(r"uPlot|_age=|/api/amqpd/pulse|/api/nodes/"), partial(keep, held))
+    page.reload(wait_until="commit")
+    page.locator(".tile b").first.wait_for()
+    for route in held:
+        route.abort()
