@@ -26,10 +26,6 @@ TEST_TIMEOUT_S = 1200
 """For each test that names none, with a start of Kafka in it, which takes minutes on a busy machine."""
 REAL = {"kafka", "replicated_kafka", "brokers", "far_brokers", "forgetful", "obliging", "secure"}
 """Fixtures that start a real Kafka: what has none of them is no long test."""
-NOT_YET = ("test_nodes_zombies.py", "test_run.py", "test_whole_cluster.py")
-"""Stories of three nodes over three brokers that CI does not tell yet. Compiled, an owner that stood still for a while
-under load was once followed by two minutes without a delivery (39,265 published, 270 delivered): not explained yet.
-"""
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"
 """Sockets that a stock client has left open at a node that was killed: found by the collector in any test."""
 _names = count(1)
@@ -39,9 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
-            if item.path.name in NOT_YET:
-                item.own_markers = [each for each in item.own_markers if each.name != "ci_long"]
-                item.add_marker(pytest.mark.on_demand)
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
         real = bool(REAL & set(getattr(item, "fixturenames", ())))

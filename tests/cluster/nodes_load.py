@@ -1,5 +1,6 @@
 """Clients of several nodes: publishers with confirms and consumers with acks, that connect to another node when theirs
-is gone, and are never lenient: what they see goes into an `Account`.
+is gone, and are never lenient: what they see goes into an `Account`. They have heartbeats, as stock clients do: a node
+that stands still keeps its sockets, and who waited for it would see nothing of those who serve his vhost meanwhile.
 
     load = Load(account, addresses)
     load.publish("v", "q", rate=200); load.consume("v", "q")
@@ -22,6 +23,8 @@ from quickclient import HEARS_CANCEL, Gone, Link, Message, connect
 Address = tuple[str, int]
 OPEN_TIMEOUT_S: Final = 60.0
 """A vhost that is moving lets a connection wait for half a minute, then closes it; then another node is asked."""
+GREETING_S: Final = 10.0
+HEARTBEAT_S: Final = 4
 UNANSWERED_MAX: Final = 500
 _PAUSE_S: Final = 0.1
 
@@ -35,14 +38,17 @@ class Served(NamedTuple):
 
 @dataclass
 class Load:
-    """All clients of one test. addresses: of the nodes; each client begins at another one, and takes the next."""
+    """All clients of one test. addresses: of the nodes; each client begins at another one, and takes the next.
+    heartbeat_s: 0 for those who wait for their node, however long it is silent. patience_s: for any one answer.
+    """
 
     account: Account
     addresses: Sequence[Address]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    links: dict[Link, str] = field(default_factory=dict)  # to which host
+    links: set[Link] = field(default_factory=set)
     publishing: bool = True
-    open_timeout_s: float = OPEN_TIMEOUT_S
+    heartbeat_s: int = HEARTBEAT_S
+    patience_s: float = OPEN_TIMEOUT_S
     closes: list[tuple[float, int, str]] = field(default_factory=list)  # when, code, text
     served: dict[str, list[Served]] = field(default_factory=dict)
     _begun: int = 0
@@ -79,18 +85,26 @@ class Load:
             self._begun += 1
             host, port = self.addresses[self._begun % len(self.addresses)]
             try:
-                async with asyncio.timeout(self.open_timeout_s):
+                async with asyncio.timeout(self.patience_s):
                     link = await connect(
-                        port, vhost=vhost, host=host, patience_s=OPEN_TIMEOUT_S, properties=HEARS_CANCEL
+                        port,
+                        vhost=vhost,
+                        host=host,
+                        heartbeat_s=self.heartbeat_s,
+                        patience_s=self.patience_s,
+                        properties=HEARS_CANCEL,
+                        greeting_s=GREETING_S,
                     )
-                self.links[link] = host
+                if self.heartbeat_s:
+                    link.beat(self.heartbeat_s)
+                self.links.add(link)
                 return link
             except (Gone, OSError, TimeoutError):
                 await asyncio.sleep(_PAUSE_S)
 
     def _leave(self, link: Link) -> None:
         link.close()
-        self.links.pop(link, None)
+        self.links.discard(link)
 
     def _lost(self, link: Link) -> None:
         self.closes.append((time.monotonic(), link.close_code, link.why))
@@ -99,13 +113,6 @@ class Load:
     def first_since(self, queue: str, since: float) -> float:
         """When the first delivery came over a connection that was opened after `since`; 0.0: none yet."""
         return next((each.first_at for each in self.served.get(queue, ()) if each.opened_at > since), 0.0)
-
-    def give_up(self, host: str) -> int:
-        """Those that are connected there have heard nothing for too long, and connect to another node. How many."""
-        silent = [link for link, its in self.links.items() if its == host]
-        for link in silent:
-            link.abort()
-        return len(silent)
 
     # -- publishers
 

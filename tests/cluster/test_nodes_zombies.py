@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import kafka_hosts
 import kafka_rig
 import pytest
 from account import Account
-from amqpd_nodes import Nodes
+from amqpd_nodes import Node, Nodes
 from kafka_hosts import Host
 from kafka_rig import Kafka
 from nodes_load import Load
@@ -39,6 +40,27 @@ def access_to(kafka: Kafka) -> KafkaAccess:
     return KafkaAccess(tuple(kafka.bootstrap.split(",")))
 
 
+@asynccontextmanager
+async def patient(node: Node, vhosts: Sequence[str]) -> AsyncIterator[Load]:
+    """Clients that know no other node and have no heartbeats: while theirs stands still they wait for it, and hear from
+    it what it says when it wakes up. They have a queue in each of these vhosts, an account, and its judge.
+    """
+    near = Load(Account(), [node.amqp], heartbeat_s=0, patience_s=300.0)
+    queues = [f"{vhost}.near" for vhost in vhosts]
+    for vhost, queue in zip(vhosts, queues, strict=True):
+        await near.declare(vhost, queue)
+        near.publish(vhost, queue, 50)
+        near.consume(vhost, queue)
+    try:
+        await flowing(near, queues)
+        yield near
+        await flowing(near, queues, 180)
+        await near.drain()
+    finally:
+        await near.leave()
+    near.account.judge()
+
+
 async def stopped_owner(nodes: Nodes, kafka: Kafka, times: int, stopped_s: float) -> None:
     """SIGSTOP of an owner for a minute. Only it has got what was published into `quiet`, whose partition the new owner
     has no reason to write to but for its barrier; that must not come after it wakes up.
@@ -49,23 +71,24 @@ async def stopped_owner(nodes: Nodes, kafka: Kafka, times: int, stopped_s: float
             await load.declare(vhost, "quiet")
             zombie = await owner_of(nodes, vhost)
             his = [each for each, owner in (await owners_of(nodes)).items() if owner == zombie]
-            late = await connect(nodes[zombie].amqp[1], vhost=vhost, host=nodes[zombie].amqp[0], patience_s=300)
-            confirms: list[int] = []
-            late.on_confirm = lambda tag, multiple, acked, heard=confirms: heard.append(tag if acked else -tag)
-            await late.confirm_select()
-            since = time.monotonic()
-            nodes.pause(zombie)
-            late.publish("", "quiet", b"\x10\x00\x02", b"from the zombie")
-            await served(load, his, since)
-            await asyncio.sleep(max(0.0, since + stopped_s - time.monotonic()))
-            nodes.resume(zombie)
-            await asyncio.wait_for(late.gone.wait(), 120)
-            assert all(tag < 0 for tag in confirms), "a zombie has confirmed"
-            await flowing(load, VHOSTS)
-            assert await owner_of(nodes, vhost) != 0
-            getter = await connect(load.addresses[0][1], vhost=vhost, host=load.addresses[0][0], patience_s=300)
-            assert await getter.get("quiet", no_ack=True) is None, "what the zombie had has been stored"
-            getter.close()
+            async with patient(nodes[zombie], his):
+                late = await connect(nodes[zombie].amqp[1], vhost=vhost, host=nodes[zombie].amqp[0], patience_s=300)
+                confirms: list[int] = []
+                late.on_confirm = lambda tag, multiple, acked, heard=confirms: heard.append(tag if acked else -tag)
+                await late.confirm_select()
+                since = time.monotonic()
+                nodes.pause(zombie)
+                late.publish("", "quiet", b"\x10\x00\x02", b"from the zombie")
+                await served(load, his, since)
+                await asyncio.sleep(max(0.0, since + stopped_s - time.monotonic()))
+                nodes.resume(zombie)
+                await asyncio.wait_for(late.gone.wait(), 120)
+                assert all(tag < 0 for tag in confirms), "a zombie has confirmed"
+                await flowing(load, VHOSTS)
+                assert await owner_of(nodes, vhost) != 0
+                getter = await connect(load.addresses[0][1], vhost=vhost, host=load.addresses[0][0], patience_s=300)
+                assert await getter.get("quiet", no_ack=True) is None, "what the zombie had has been stored"
+                getter.close()
     barriers = await epochs_never_fall(access_to(kafka), nodes.name)
     note("zombies", times=times, partitions=len(barriers), told=load.account.told())
 
@@ -119,29 +142,21 @@ async def test_an_owner_that_is_cut_off_from_kafka(
     async with loaded(nodes) as load:
         alone = await owner_of(nodes, "red")
         his = [each for each, owner in (await owners_of(nodes)).items() if owner == alone]
-        near = Load(Account(), [nodes[alone].amqp])  # clients that know no other node
-        for vhost in his:
-            await near.declare(vhost, f"{vhost}.near")
-            near.publish(vhost, f"{vhost}.near", 50)
-            near.consume(vhost, f"{vhost}.near")
-        await flowing(near, [f"{vhost}.near" for vhost in his])
-        since = time.monotonic()
-        if how != "to Kafka":
-            nodes[alone].host.drop_from(*brokers)
-        if how != "from Kafka":
-            nodes[alone].host.drop_to(*brokers)
-        await asyncio.sleep(12)
-        before = near.account.confirmed, sum(map(len, near.account.seen.values()))
-        await asyncio.sleep(5)
-        assert (near.account.confirmed, sum(map(len, near.account.seen.values()))) == before
-        await served(load, his, since)
-        for vhost in his:
-            assert await owner_of(nodes, vhost) != alone
-        nodes[alone].host.heal()
-        await flowing(load, VHOSTS)
-        await flowing(near, [f"{vhost}.near" for vhost in his], 180)
-        await near.drain()
-        near.account.judge()
+        async with patient(nodes[alone], his) as near:
+            since = time.monotonic()
+            if how != "to Kafka":
+                nodes[alone].host.drop_from(*brokers)
+            if how != "from Kafka":
+                nodes[alone].host.drop_to(*brokers)
+            await asyncio.sleep(12)
+            before = near.account.confirmed, sum(map(len, near.account.seen.values()))
+            await asyncio.sleep(5)
+            assert (near.account.confirmed, sum(map(len, near.account.seen.values()))) == before
+            await served(load, his, since)
+            for vhost in his:
+                assert await owner_of(nodes, vhost) != alone
+            nodes[alone].host.heal()
+            await flowing(load, VHOSTS)
     await epochs_never_fall(access_to(far_brokers), nodes.name)
 
 

@@ -3,6 +3,8 @@
 One `Link` is one connection with channel 1. What it must not do is forgive: it keeps no state that would hide a
 broker's mistake, never reconnects and never repeats. `on_deliver` and `on_confirm` are called in the order of the
 bytes. When the socket is gone every waiting call raises `Gone`, and `gone` is set.
+
+It sends no heartbeats, and waits for ever for a broker that stands still, unless it is told to (`Link.beat`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ ACK: Final = 0x003C0050
 NACK: Final = 0x003C0078
 CONNECTION_CLOSE: Final = 0x000A0032
 CHANNEL_CLOSE: Final = 0x00140028
+HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00" + END
 
 
 def field_table(*fields: bytes) -> bytes:
@@ -100,6 +103,8 @@ class Link(asyncio.Protocol):
         self._body: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
+        self._heard = True  # since `_beat` looked
+        self._beats: asyncio.TimerHandle | None = None
 
     # -- asyncio
 
@@ -111,6 +116,8 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
             self.why = repr(exc)
+        if self._beats is not None:
+            self._beats.cancel()
         self.gone.set()
         self._writable.set()
         for future, _ in self._waiting:
@@ -125,6 +132,7 @@ class Link(asyncio.Protocol):
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         if self._rest:
             data = self._rest + data
         at = 0
@@ -216,6 +224,20 @@ class Link(asyncio.Protocol):
         await self._writable.wait()
         if self.gone.is_set():
             raise Gone(self.why)
+
+    def beat(self, heartbeat_s: float) -> None:
+        """Heartbeats from here on; the socket is dropped once nothing was heard for two intervals."""
+        self._beat(heartbeat_s / 2, 0)
+
+    def _beat(self, each_s: float, silent: int) -> None:
+        silent = 0 if self._heard else silent + 1
+        self._heard = False
+        if silent >= 4:
+            self.why = f"nothing was heard for {4 * each_s:g} s"
+            self.abort()
+            return
+        self.write(HEARTBEAT)
+        self._beats = self.loop.call_later(each_s, self._beat, each_s, silent)
 
     def pause_reading(self) -> None:
         assert self._transport is not None
@@ -325,18 +347,20 @@ async def connect(
     patience_s: float = 30.0,
     host: str = "127.0.0.1",
     properties: bytes = EMPTY_TABLE,
+    greeting_s: float = 0.0,
 ) -> Link:
-    """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login).
+    """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login), TimeoutError.
 
     heartbeat_s: what is agreed on; the link itself sends none. properties: of the client, a table with its length.
+    greeting_s: how long it waits for the broker's first words, 0 for `patience_s`.
     """
     loop = asyncio.get_running_loop()
     _, link = await loop.create_connection(lambda: Link(patience_s), host, port)
     try:
         response = f"\x00{user}\x00{password}".encode()
         start_ok = properties + shortstr("PLAIN") + struct.pack(">I", len(response)) + response + shortstr("en_US")
-        await link.ask(PROTOCOL, 0x000A000A)
-        _, tune = await link.ask(method(0x000A000B, start_ok, 0), 0x000A001E)
+        await link.ask(PROTOCOL, 0x000A000A, timeout_s=greeting_s)
+        _, tune = await link.ask(method(0x000A000B, start_ok, 0), 0x000A001E, timeout_s=greeting_s)
         channels = int.from_bytes(tune[4:6], "big")
         link.write(method(0x000A001F, struct.pack(">HIH", channels, FRAME_MAX, heartbeat_s), 0))
         await link.ask(method(0x000A0028, shortstr(vhost) + b"\x00\x00", 0), 0x000A0029)
