@@ -51,7 +51,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-guard bench-export compare compare-record check-metrics clean"
+	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-cluster bench-guard bench-export compare compare-record check-metrics clean"
 
 # The first time, at a terminal, there is a broker before there is a compiled one: the sources run interpreted while the compiler
 # is at work, in a session of its own, which a Ctrl-C here leaves alone. A script's is compiled before it starts: nobody waits, and
@@ -196,6 +196,11 @@ bench: $(VENV)/.installed $(PLAIN)/.installed
 
 bench-guard: $(VENV)/.installed
 	$(VENV)/bin/python -m interop.bench.guard $(BENCH_ARGS)
+
+# Three nodes over three brokers of Kafka beside three nodes of RabbitMQ with quorum queues: ten minutes.
+.PHONY: bench-cluster
+bench-cluster: $(VENV)/.installed $(VENV)/.cluster $(VENV)/kafka/.ready
+	$(VENV)/bin/python -m interop.bench.cluster $(BENCH_ARGS)
 
 # Conversations with RabbitMQ, put down by `make compare-record` (a minute or ten), held with ours: interop/compare/README.md.
 COMPARE_ARGS ?=

@@ -7,6 +7,8 @@
  * lie in the read buffer. What is in flight is bounded (--inflight, --window), so that no broker is measured on how it
  * swallows an endless backlog. One line of JSON is the answer: messages per second over the measured seconds, the
  * broker's CPU per message (from /proc/PID/stat, all its threads), its peak memory, latencies where --rate is given.
+ * A broker of several nodes has a port and a process for each: --ports and --pid take several, the connections go round
+ * the ports, and CPU and memory are sums. Queue i is declared at port i, and so is its consumer; publishers come next.
  *
  * Body: 8 bytes with the message's number within the blob (with --rate: its due time; with ids: the publisher's count),
  * then the alphabet over and over. With --bodymax sizes change from message to message. With --rich and --celery every
@@ -26,6 +28,7 @@
 #define MAX_CONNS 1024
 #define STALL_S 45
 #define PATIENCE_S 10
+#define CONFIRM_S 30 /* with --rate: as much as a confirm may be late */
 #define GAP_BYTES 100000000ull /* of a stream's bodies, for each offset that is no message's */
 
 static u64 now_ns(void) {
@@ -36,7 +39,8 @@ static u64 now_ns(void) {
 
 /* ---- options ---- */
 static const char *o_host = "127.0.0.1", *o_user = "guest", *o_pass = "guest", *o_vhost = "/", *o_name = "run", *o_prefix;
-static int o_port = 5672, o_pid, o_body = 16, o_persist, o_durable, o_confirm, o_window = 1000, o_autoack, o_prefetch;
+static const char *o_ports, *o_pids, *o_besides;
+static int o_port = 5672, o_quorum, o_body = 16, o_persist, o_durable, o_confirm, o_window = 1000, o_autoack, o_prefetch;
 static int o_ackevery = 1, o_queues = 1, o_consumers = 1, o_publishers = 1, o_fanout, o_topic, o_unique, o_rich, o_rr, o_pair;
 static int o_bodymax, o_celery, o_ids, o_stream, o_spread, o_groups, o_groupby;
 static int o_inflight = 10000, o_pubonly, o_drain, o_keep, o_coalesce, o_rate, o_verify, o_chunk = 64 * 1024;
@@ -53,11 +57,13 @@ static const struct option_row {
     {"--name", 0, &o_name, 0, 0, "TEXT  name in the answer"},
     {"--host", 0, &o_host, 0, 0, "IPV4"},
     {"--port", &o_port, 0, 0, 0, "N"},
+    {"--ports", 0, &o_ports, 0, 0, "N,N...  of a broker's nodes, instead of --port: connections go round them"},
     {"--user", 0, &o_user, 0, 0, "NAME"},
     {"--pass", 0, &o_pass, 0, 0, "PASSWORD"},
     {"--vhost", 0, &o_vhost, 0, 0, "NAME"},
     {"--prefix", 0, &o_prefix, 0, 0, "TEXT  begins the names of queues and exchange (default: from the process id)"},
-    {"--pid", &o_pid, 0, 0, 0, "N  process whose CPU and memory are read"},
+    {"--pid", 0, &o_pids, 0, 0, "N,N...  processes whose CPU and memory are read"},
+    {"--beside", 0, &o_besides, 0, 0, "N,N...  more processes, counted by themselves"},
     {"--body", &o_body, 0, 0, 0, "BYTES  at least 8"},
     {"--bodymax", &o_bodymax, 0, 0, 0, "BYTES  bodies of --body to so many bytes, another size each (default: all of --body)"},
     {"--persist", 0, 0, 0, &o_persist, "delivery mode 2"},
@@ -88,6 +94,7 @@ static const struct option_row {
     {"--stream", 0, 0, 0, &o_stream, "queues are streams, read from their first message on"},
     {"--spread", 0, 0, 0, &o_spread, "with --stream --drain: consumer i begins where its share of --count does"},
     {"--groups", &o_groups, 0, 0, 0, "N  a header `group` on every message, one of so many"},
+    {"--quorum", &o_quorum, 0, 0, 0, "N  queues are quorum queues of so many members"},
     {"--groupby", 0, 0, 0, &o_groupby, "with --groups: queues have x-group-by (message groups)"},
     {"--coalesce", &o_coalesce, 0, 0, 0, "MICROSECONDS  sleep between passes: a cheaper generator"},
     {"--chunk", &o_chunk, 0, 0, 0, "BYTES  per write"},
@@ -97,7 +104,7 @@ static const struct option_row {
 
 __attribute__((noreturn)) static void usage(void) {
     puts("usage: amqpload [-s SCENARIO] [options]   scenarios: S1 S2 S3 S4pub S4drain S5 S6 S7 S6u S1v S1h S3h S1c S3c\n"
-         "                                          S3x200 S3x50 S3g 50x50 window1 window10 window100 ST3 STpub ST1 ST10; options after -s change it");
+         "                                          S3x200 S3x50 S3g S3r 50x50 window1 window10 window100 ST3 STpub ST1 ST10; options after -s change it");
     for (size_t i = 0; i < NROWS; i++) printf("  %-12s %s\n", ROWS[i].name, ROWS[i].help);
     exit(2);
 }
@@ -119,6 +126,7 @@ static void preset(const char *s) {
     else if (!strcmp(s, "S6") || !strcmp(s, "S6u")) o_autoack = 1, o_topic = 10000, o_queues = 10;
     else if (!strcmp(s, "S7")) o_autoack = 1, o_rate = 1000;
     else if (!strcmp(s, "S3x200")) durable_with_confirms(), o_queues = o_consumers = 200, o_rr = 1, o_ackevery = 2;
+    else if (!strcmp(s, "S3r")) durable_with_confirms(), o_rate = 1000;
     else if (!strcmp(s, "S3x50") || !strcmp(s, "S3g")) {
         durable_with_confirms(), o_consumers = 50, o_prefetch = 100, o_ackevery = 1, o_groups = 10000;
         o_groupby = !strcmp(s, "S3g");
@@ -135,6 +143,18 @@ static void preset(const char *s) {
     if (o_celery) o_body = 60, o_bodymax = 260;
     if (!strcmp(s, "S1v")) o_bodymax = 48;
     o_unique = !strcmp(s, "S6u");
+}
+/* Of several nodes: their ports, their processes, those that work for them. */
+#define MAX_NODES 16
+static int ports[MAX_NODES], nports, pids[MAX_NODES], npids, besides[MAX_NODES], nbesides;
+static int numbers_of(const char *text, int *to) {
+    int n = 0;
+    for (char *end; text && *text; text = *end ? end + 1 : end) {
+        long number = strtol(text, &end, 10);
+        if (end == text || (*end && *end != ',') || n == MAX_NODES) usage();
+        if (number) to[n++] = (int)number;
+    }
+    return n;
 }
 static void read_options(int count, char **words) {
     for (int i = 1; i < count; i++) {
@@ -158,6 +178,11 @@ static void read_options(int count, char **words) {
     if (o_groups && (o_rich || o_celery)) die("--groups has a header of its own");
     if (o_rich && o_celery) die("either --rich or --celery");
     o_ids = o_rich || o_celery;
+    nports = numbers_of(o_ports, ports);
+    if (!nports) ports[nports++] = o_port;
+    npids = numbers_of(o_pids, pids), nbesides = numbers_of(o_besides, besides);
+    if (o_quorum && !o_durable) die("--quorum goes with --durable");
+    if (o_rate && o_confirm && o_publishers > 1) die("--rate and --confirm go with one publisher");
     if (o_stream && (o_ids || o_autoack)) die("--stream goes with acks, without ids");
     if (o_spread && !(o_stream && o_drain)) die("--spread goes with --stream --drain");
     if (o_bodymax < o_body) o_bodymax = o_body;
@@ -181,12 +206,17 @@ static u8 *body_tail;
 static u64 total_published, total_delivered, total_confirmed, checked, wrong;
 static u64 step, last_due; /* with --rate: nanoseconds between two messages, what the last delivery carried */
 static u32 nsamples;
-static u64 *latencies, nlatencies, latencies_max;
+/* With --rate, from when a message was due: to its delivery, to its confirm. */
+typedef struct {
+    u64 *ns, n, max;
+} times;
+static times latencies, confirm_times;
+static u64 first_due;
 static int latency_on;
 
-static conn *dial_one(int is_pub) {
+static conn *dial_one(int is_pub, int node) {
     conn *c = &conns[nconns++];
-    dial(c, o_host, o_port, o_user, o_pass, o_vhost);
+    dial(c, o_host, ports[node % nports], o_user, o_pass, o_vhost);
     c->is_pub = is_pub;
     return c;
 }
@@ -389,6 +419,9 @@ static void publish_some(conn *c, u64 n) {
     }
     c->published += sent, total_published += sent;
 }
+static void took(times *t, u64 since) {
+    if (t->n < t->max) t->ns[t->n++] = now_ns() - since;
+}
 static void confirmed(conn *c, u64 tag, int multiple) {
     u64 before = c->conf_low;
     if (tag > c->published + 1) die("confirm of %lu, published %lu", tag, c->published);
@@ -397,6 +430,7 @@ static void confirmed(conn *c, u64 tag, int multiple) {
     else c->ring[tag & c->rmask] = 1;
     while (c->ring[(c->conf_low + 1) & c->rmask]) c->ring[++c->conf_low & c->rmask] = 0;
     total_confirmed += c->conf_low - before;
+    while (latency_on && before < c->conf_low) took(&confirm_times, first_due + before++ * step);
 }
 /* How many offsets up to this one may be no message's. RabbitMQ begins each segment of 500 MB with a record of its own. */
 static u64 gaps_allowed(u64 offset) { return offset * o_body / GAP_BYTES; }
@@ -487,7 +521,7 @@ static size_t receive(conn *c) {
             if (latency_on) {
                 u64 due;
                 memcpy(&due, p + 7, 8);
-                if (nlatencies < latencies_max) latencies[nlatencies++] = now_ns() - due;
+                took(&latencies, due);
             }
         } else if (p[0] == 1) {
             u32 method = g32(p + 7);
@@ -541,12 +575,12 @@ static u64 room_for(conn *c, int i, conn *consumer0, int has_consumers, u64 copi
 
 /* ---- measurement ---- */
 typedef struct {
-    u64 at, cpu, published, delivered, confirmed, own_cpu;
+    u64 at, cpu, beside_cpu, published, delivered, confirmed, own_cpu;
 } snapshot;
-static u64 broker_cpu(void) {
+static u64 cpu_of(int pid) {
     char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", o_pid);
-    int fd = o_pid ? open(path, O_RDONLY) : -1;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY);
     if (fd < 0) return 0;
     ssize_t n = read(fd, text, sizeof text - 1);
     close(fd);
@@ -557,30 +591,53 @@ static u64 broker_cpu(void) {
     if (p) sscanf(p + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system);
     return (u64)(user + system) * (1000000000ull / sysconf(_SC_CLK_TCK));
 }
-static long rss_kb, rss_peak_kb, anon_peak_kb;
-static void sample_memory(void) {
+static u64 cpu_of_all(const int *of, int n) {
+    u64 sum = 0;
+    while (n--) sum += cpu_of(of[n]);
+    return sum;
+}
+typedef struct {
+    long rss_kb, rss_peak_kb, anon_peak_kb;
+} memory;
+static memory broker_memory, beside_memory;
+static void add_memory_of(int pid, long *rss, long *anon) {
     char path[64], line[256];
-    snprintf(path, sizeof path, "/proc/%d/status", o_pid);
-    FILE *file = o_pid ? fopen(path, "r") : 0;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *file = fopen(path, "r");
     if (!file) return;
-    long anon = 0;
     while (fgets(line, sizeof line, file)) {
-        if (!strncmp(line, "VmRSS:", 6)) rss_kb = atol(line + 6);
-        if (!strncmp(line, "RssAnon:", 8)) anon = atol(line + 8);
+        if (!strncmp(line, "VmRSS:", 6)) *rss += atol(line + 6);
+        if (!strncmp(line, "RssAnon:", 8)) *anon += atol(line + 8);
     }
     fclose(file);
-    if (rss_kb > rss_peak_kb) rss_peak_kb = rss_kb;
-    if (anon > anon_peak_kb) anon_peak_kb = anon;
+}
+static void sample_memory_of(memory *m, const int *of, int n) {
+    long rss = 0, anon = 0;
+    while (n--) add_memory_of(of[n], &rss, &anon);
+    m->rss_kb = rss;
+    if (rss > m->rss_peak_kb) m->rss_peak_kb = rss;
+    if (anon > m->anon_peak_kb) m->anon_peak_kb = anon;
+}
+static void sample_memory(void) {
+    sample_memory_of(&broker_memory, pids, npids);
+    sample_memory_of(&beside_memory, besides, nbesides);
 }
 static snapshot snap(void) {
     struct rusage r;
     getrusage(RUSAGE_SELF, &r);
     u64 own = (u64)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) * 1000000000ull + (r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000ull;
-    return (snapshot){now_ns(), broker_cpu(), total_published, total_delivered, total_confirmed, own};
+    u64 cpu = cpu_of_all(pids, npids), beside_cpu = cpu_of_all(besides, nbesides);
+    return (snapshot){now_ns(), cpu, beside_cpu, total_published, total_delivered, total_confirmed, own};
 }
 static int by_value(const void *a, const void *b) {
     u64 x = *(const u64 *)a, y = *(const u64 *)b;
     return x < y ? -1 : x > y;
+}
+static void tell_times(const char *name, times *t) {
+    if (!t->n) return;
+    qsort(t->ns, t->n, 8, by_value);
+    printf(",\"%sp50_us\":%.1f,\"%sp99_us\":%.1f,\"%sp999_us\":%.1f,\"%smax_us\":%.1f", name, t->ns[t->n / 2] / 1e3, name,
+           t->ns[t->n * 99 / 100] / 1e3, name, t->ns[t->n * 999 / 1000] / 1e3, name, t->ns[t->n - 1] / 1e3);
 }
 static void answer(snapshot a, snapshot z, double setup_s) {
     double seconds = (z.at - a.at) / 1e9, cpu = (z.cpu - a.cpu) / 1e9;
@@ -592,15 +649,14 @@ static void answer(snapshot a, snapshot z, double setup_s) {
            (z.confirmed - a.confirmed) / seconds);
     printf(",\"broker_cores\":%.3f,\"generator_cores\":%.3f,\"setup_s\":%.2f,\"nacks\":%lu", cpu / seconds,
            (z.own_cpu - a.own_cpu) / 1e9 / seconds, setup_s, nacks);
-    if (o_pid && messages)
+    if (npids && messages)
         printf(",\"cpu_us\":%.4f,\"rss_mb\":%.1f,\"rss_peak_mb\":%.1f,\"anon_peak_mb\":%.1f", cpu * 1e6 / messages,
-               rss_kb / 1024.0, rss_peak_kb / 1024.0, anon_peak_kb / 1024.0);
-    if (nlatencies) {
-        qsort(latencies, nlatencies, 8, by_value);
-        printf(",\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,\"max_us\":%.1f", latencies[nlatencies / 2] / 1e3,
-               latencies[nlatencies * 99 / 100] / 1e3, latencies[nlatencies * 999 / 1000] / 1e3,
-               latencies[nlatencies - 1] / 1e3);
-    }
+               broker_memory.rss_kb / 1024.0, broker_memory.rss_peak_kb / 1024.0, broker_memory.anon_peak_kb / 1024.0);
+    if (nbesides && messages)
+        printf(",\"beside_cpu_us\":%.4f,\"beside_cores\":%.3f,\"beside_anon_peak_mb\":%.1f",
+               (z.beside_cpu - a.beside_cpu) / 1e3 / messages, (z.beside_cpu - a.beside_cpu) / 1e9 / seconds,
+               beside_memory.anon_peak_kb / 1024.0);
+    tell_times("", &latencies), tell_times("confirm_", &confirm_times);
     if (o_verify) printf(",\"checked\":%lu,\"wrong\":%lu", checked, wrong);
     printf("}\n");
     fflush(stdout);
@@ -610,8 +666,9 @@ static void answer(snapshot a, snapshot z, double setup_s) {
 static void prepare_keys(conn *control, const char *exchange, char **keys, u32 *nkeys) {
     buf b = {0};
     for (int i = 0; i < o_queues; i++) {
-        if (o_keep && !o_drain) delete_queue(control, queue_name(i)); /* what an earlier run may have left */
-        declare_queue(control, queue_name(i), o_durable, o_stream, o_groupby);
+        conn *at = &control[i % nports];
+        if (o_keep && !o_drain) delete_queue(at, queue_name(i)); /* what an earlier run may have left */
+        declare_queue(at, queue_name(i), (declared){o_durable, o_stream, o_groupby, o_quorum});
     }
     *nkeys = 0;
     if (o_fanout) {
@@ -656,7 +713,8 @@ int main(int count, char **words) {
     body_tail = malloc(o_bodymax);
     for (int i = 8; i < o_bodymax; i++) body_tail[i - 8] = 'a' + i % 26;
 
-    conn *control = dial_one(0);
+    conn *control = conns; /* one at each node */
+    for (int i = 0; i < nports; i++) dial_one(0, i);
     char **keys = calloc(100000, sizeof *keys);
     u32 nkeys;
     u64 began = now_ns();
@@ -665,19 +723,19 @@ int main(int count, char **words) {
     const char *to = o_fanout || o_topic ? exchange : "";
     int npublishers = o_drain ? 0 : o_publishers, nconsumers = o_pubonly ? 0 : o_consumers, first = nconns;
     for (int i = 0; i < nconsumers; i++) {
-        conn *c = dial_one(0);
+        conn *c = dial_one(0, i);
         expect(c, i);
         if (o_stream) c->v_stride = 1, c->v_first = o_spread ? (u64)o_count / o_consumers * i : 0;
         consume(c, queue_name(o_topic ? 0 : i % o_queues), o_prefetch, o_autoack, o_stream ? (int64_t)c->v_first : -1);
     }
     conn *publishers = conns + nconns;
     for (int i = 0; i < npublishers; i++) {
-        conn *c = dial_one(1);
+        conn *c = dial_one(1, nconsumers + i);
         make_blob(c, to, keys + (o_pair ? i : 0), o_pair ? 1 : nkeys);
         if (!o_confirm) continue;
         confirm_select(c);
         u32 size = 1;
-        while (size < (u32)o_window * 4 + 16) size *= 2;
+        while (size < (u32)(o_rate ? o_rate * CONFIRM_S : o_window) * 4 + 16) size *= 2;
         c->ring = calloc(size, 1), c->rmask = size - 1;
     }
     if (o_drain) make_blob(&(conn){0}, to, keys, nkeys); /* the numbers that the run before has published */
@@ -692,12 +750,14 @@ int main(int count, char **words) {
     buf one = {0};
     if (o_rate) {
         timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
-        step = 1000000000ull / o_rate, due = now_ns() + 100000000;
+        step = 1000000000ull / o_rate, due = first_due = now_ns() + 100000000;
         struct itimerspec every = {{step / 1000000000ull, step % 1000000000ull}, {due / 1000000000ull, due % 1000000000ull}};
         timerfd_settime(timer, TFD_TIMER_ABSTIME, &every, 0);
         struct epoll_event want = {.events = EPOLLIN, .data.ptr = &timer};
         epoll_ctl(ep, EPOLL_CTL_ADD, timer, &want);
-        latencies_max = (u64)(o_rate * (o_time + 1)) + 1000, latencies = malloc(latencies_max * 8);
+        latencies.max = confirm_times.max = (u64)(o_rate * (o_time + 1)) + 1000;
+        latencies.ns = malloc(latencies.max * 8), confirm_times.ns = malloc(latencies.max * 8);
+        if (!latencies.ns || !confirm_times.ns) die("out of memory");
     }
     u64 start = now_ns(), warm_end = start + (u64)(o_warm * 1e9), sampled = 0, moved = start;
     u64 end = o_count ? ~0ull : warm_end + (u64)(o_time * 1e9);
@@ -712,8 +772,10 @@ int main(int count, char **words) {
         /* A broker that has delivered nothing yet gets some more time, rather than no figure. */
         if (t >= end && o_rate) {
             if (!ended) ended = 1, z = snap();
-            if (total_delivered >= total_published) break;
-            if (t - end > PATIENCE_S * 1000000000ull) die("%lu messages have not come", total_published - total_delivered);
+            if (total_delivered >= total_published && (!o_confirm || total_confirmed >= total_published)) break;
+            if (t - end > PATIENCE_S * 1000000000ull)
+                die("%lu messages have not come, %lu confirms", total_published - total_delivered,
+                    o_confirm ? total_published - total_confirmed : 0);
         } else if (t >= end && (total_delivered > a.delivered || o_pubonly || t - end > PATIENCE_S * 1000000000ull)) break;
         if (o_count && o_pubonly && (o_confirm ? total_confirmed : total_published) >= o_count) break;
         if (o_count && !o_pubonly && total_delivered >= o_count * copies) break;
@@ -752,9 +814,9 @@ int main(int count, char **words) {
     answer(a, ended ? z : snap(), setup_s);
     for (int i = first; i < nconns; i++) close(conns[i].fd);
     if (!o_keep) {
-        for (int i = 0; i < o_queues; i++) delete_queue(control, queue_name(i));
+        for (int i = 0; i < o_queues; i++) delete_queue(&control[i % nports], queue_name(i));
         if (*to) delete_exchange(control, to);
     }
-    close(control->fd);
+    for (int i = 0; i < first; i++) close(conns[i].fd);
     return wrong ? 3 : 0;
 }

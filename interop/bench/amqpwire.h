@@ -164,14 +164,20 @@ static void dial(conn *c, const char *host, int port, const char *user, const ch
     call(c, &b, at, 20, 11);
     free(b.p);
 }
-/* A stream is durable whatever is asked for. */
-static void declare_queue(conn *c, const char *name, int durable, int stream, int groups) {
+/* A stream is durable whatever is asked for. quorum: members of a quorum queue, 0: it is none. */
+typedef struct {
+    int durable, stream, groups, quorum;
+} declared;
+static void declare_queue(conn *c, const char *name, declared as) {
     buf b = {0};
     size_t at = method_begin(&b, 1, 50, 10);
-    b16(&b, 0), bshort(&b, name), b8(&b, durable || stream ? 2 : 0);
-    b32(&b, (stream ? 1 + 12 + 1 + 4 + 6 : 0) + (groups ? 1 + 10 + 1 + 4 + 12 : 0));
-    if (stream) bshort(&b, "x-queue-type"), b8(&b, 'S'), blong(&b, "stream");
-    if (groups) bshort(&b, "x-group-by"), b8(&b, 'S'), blong(&b, "header:group");
+    b16(&b, 0), bshort(&b, name), b8(&b, as.durable || as.stream ? 2 : 0);
+    size_t table = (b32(&b, 0), b.n);
+    if (as.stream || as.quorum) bshort(&b, "x-queue-type"), b8(&b, 'S'), blong(&b, as.stream ? "stream" : "quorum");
+    if (as.quorum) bshort(&b, "x-quorum-initial-group-size"), b8(&b, 'I'), b32(&b, as.quorum);
+    if (as.groups) bshort(&b, "x-group-by"), b8(&b, 'S'), blong(&b, "header:group");
+    u32 size = htonl(b.n - table);
+    memcpy(b.p + table - 4, &size, 4);
     call(c, &b, at, 50, 11);
     free(b.p);
 }

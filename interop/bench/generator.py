@@ -92,7 +92,8 @@ def run(
     if not result["messages"]:
         raise RunFailed("no message came through while it was measured")
     now_busy, now_stolen = machine_busy()
-    ours = (result["broker_cores"] + result["generator_cores"]) * result["seconds"]
+    cores = result["broker_cores"] + result.get("beside_cores", 0.0) + result["generator_cores"]
+    ours = cores * result["seconds"]
     result["other_cores"] = round(max(0.0, now_busy - busy - ours) / took, 2)
     result["steal_cores"] = round((now_stolen - stolen) / took, 2)
     return result

@@ -60,24 +60,35 @@ def version() -> str:
 
 
 class RabbitMQ(Started):
-    """A node of our own. plugins: those it starts with, none unless named; config: the text of its rabbitmq.conf."""
+    """A node of our own. plugins: those it starts with, none unless named; config: the text of its rabbitmq.conf.
+    joins: a node that runs, whose cluster it becomes part of: it has that one's cookie and epmd.
+    """
 
-    def __init__(self, directory: Path, plugins: Sequence[str] = (), config: str = "") -> None:
+    def __init__(
+        self, directory: Path, plugins: Sequence[str] = (), config: str = "", joins: RabbitMQ | None = None
+    ) -> None:
         super().__init__("rabbitmq", directory)
         self._plugins = plugins
         self._config = config
         self.version = version()
-        self._epmd_port = machine.free_port()
+        self._joins = joins
+        self._home: Path = joins._home if joins else directory
+        self._epmd_port: int = joins._epmd_port if joins else machine.free_port()
         self._dist_port = machine.free_port()
         self._epmd: subprocess.Popen[bytes] | None = None
+
+    @property
+    def node(self) -> str:
+        """Its name in Erlang."""
+        return f"amqpd-bench-{self.port}@localhost"
 
     def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
         own = {
-            "HOME": ".",  # the cookie
+            "HOME": str(self._home),  # the cookie
             "ERL_EPMD_PORT": f"{self._epmd_port}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"amqpd-bench-{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_IP_ADDRESS": self.host,
             "RABBITMQ_NODE_PORT": f"{self.port}",
             "RABBITMQ_DIST_PORT": f"{self._dist_port}",
@@ -91,7 +102,7 @@ class RabbitMQ(Started):
             "RABBITMQ_PID_FILE": "pid",
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node: its process id is the node's
         }
-        paths = {"none", "rabbitmq", "data", "logs", "plugins", "generated", "pid", "none.config", "."}
+        paths = {"none", "rabbitmq", "data", "logs", "plugins", "generated", "pid", "none.config"}
         return environment | {
             key: str(self.directory / value) if value in paths else value for key, value in own.items()
         }
@@ -99,12 +110,13 @@ class RabbitMQ(Started):
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "plugins").write_text(f"[{','.join(self._plugins)}].\n", "ascii")
-        (self.directory / "rabbitmq.conf").write_text(self._config, "ascii")
+        (self.directory / "rabbitmq.conf").write_text(self._config + self._joining(), "ascii")
         environment = self._environment()
         epmd = shutil.which("epmd")
         if epmd is None:
             raise StartFailed("Erlang's epmd is not in the search path")
-        if self._epmd is None:  # ours, in the foreground: left to itself, the node starts one that outlives it
+        # Ours, in the foreground: left to itself, the node starts one that outlives it.
+        if self._epmd is None and self._joins is None:
             self._epmd = subprocess.Popen(
                 [epmd, "-port", f"{self._epmd_port}", "-address", "127.0.0.1"],
                 stdin=subprocess.DEVNULL,
@@ -115,6 +127,23 @@ class RabbitMQ(Started):
             )
         self.spawn([str(SERVER)], environment)
         self.await_ready(START_TIMEOUT_S)
+
+    def _joining(self) -> str:
+        if self._joins is None:
+            return ""
+        discovery = "cluster_formation"
+        return (
+            f"{discovery}.peer_discovery_backend = classic_config\n"
+            f"{discovery}.classic_config.nodes.1 = {self._joins.node}\n"
+        )
+
+    def control(self, *words: str) -> str:
+        """What rabbitmqctl prints of this node. Raises: StartFailed if it does not run."""
+        command = [str(SERVER.with_name("rabbitmqctl")), "--quiet", "--node", self.node, *words]
+        done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StartFailed(f"rabbitmqctl {' '.join(words)}: {done.stdout} {done.stderr}")
+        return done.stdout
 
     def stop(self) -> None:
         super().stop()

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import pytest
 from kafka_hosts import Host
@@ -48,13 +48,26 @@ START_TIMEOUT_S = 420
 """A broker is there after 4 s on a quiet machine."""
 
 _LISTENED = (15_000, 32_000)  # below what outgoing connections get (net.ipv4.ip_local_port_range)
-_JAVA_OPTIONS = (
+SMALL = (
     f"-Xmx{HEAP_MIB}m",
     "-Xms64m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",
     "-Xshare:auto",
+)
+"""What a Java of ours gets: little memory, a compiler that is soon done."""
+AS_SHIPPED = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+"""What Kafka's own scripts (kafka-server-start.sh, kafka-run-class.sh) give a broker."""
+_QUIET = (
+    "-XX:-UsePerfData",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dlog4j2.StatusLogger.level=OFF",
 )
@@ -131,11 +144,11 @@ def run_java(main: str, *arguments: str, timeout_s: float = 120, **options: str)
     ).stdout
 
 
-def _java_command(main: str, *arguments: str, **options: str) -> list[str]:
+def _java_command(main: str, *arguments: str, java_options: Sequence[str] = SMALL, **options: str) -> list[str]:
     program = java()
     assert program is not None
     properties = [f"-D{name.replace('_', '.')}={value}" for name, value in options.items()]
-    return [program, *_JAVA_OPTIONS, *properties, "-cp", f"{jars()}/*", main, *arguments]
+    return [program, *java_options, *_QUIET, *properties, "-cp", f"{jars()}/*", main, *arguments]
 
 
 @dataclass(frozen=True)
@@ -168,7 +181,9 @@ class Broker:
 
 
 class Kafka:
-    """A cluster. settings: of all brokers, besides and instead of those here. hosts: where they stand; one a broker."""
+    """A cluster. settings: of all brokers, besides and instead of those here. hosts: where they stand; one a broker.
+    java_options: of the brokers.
+    """
 
     def __init__(
         self,
@@ -177,10 +192,12 @@ class Kafka:
         settings: dict[str, str] | None = None,
         hosts: Sequence[Host] | None = None,
         secure: Secure | None = None,
+        java_options: Sequence[str] = SMALL,
     ) -> None:
         self.directory = directory
         self.settings = settings or {}
         self.secure = secure
+        self.java_options = java_options
         self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.brokers: dict[int, Broker] = {}
         for number in range(1, brokers + 1):
@@ -224,7 +241,8 @@ class Kafka:
         broker = self.brokers[number]
         assert broker.process is None
         broker.log = (broker.directory / "log").open("ab")
-        java_command = _java_command("kafka.Kafka", str(broker.directory / "server.properties"))
+        properties = str(broker.directory / "server.properties")
+        java_command = _java_command("kafka.Kafka", properties, java_options=self.java_options)
         command = [*_ends_with_us(), *broker.host.prefix, *java_command]
         broker.process = subprocess.Popen(
             command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL
@@ -275,21 +293,31 @@ class Kafka:
         """Until every copy of every partition has all of it: then the next broker may go. Raises: RuntimeError."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            admin = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), bootstrap_timeout_ms=5000)
-            try:
-                behind = [
-                    f"{topic['name']} {part['partition_index']}"
-                    for topic in admin.describe_topics()
-                    for part in topic["partitions"]
-                    if len(part["isr_nodes"]) < len(part["replica_nodes"])
-                ]
-            finally:
-                admin.close()
+            behind = [
+                f"{topic['name']} {part['partition_index']}"
+                for topic in self._described()
+                for part in topic["partitions"]
+                if len(part["isr_nodes"]) < len(part["replica_nodes"])
+            ]
             if not behind:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"copies that are behind: {behind[:10]}")
             time.sleep(0.2)
+
+    def in_sync(self, topic: str) -> dict[int, list[int]]:
+        """Of each of its partitions, the brokers that have all of it."""
+        (described,) = self._described([topic])
+        return {part["partition_index"]: part["isr_nodes"] for part in described["partitions"]}
+
+    def _described(self, topics: list[str] | None = None) -> list[dict[str, Any]]:
+        """As kafka-python says it; None: all there are."""
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), bootstrap_timeout_ms=5000)
+        try:
+            found: list[dict[str, Any]] = admin.describe_topics(topics)
+            return found
+        finally:
+            admin.close()
 
     def _known(self, broker: Broker) -> int:
         with socket.create_connection((broker.host.address, broker.port), 5):
