@@ -258,14 +258,15 @@ check-metrics: $(VENV)/.installed $(VENV)/.dev
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) tests/prometheus
 
 # Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
-# for disks and starts most of the time: side by side. Then exports that are killed again and again, and a Kafka (make kafka).
+# for disks and starts most of the time: side by side. Then exports that are killed again and again, clients that are relayed at length,
+# and a Kafka (make kafka).
 .PHONY: test-long
 test-long: $(VENV)/.installed $(VENV)/.dev
 	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m ci_long -s --durations=0 --durations-min=1"; \
 	eval "$$run tests/crash/test_states.py tests/crash/test_corruption.py" > $(VENV)/states.log 2>&1 & states=$$!; \
 	eval "$$run tests/crash --ignore=tests/crash/test_states.py --ignore=tests/crash/test_corruption.py" || status=$$?; \
 	wait $$states || status=$$?; cat $(VENV)/states.log; \
-	eval "$$run tests/export tests/cluster" || status=$$?; exit $$status
+	eval "$$run tests/export tests/relay tests/cluster" || status=$$?; exit $$status
 
 # Nodes over Kafka at length: 50 kills of nodes and of brokers, each promise with a fault planted that must be seen. Two hours; wants
 # to be root, for hosts of their own. CLUSTER_ARGS="-k kill" takes some of it; TEST_CLUSTER_FIGURES names a file for its figures.

@@ -29,7 +29,7 @@ from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.front_end import FrontEnd, Guest
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import Put, UserRow, WriteFailed
+from amqpd.storage.metadata.metadata import PermissionRow, Put, UserRow, WriteFailed
 
 LOOK_S = 0.02
 
@@ -123,6 +123,8 @@ class Port(FrontEnd):
         """As a takeover brings it, some time after the owner is known where its name says so."""
         if vhost.startswith("late"):
             await asyncio.sleep(1.5)
+        # Before the vhost is there: a client that waits for it must not come between. The owner before says it as well.
+        self._broker.auth.keep_all([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
         await finished(partial(declare, self._broker.vhosts, vhost, "", (), "classic"))
         await self._broker.auth.set_permissions("guest", vhost, ".*", ".*", ".*")
 
