@@ -1,10 +1,10 @@
 """A proxy before a broker that knows Produce requests: it lets some of them fail, each in another way in turn.
 
-    lost request     the connection ends before the broker has it
-    lost answer      the broker has it, and the connection ends
-    late answer      it comes `late_s` later, and so do those behind it
-    REFUSED codes    the broker does not get it: what is answered is made here
-    STORED codes     the broker has stored it, and the answer says otherwise
+lost request     the connection ends before the broker has it
+lost answer      the broker has it, and the connection ends
+late answer      it comes `late_s` later, and so do those behind it
+REFUSED codes    the broker does not get it: what is answered is made here
+STORED codes     the broker has stored it, and the answer says otherwise
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import struct
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Self
 
 PRODUCE: Final = 0
@@ -30,13 +31,18 @@ class Asked(NamedTuple):
 
 
 class FaultyProxy:
-    """Listens at `port`, passes on to `target`. every: each n-th Produce request fails, 0: none. done: how often."""
+    """Listens at `port`, passes on to `target`. every: each n-th Produce request fails, 0: none. kinds: in these
+    ways, one after the other. done: how often.
+    """
 
-    def __init__(self, port: int, target: tuple[str, int], every: int = 0, late_s: float = 2.0) -> None:
+    def __init__(
+        self, port: int, target: tuple[str, int], every: int = 0, late_s: float = 2.0, kinds: Sequence[str] = KINDS
+    ) -> None:
         self.port = port
         self.target = target
         self.every = every
         self.late_s = late_s
+        self.kinds = kinds
         self.done: Counter[str] = Counter()
         self.produces = 0
         self._faults = 0
@@ -68,8 +74,8 @@ class FaultyProxy:
                 asyncio.create_task(self._answers(to, writer, asked)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:
-            pass  # the broker is away, and so are we
+        except (OSError, asyncio.CancelledError):
+            pass  # the broker is away, or the test is over, and so are we
         finally:
             for way in ways:
                 way.cancel()
@@ -106,7 +112,7 @@ class FaultyProxy:
         if not self.every or self.produces % self.every:
             return ""
         self._faults += 1
-        fault = KINDS[self._faults % len(KINDS)]
+        fault = self.kinds[self._faults % len(self.kinds)]
         self.done[fault] += 1
         return fault
 
@@ -121,7 +127,8 @@ class FaultyProxy:
                 if one.fault == "late answer":
                     await asyncio.sleep(self.late_s)
                 if one.fault in STORED:
-                    frame = _with_code(frame, STORED[one.fault])
+                    code = STORED[one.fault]
+                    frame = answered_otherwise(frame, lambda *_, code=code: (code, -1))  # type: ignore[misc]
                 writer.write(frame)
                 asked.popleft()
                 _answer_made(asked, writer)
@@ -191,16 +198,19 @@ def _refusal(request: bytes, code: int) -> bytes:
     return struct.pack(">i", len(answer)) + answer
 
 
-def _with_code(answer: bytes, code: int) -> bytes:
-    """The same, as if each partition had that code."""
+def answered_otherwise(answer: bytes, change: Callable[[bytes, int, int, int], tuple[int, int]]) -> bytes:
+    """The same answer, but for what `change` says, which is asked with each partition's topic, number, code and first
+    offset: another code and first offset. answer: with its length before it.
+    """
     found = bytearray(answer)
     at = 9  # size, correlation id, no tags
     topics, at = _uvarint(answer, at)
     for _ in range(topics - 1):
-        _, at = _compact(answer, at)
+        topic, at = _compact(answer, at)
         partitions, at = _uvarint(answer, at)
         for _ in range(partitions - 1):
-            struct.pack_into(">hq", found, at + 4, code, -1)
+            number, code, offset = struct.unpack_from(">ihq", answer, at)
+            struct.pack_into(">hq", found, at + 4, *change(topic, number, code, offset))
             at += 4 + 2 + 24
             errors, at = _uvarint(answer, at)
             assert errors <= 1, "a record was refused"

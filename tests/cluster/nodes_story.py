@@ -27,6 +27,8 @@ from amqpd.storage.replicated.barrier import HEADER
 
 LONG: Final = bool(os.environ.get("TEST_CLUSTER_LONG"))
 VHOSTS: Final = ("red", "green", "blue")
+PATIENCE_S: Final = 300.0
+"""How long all that was confirmed may take to come, once nobody publishes any more."""
 SERVED_S_MAX: Final = 15.0
 SERVED_S_MEDIAN: Final = 12.0
 QUIET_MACHINE: Final = LONG or not os.environ.get("CI")
@@ -40,22 +42,40 @@ def count(ci: int, whole: int) -> int:
 
 @asynccontextmanager
 async def loaded(
-    nodes: Nodes, vhosts: Sequence[str] = VHOSTS, publishers: int = 2, rate: float = 60.0
+    nodes: Nodes,
+    vhosts: Sequence[str] = VHOSTS,
+    publishers: int = 2,
+    rate: float = 60.0,
+    unread: bool = False,
+    patience_s: float = PATIENCE_S,
+    load: Load | None = None,
 ) -> AsyncIterator[Load]:
-    """Each vhost has a queue of its own name, its publishers and a consumer. At the end all is drained and judged."""
+    """Each vhost has a queue of its own name, its publishers and a consumer. At the end all is drained, for which there
+    are `patience_s`, and judged.
+
+    unread: each vhost has a queue more, which nobody reads before the end. What a consumer gets may come from the
+    owner's memory: it shows that a message was routed, and nothing of whether Kafka has it. load: with other clients
+    than any.
+    """
     for vhost in vhosts:
         await asyncio.to_thread(nodes.add_vhost, vhost)
-    load = Load(Account(), [node.amqp for node in nodes])
+    if load is None:
+        load = Load(Account(), [node.amqp for node in nodes])
     for vhost in vhosts:
         await load.declare(vhost, vhost)
     for vhost in vhosts:
         load.consume(vhost, vhost)
         for _ in range(publishers):
             load.publish(vhost, vhost, rate)
+        if unread:
+            await load.declare(vhost, f"{vhost}.unread")
+            load.publish(vhost, f"{vhost}.unread", rate)
     try:
         await flowing(load, vhosts)
         yield load
-        await load.drain()
+        for vhost in vhosts if unread else ():
+            load.consume(vhost, f"{vhost}.unread")
+        await load.drain(patience_s)
     finally:
         await load.leave()
     print(load.account.told())

@@ -8,7 +8,9 @@ Faults are planted here, from outside: amqpd has no switch for one. All of what 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +18,18 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parent))
 
 from amqpd.cluster import members, node, placement, takeover
+from amqpd.cluster.connection import KafkaConnection
+from amqpd.cluster.inner import NotReached
 from amqpd.cluster.logs import Place, SlotLogs
 from amqpd.cluster.producer import KafkaProducer
+from amqpd.cluster.relay import Relays
 from amqpd.cluster.takeover import Takeovers
 from amqpd.cluster.topics import Topics
 from amqpd.storage.log.appender import Replica
 
 SEND_LATER_S: Final = 0.5
+REQUESTS: Final = "requests"
+KINDS_MAX: Final = 128
 
 
 def confirm_early() -> None:
@@ -42,6 +49,35 @@ def confirm_early() -> None:
             self.producer.flush()
 
     SlotLogs._offer = offered  # type: ignore[method-assign]
+
+
+def no_relay() -> None:
+    """No client is taken to the node that serves its vhost."""
+
+    async def joined(self: Relays, handover: Any, node: Any) -> None:
+        raise NotReached(f"node {node.name} is not asked")
+
+    Relays._join = joined  # type: ignore[method-assign]
+
+
+def refused_is_stored() -> None:
+    """A Produce request that Kafka refuses, for too few of its copies are there, is taken for stored."""
+    from kafka_faults import REFUSED, answered_otherwise
+
+    answered = KafkaProducer._answered
+
+    def believed(self: KafkaProducer, call: Any, sent_s: float, data: bytes | None) -> None:
+        def stored(topic: bytes, number: int, code: int, offset: int) -> tuple[int, int]:
+            if code != REFUSED["NOT_ENOUGH_REPLICAS"]:
+                return code, offset
+            at = [(each.topic, each.number) for each in call.partitions].index((topic, number))
+            return 0, int(call.offered[at].batch.base_offset)
+
+        if data is not None:
+            data = answered_otherwise(len(data).to_bytes(4, "big") + data, stored)[4:]
+        answered(self, call, sent_s, data)
+
+    KafkaProducer._answered = believed  # type: ignore[method-assign]
 
 
 def no_barrier() -> None:
@@ -135,10 +171,46 @@ def no_poll() -> None:
     members.Members._each_second = never  # type: ignore[method-assign]
 
 
+def count_requests() -> None:
+    """No fault: how many requests of each kind go to Kafka stands in the file REQUESTS beside the data directory."""
+    from aiokafka.conn import AIOKafkaConnection
+
+    named = next(each.partition("=")[2] for each in sys.argv if each.startswith("--data-dir="))
+    path = Path(named).parent / REQUESTS
+    path.write_bytes(bytes(8 * KINDS_MAX))
+    with path.open("r+b") as file:
+        counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    ours, theirs = KafkaConnection.send, AIOKafkaConnection.send
+
+    def send(self: KafkaConnection, make: Callable[[int], list[bytes]], done: Any) -> None:
+        def counted(number: int) -> list[bytes]:
+            parts = make(number)
+            counts[int.from_bytes(parts[0][4:6], "big")] += 1
+            return parts
+
+        ours(self, counted, done)
+
+    def send_theirs(self: Any, request: Any, expect_response: bool = True) -> Any:
+        counts[request.prepare(self._versions).API_KEY] += 1
+        return theirs(self, request, expect_response)
+
+    KafkaConnection.send = send  # type: ignore[method-assign]
+    AIOKafkaConnection.send = send_theirs
+
+
+def requests_of(directory: Path) -> Counter[int]:
+    """What a node of that directory has asked Kafka, by the number of Kafka's protocol."""
+    with (directory / REQUESTS).open("rb") as file:
+        counts = memoryview(file.read()).cast("Q")
+    return Counter({kind: number for kind, number in enumerate(counts) if number})
+
+
 FAULTS: Final[dict[str, Callable[[], None]]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         confirm_early,
+        no_relay,
+        refused_is_stored,
         no_barrier,
         no_old_barrier,
         no_settlements,
@@ -147,6 +219,7 @@ FAULTS: Final[dict[str, Callable[[], None]]] = {
         no_keep_alive,
         short_poll,
         no_poll,
+        count_requests,
     )
 }
 

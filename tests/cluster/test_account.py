@@ -57,6 +57,19 @@ def test_order() -> None:
     assert "came first behind 3" in story.refused()
 
 
+def test_order_of_who_was_cut_off() -> None:
+    """What he had been given comes later, and says so; what does not say so has its order."""
+    story = Story()
+    story.account.cut = True
+    story.publish(3)
+    story.give(1, 3)
+    story.give(2, redelivered=True)
+    story.account.judge()
+    story.publish(2)
+    story.give(5, 4)
+    assert "came first behind 5" in story.refused()
+
+
 def test_a_repeat_that_does_not_say_so() -> None:
     story = Story()
     story.publish()

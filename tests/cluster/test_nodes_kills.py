@@ -12,6 +12,7 @@ import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
 from nodes_story import (
+    PATIENCE_S,
     VHOSTS,
     count,
     epochs_never_fall,
@@ -28,10 +29,10 @@ from nodes_story import (
 from amqpd.cluster.access import KafkaAccess
 
 
-async def killed_owners(nodes: Nodes, times: int) -> None:
+async def killed_owners(nodes: Nodes, times: int, patience_s: float = PATIENCE_S) -> None:
     """kill -9 of the owner of one vhost after the other, five publishers with confirms each."""
     took: list[float] = []
-    async with loaded(nodes, publishers=5) as load:
+    async with loaded(nodes, publishers=5, unread=True, patience_s=patience_s) as load:
         for turn in range(times):
             victim = await owner_of(nodes, VHOSTS[turn % len(VHOSTS)])
             his = [vhost for vhost, owner in (await owners_of(nodes)).items() if owner == victim]
@@ -57,7 +58,7 @@ async def test_confirms_before_the_answer_lose_messages(tmp_path: Path, brokers:
         Nodes(tmp_path, brokers, 3, name="planted-2", plant="confirm-early") as nodes,
         pytest.raises(AssertionError, match="confirmed messages are lost"),
     ):
-        await killed_owners(nodes, 10)
+        await killed_owners(nodes, 2, patience_s=20)
 
 
 async def test_a_clean_stop_hands_over_within_seconds(nodes: Nodes) -> None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.conn import AIOKafkaConnection
 from planted import FAULTS
 
 from amqpd.cluster import members, node, placement, takeover
+from amqpd.cluster.connection import KafkaConnection
 from amqpd.cluster.logs import SlotLogs
 from amqpd.cluster.members import Members
+from amqpd.cluster.producer import KafkaProducer
+from amqpd.cluster.relay import Relays
 from amqpd.cluster.takeover import Takeovers
 from amqpd.cluster.topics import Topics
 
-PLACES: tuple[Any, ...] = (members, node, placement, takeover, Members, SlotLogs, Takeovers, Topics)
+MODULES: tuple[Any, ...] = (members, node, placement, takeover)
+CLASSES: tuple[Any, ...] = (KafkaConnection, KafkaProducer, Members, Relays, SlotLogs, Takeovers, Topics)
+THEIRS: tuple[Any, ...] = (AIOKafkaConnection,)
+PLACES = MODULES + CLASSES + THEIRS
 
 
 @pytest.fixture
@@ -33,7 +42,10 @@ def positional(function: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_it_is_called_as_what_it_stands_for(fault: str, before: dict[Any, dict[str, Any]]) -> None:
+def test_it_is_called_as_what_it_stands_for(
+    fault: str, before: dict[Any, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["planted.py", fault, f"--data-dir={tmp_path / 'data'}"])
     FAULTS[fault]()
     changed = [
         (names[name], value)
