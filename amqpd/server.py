@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE: Final = 69
+EXIT_FAILED: Final = 70
 # How often, and how many times, it is looked whether the broker has a moment for what it may need later.
 REST_LOOK_S: Final = 0.25
 REST_LOOKS: Final = 40
@@ -67,6 +68,8 @@ class Server:
         self.loop = loop
         self.stopped = asyncio.Event()
         self._stopping = False
+        # Why it has stopped by itself.
+        self.failed = ""
         self._suspended = False
         self.drained = False
         # Of a program of its own; embedded in another one nobody is told.
@@ -103,7 +106,9 @@ class Server:
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
         admin = AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS))
-        inner = [] if self.node is None else [self.node.attach(self.broker, self.amqp, admin, self._first_rows)]
+        inner = []
+        if self.node is not None:
+            inner = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
         others = (guest(self.broker) for guest in guests)
         self.front_ends: list[FrontEnd] = [*inner, self.amqp, *others, admin]
 
@@ -285,6 +290,12 @@ class Server:
             self.notifier.stopping()
             self.loop.create_task(self._stop())  # ends the loop by itself
 
+    def fail(self, why: str) -> None:
+        """It cannot go on: a clean stop as far as there can be one, and an exit code by which it is started again."""
+        log.critical("the broker stops: %s", why)
+        self.failed = why
+        self.stop()
+
     async def _stop(self) -> None:
         log.info("stopping: %d connections are closed", len(self.connections.by_name))
         if self.node is not None:
@@ -383,7 +394,7 @@ async def serve(
     gc.set_threshold(50_000, 20, 100)
     gc.enable()
     await server.stopped.wait()
-    return 0
+    return EXIT_FAILED if server.failed else 0
 
 
 def run(
@@ -393,7 +404,8 @@ def run(
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
 ) -> int:
-    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...).
+    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...), 70 when
+    it has stopped by itself.
 
     read_settings: reads them once more, for a reload; raises SettingsError. guests: as `Server` takes them.
     notes: what there is to say about the settings, a line each in the log.

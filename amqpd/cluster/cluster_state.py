@@ -19,6 +19,10 @@ in their order, on the loop:
 Nothing is told before `open` has returned.
 
 A node that writes to slot 0 sees what it wrote here (`written`), when all nodes that are up to date do.
+
+A record on which this program fails (a bug) is passed over and counted while all is read at the start, so that it
+cannot keep every node from starting. One that comes later ends the reading: `on_lost` is told, and the node has to end,
+for it would go on with users and owners that are not so any more; started again it reads all anew.
 """
 
 from __future__ import annotations
@@ -104,12 +108,14 @@ class ClusterState:
         self.on_vhost: list[Callable[[str], None]] = []
         self.on_owner: list[Callable[[int], None]] = []
         self.on_note: list[Callable[[PutNote], None]] = []
+        self.on_lost: Callable[[str], None] = lambda _: None
+        """Nothing more will be known; with the reason."""
         self.foreign_count = 0
         """Records, in slots other than 0, whose note cannot be read."""
         self.problem = ""
         """What a later version of amqpd has written that this one does not know; empty: nothing."""
         self._owner_keys = [note_key((OWNER, slot)) for slot in range(slots)]
-        self._follower = Follower(access, self._take)
+        self._follower = Follower(access, self._take, self._lost)
         self._followed: list[Followed] = []
         self._opened = False
         self._waiting: set[asyncio.Future[None]] = set()
@@ -233,16 +239,30 @@ class ClusterState:
         try:
             for records in keyed_records(batch):
                 for record in records:
-                    if slot == 0:
-                        self._take_record(record.key, record.value)
-                    if record.key == self._owner_keys[slot]:
-                        self._take_owner(slot, record.value)
+                    self._take_one(slot, record.key, record.value)
                     if time.perf_counter() >= until:
                         await asyncio.sleep(0)
                         until = time.perf_counter() + SLICE_S
         except BadRecord as error:
             self.foreign_count += 1
             logger.error("%s %d: a batch cannot be read and is passed over: %s", self.topic, slot, error)
+
+    def _take_one(self, slot: int, key: bytes, value: bytes | None) -> None:
+        try:
+            if slot == 0:
+                self._take_record(key, value)
+            if key == self._owner_keys[slot]:
+                self._take_owner(slot, value)
+        except Exception:
+            if self._opened:
+                raise
+            self.foreign_count += 1
+            logger.exception("%s %d: a bug of the broker: a record is passed over: %r", self.topic, slot, key)
+
+    def _lost(self, error: BaseException) -> None:
+        if self._opened:
+            self.on_lost(f"what nodes share cannot be read any more: {error!r}")
+        self._wake()
 
     def _take_record(self, key: bytes, value: bytes | None) -> None:
         try:

@@ -147,11 +147,19 @@ class ClusterNode:
         self._stopping = False
 
     def attach(
-        self, broker: Broker, amqp: AmqpFrontEnd, admin: AdminFrontEnd, first_rows: Callable[[], Sequence[Row]]
+        self,
+        broker: Broker,
+        amqp: AmqpFrontEnd,
+        admin: AdminFrontEnd,
+        first_rows: Callable[[], Sequence[Row]],
+        fail: Callable[[str], None],
     ) -> InnerFrontEnd:
-        """The broker is made. Returns the inner port, which is to start before clients are let in."""
+        """The broker is made. fail: the process is to stop, and its exit code to say that it did not want to. Returns
+        the inner port, which is to start before clients are let in.
+        """
         options = self.options
         self.broker = broker
+        self.state.on_lost = fail
         broker.vhosts.elsewhere = self.view.knows
         broker.catalogue.events.node = options.node
         broker.vhosts.when_served = self._when_served
@@ -161,9 +169,7 @@ class ClusterNode:
             options, broker, self.storage, self.metadata, self.reader, self.topics, self._announced, first_rows
         )
         self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here)
-        self.leases = Leases(
-            self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s
-        )
+        self.leases = Leases(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
         self.inner = NodeFrontEnd(self, amqp, admin)
         broker.alarms.store_waits = StoreWaits(broker.turn)
         return self.inner

@@ -209,12 +209,15 @@ class Follower:
     """Follows partitions as they grow: a request to each broker that leads some, which Kafka holds until there is
     something. Cost: two requests a second and broker where nothing happens.
 
-    take: gets each batch, in the order of its partition, and is awaited. Raising ends the follower: `failed` has it.
-    Loop thread only; `close` it.
+    take: gets each batch, in the order of its partition, and is awaited. Raising ends the follower: `failed` has it,
+    and on_failed is told: who follows knows nothing new from there on. Loop thread only; `close` it.
     """
 
-    def __init__(self, access: KafkaAccess, take: Take) -> None:
+    def __init__(
+        self, access: KafkaAccess, take: Take, on_failed: Callable[[BaseException], None] = lambda _: None
+    ) -> None:
         self._take = take
+        self._on_failed = on_failed
         self._brokers = Brokers(access)
         self._reader = KafkaReader(access, brokers=self._brokers)
         self._followed: list[Followed] = []
@@ -325,14 +328,12 @@ class Follower:
         except (OSError, KafkaUnfit, KafkaRefused, BadAnswer) as error:
             if not self._closed:
                 logger.warning("broker %d: %s", leader, error)
-            pause = self._pauses.get(leader, PAUSE_S)
-            self._pauses[leader] = min(2 * pause, PAUSE_S_MAX)
-            await asyncio.sleep(pause)
+            await self._pause(leader)
         except _NotTaken as error:
-            self.failed = error.__cause__
-            logger.error("nothing is followed any more", exc_info=self.failed)
-            self._closed = True
-            self._end(self._followed, KafkaLost("not followed any more"))
+            self._fail(error.__cause__ or error)
+        except Exception:
+            logger.exception("broker %d: a bug of the broker; what it leads is asked for again", leader)
+            await self._pause(leader)
         finally:
             del self._serving[leader]
             for each in self._followed:
@@ -341,6 +342,22 @@ class Follower:
             if connection is not None:
                 await connection.close()
             self._arrange()
+
+    async def _pause(self, leader: int) -> None:
+        """Before it is asked again."""
+        pause = self._pauses.get(leader, PAUSE_S)
+        self._pauses[leader] = min(2 * pause, PAUSE_S_MAX)
+        await asyncio.sleep(pause)
+
+    def _fail(self, error: BaseException) -> None:
+        """A batch was not taken: what comes behind it must not be, either."""
+        if self._closed:
+            return
+        self.failed = error
+        logger.error("nothing is followed any more", exc_info=error)
+        self._closed = True
+        self._end(self._followed, KafkaLost("not followed any more"))
+        self._on_failed(error)
 
     async def _round(self, leader: int, connection: KafkaConnection) -> bool:
         """One request, and what it brings is taken. Returns whether that broker leads anything."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fake_kafka import FakeKafka
 
 from amqpd.cluster.cluster_state import ClusterState, Owner, free_slot
+from amqpd.cluster.connection import KafkaLost
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.cluster.rows import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
 from amqpd.storage.metadata.metadata import MetadataError
@@ -137,6 +139,38 @@ async def test_a_listener_that_fails_costs_nobody_anything(
     await state.written(cluster.write(Put(USER)))
     assert told == [Put(USER)]
     assert "a bug" in caplog.text
+
+
+async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
+    cluster: Cluster, state: ClusterState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that knows nothing new of users and owners must not go on as if it did. Started again it passes over what
+    it fails on.
+    """
+    lost: list[str] = []
+    state.on_lost = lost.append
+    await state.open()
+    read = RowTable.read
+
+    def failing(self: RowTable, key: bytes, value: bytes | None) -> Any:
+        if b"cursed" in key:
+            raise IndexError("a bug of ours")
+        return read(self, key, value)
+
+    monkeypatch.setattr(RowTable, "read", failing)
+    waiting = asyncio.create_task(state.changed(60))
+    await asyncio.sleep(0)
+    with pytest.raises(KafkaLost):
+        await state.written(cluster.write(Put(USER._replace(name="cursed"))))
+    assert lost == ["what nodes share cannot be read any more: IndexError('a bug of ours')"]
+    assert await waiting
+    cluster.write(Put(USER))
+    again = ClusterState(cluster.kafka.access, META, SLOTS)
+    await again.open()
+    assert list(again.table.rows(UserRow)) == [USER]
+    assert again.foreign_count == 1
+    assert "a record is passed over" in caplog.text
+    await again.close()
 
 
 async def test_waiting(cluster: Cluster, state: ClusterState) -> None:

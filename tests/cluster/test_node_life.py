@@ -191,6 +191,23 @@ async def test_a_slot_that_is_given_up_and_taken_again_leaves_nothing_behind(tmp
         await connection.close()
 
 
+async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
+    tmp_path, kafka, topic, monkeypatch, caplog
+) -> None:
+    """Others take over what it serves, and whoever runs it starts it again."""
+    async with a_node(tmp_path, kafka, topic) as server:
+
+        def failing(*_: object) -> None:
+            raise IndexError("a bug of ours")
+
+        monkeypatch.setattr(type(server.node.state), "_take_record", failing)
+        await server.node.wish(1, "nobody")
+        async with asyncio.timeout(25):
+            await server.stopped.wait()
+        assert "IndexError" in server.failed
+        assert "the broker stops: what nodes share cannot be read any more" in caplog.text
+
+
 async def test_a_wish_moves_nothing_where_there_is_no_such_node(tmp_path, kafka, topic) -> None:
     async with a_node(tmp_path, kafka, topic) as server:
         node = server.node

@@ -316,16 +316,37 @@ class TestFollower:
         async def take(_: Followed, __: bytes) -> None:
             raise ValueError("a bug")
 
-        follower = Follower(fake.access, take)
+        failed: list[BaseException] = []
+        follower = Follower(fake.access, take, failed.append)
         fill(fake, 0, 1)
         followed = follower.follow("t", 0)
         with pytest.raises(KafkaLost):
             await follower.caught_up([followed])
+        assert failed == [follower.failed]
         assert isinstance(follower.failed, ValueError)
         assert "a bug" in caplog.text
         with pytest.raises(KafkaLost):
             await follower.reached(followed, 1)
         await follower.close()
+
+    async def test_a_bug_in_an_answer_s_reading_is_told_and_asked_again(
+        self, fake: FakeKafka, taken: Taken, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        expected = fill(fake, 0, 3)
+        whole, tries = Follower._give, 0
+
+        async def failing(self: Follower, followed: Followed, batches: list[bytes]) -> None:
+            nonlocal tries
+            tries += 1
+            if tries <= 2:
+                raise IndexError("a bug of ours")
+            await whole(self, followed, batches)
+
+        monkeypatch.setattr(Follower, "_give", failing)
+        followed = taken.follower.follow("t", 0)
+        await taken.follower.caught_up([followed])
+        assert taken.got == {0: expected}
+        assert caplog.text.count("a bug of the broker") == 2
 
     async def test_closed_while_somebody_waits(self, fake: FakeKafka) -> None:
         made = Taken(fake.access)
