@@ -23,6 +23,7 @@ bound as for a slow disk.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Container
@@ -46,6 +47,9 @@ TELL_PAUSE_S: Final = 0.05
 SLICE_S: Final = 0.004
 _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
+
+
+logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -101,6 +105,7 @@ class SlotLogs(ReplicaKeeper):
         self._reading = ReadingBack(read, self.fronts)
         self._changing: set[Partition] = set()  # they have batches of an earlier epoch on the way
         self._held_back: set[ReplicatedLog] = set()  # with batches of the later one
+        self._lost: set[ReplicatedLog] = set()  # whose topic somebody has deleted
         # telling
         self._telling: deque[ReplicatedLog] = deque()
         self._records: list[Keyed] = []
@@ -129,10 +134,22 @@ class SlotLogs(ReplicaKeeper):
         return bool(told.clean_producer_id == held.producer_id and told.clean_epoch + 1 == held.epoch)
 
     def begin(self, log: ReplicatedLog, place: Place) -> None:
-        """The log is the one at that place. Raises: KeyError where the producer does not have its partition."""
+        """The log is the one at that place. Raises: KeyError where the producer does not have its partition.
+
+        One whose partition is closed, for it is gone, is empty and takes nothing; what is told of it stays as it is.
+        """
         partition = self.partition(place)
         told = self._told.logs.pop(log.settlements.log_id, None) or Told()
         end = int(partition.next_offset)
+        if partition.closed:
+            log.open(partition, self.replica(partition), Told(), end, end, end)
+            log.settlements = KeyedSettlements(log.settlements.log_id, told)
+            self.logs[partition] = log
+            self._lost.add(log)
+            log.filled()
+            log.refuse(partition.text)
+            logger.error("queue '%s' takes and gives nothing: topic %s: %s", log.name, place.topic, partition.text)
+            return
         seen_end = int(told.delivered_mark) + 1 if self.taken_cleanly else end
         log.open(partition, self.replica(partition), told, place.first_offset, end, seen_end)
         self.logs[partition] = log
@@ -143,7 +160,7 @@ class SlotLogs(ReplicaKeeper):
     def partition(self, place: Place) -> Partition:
         """The producer's partition of that place. Raises: KeyError."""
         found = self._places.get((place.topic, place.number))
-        if found is None:
+        if found is None or found.closed:  # a topic of its own may have gone, and another one of its name have come
             for each in self.producer.partitions:
                 self._places[each.topic.decode(), int(each.number)] = each
             found = self._places[place.topic, place.number]
@@ -277,7 +294,7 @@ class SlotLogs(ReplicaKeeper):
         until = time.perf_counter() + SLICE_S
         while self._telling:
             log = self._telling.popleft()
-            self._records += log.tell()
+            self._records += self._told_by(log)
             if time.perf_counter() >= until:
                 break
         self._write_records()
@@ -285,6 +302,11 @@ class SlotLogs(ReplicaKeeper):
             self._tell_timer = self._loop.call_soon(self._tell)
         elif self.changed:
             self._arm(TELL_PAUSE_S)
+
+    def _told_by(self, log: ReplicatedLog) -> list[Keyed]:
+        """Nothing of one that is lost: its topic may be back one day."""
+        records = log.tell()
+        return [] if log in self._lost else records
 
     def _write_records(self) -> None:
         if not self._records:
@@ -404,7 +426,7 @@ class SlotLogs(ReplicaKeeper):
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
             log.note_all()
-            self._records += log.tell()
+            self._records += self._told_by(log)
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S

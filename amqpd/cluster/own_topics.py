@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from amqpd.cluster.connection import KafkaLost, KafkaUnfit
 from amqpd.cluster.producer import KafkaRefused
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from amqpd.cluster.topics import Topics
 
 logger = logging.getLogger(__name__)
+
+SAID_S: Final = 10.0
+"""How long Kafka's answer is kept for who has asked, and may be gone."""
 
 
 class NodeTopics:
@@ -47,12 +50,20 @@ class NodeTopics:
 
         async def look() -> None:
             try:
-                self._said[topic] = "exists already" if await self._topics.describe([topic]) else ""
+                said = "exists already" if await self._topics.describe([topic]) else ""
             except (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError) as error:
-                self._said[topic] = f"cannot be asked for: {error}"
-            finally:
-                done()
+                said = f"cannot be asked for: {error}"
+            except Exception:
+                logger.exception("topic %s: a bug of the broker", topic)
+                said = "cannot be asked for: the broker's log says why"
+            self._said[topic] = said
+            asyncio.get_running_loop().call_later(SAID_S, self._forget, topic, said)
+            done()
 
         task = asyncio.get_running_loop().create_task(look())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, topic: str, said: str) -> None:
+        if self._said.get(topic) is said:
+            del self._said[topic]

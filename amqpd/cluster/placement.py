@@ -13,7 +13,10 @@ deleted queue's partition is emptied (DeleteRecords), marked, and ready again. K
 topic. The topic itself comes with the vhost's first durable queue, and goes with the vhost.
 
 A queue with x-kafka-topic has a topic for itself, of one partition, which comes and goes with the queue
-(broker/catalogue/kafka_topic.py says which it may have).
+(broker/catalogue/kafka_topic.py says which it may have; own_places.py makes and ends it).
+
+What Kafka refuses costs no partition: those that it would not empty are given out all the same, those that it would not
+let be marked are tried again with the next that are made.
 """
 
 from __future__ import annotations
@@ -21,23 +24,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from amqpd.broker.catalogue.kafka_topic import ARGUMENT as OWN_TOPIC
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.connection import KafkaLost
 from amqpd.cluster.logs import Place
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused
+from amqpd.cluster.marks import Marks, PartitionWriter
+from amqpd.cluster.own_places import RETRY_S, RETRY_S_MAX, TROUBLE, OwnPlaces, TopicMaker, own_topic
+from amqpd.cluster.producer import KafkaRefused
 from amqpd.cluster.row_table import Submission
 from amqpd.cluster.rows import PLACE, Note, NoteKey, PutNote, SlotChange
-from amqpd.cluster.topics import TopicUnfit
-from amqpd.protocol.codec import decode_table
 from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
-from amqpd.storage.replicated.keyed import Keyed
 from amqpd.storage.replicated.partition import UNKNOWN, Partition
-from amqpd.storage.replicated.requests import ProducerId
 
 logger = logging.getLogger(__name__)
 
@@ -47,49 +47,19 @@ READY_MIN: Final = 4
 """With fewer that are ready, more are made."""
 GROW_MAX: Final = 500
 """Partitions of one request, and barriers at a time."""
-RETRY_S: Final = 5.0
-TROUBLE: Final = (KafkaLost, KafkaUnfit, KafkaRefused, TopicUnfit, OSError)
-
-
-class TopicMaker(Protocol):
-    """Kafka's administration (`Topics`). Raises: KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit."""
-
-    async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
-        """The vhost's topic has that many partitions or more: how many it has."""
-
-    async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Frees what stands before those offsets."""
-
-    async def make_own(self, name: str) -> None:
-        """A topic of one partition; refused where there is one already."""
-
-    async def delete(self, name: str) -> None:
-        """The topic goes, where there is one."""
-
-
-class PartitionWriter(Protocol):
-    """Who numbers what goes to the slot's partitions (`SlotLogs`). held: producer id and epoch."""
-
-    held: ProducerId
-
-    @property
-    def producer(self) -> KafkaProducer: ...
-
-    def write(self, partition: Partition, records: list[Keyed]) -> None:
-        """One batch behind what was offered; `producer.flush` sends it."""
-
-    def may_write(self, partition: Partition) -> bool:
-        """False: batches of an epoch before are on the way, behind which the next one waits."""
 
 
 class _Topic:
-    """A vhost's. ready: partitions that can be given out. made: how many there are."""
+    """A vhost's. ready: partitions that can be given out. made: how many there are. refused: numbers of those that
+    Kafka would not let be marked, which nobody has.
+    """
 
     def __init__(self, name: str, vhost_id: str) -> None:
         self.name = name
         self.vhost_id = vhost_id
         self.ready: deque[Partition] = deque()
         self.made = 0
+        self.refused: list[int] = []
         self.growing = asyncio.Lock()
 
 
@@ -111,9 +81,8 @@ class Placement:
         on_placed: Callable[[str, Place], None],
         on_freed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._writer = writer
+        self._marks = Marks(writer, key)
         self._topics = topics
-        self._key = key
         self._topic_name = topic_name
         self._vhost_id = vhost_id
         self._on_placed = on_placed
@@ -124,27 +93,37 @@ class Placement:
         self._of: dict[str, _Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed: dict[str, dict[int, Partition]] = {}
-        # Topics of one queue each, made for queues that are about to come.
-        self._own: dict[str, Partition] = {}
+        self._freeing = False
         self._loop = asyncio.get_running_loop()
+        self.own = OwnPlaces(self._marks, topics, self._partitions, self._start)
+        """Topics that queues have for themselves."""
 
     # -- what there is
 
-    def begin(self, notes: Mapping[NoteKey, Note], partitions: Iterable[Partition], vhosts: Iterable[VhostRow]) -> None:
+    def begin(
+        self,
+        notes: Mapping[NoteKey, Note],
+        partitions: Iterable[Partition],
+        vhosts: Iterable[VhostRow],
+        lost: Mapping[str, str],
+    ) -> None:
         """The slot was taken over. notes: of its `meta`. partitions: of its vhosts' topics, each behind its barrier.
-        Raises: MetadataError, a place that is none or whose partition there is not.
+        lost: topics of queues' own that are gone, or others than they were, and why.
+        Raises: MetadataError, a place that is none or whose partition of a vhost's topic there is not.
         """
-        self._partitions = {(each.topic.decode(), int(each.number)): each for each in partitions}
+        self._partitions.update({(each.topic.decode(), int(each.number)): each for each in partitions})
+        vhosts = list(vhosts)
+        for vhost in vhosts:
+            self._topic(vhost.id)
         for key, note in notes.items():
             if key[0] != PLACE:
                 continue
             place = place_of(note)
-            if (place.topic, place.number) not in self._partitions:
-                raise MetadataError(f"partition {place.number} of topic {place.topic}, which holds a queue, is gone")
+            if (place.topic, place.number) not in self._partitions and place.topic not in lost:
+                what = f"partition {place.number} of topic {place.topic}"
+                raise MetadataError(f"{what}, which holds a queue, is gone")
             self.places[str(key[1])] = place
         used = {(place.topic, place.number) for place in self.places.values()}
-        for vhost in vhosts:
-            self._topic(vhost.id)
         for where, partition in sorted(self._partitions.items()):
             topic = self._of.get(where[0])
             if topic is not None:
@@ -153,6 +132,7 @@ class Placement:
                     topic.ready.append(partition)
         for topic in self._of.values():
             self._start(self._empty(topic, list(topic.ready)))
+        self.own.begin(notes, self.places.values(), lost)
 
     def _topic(self, vhost_id: str) -> _Topic:
         name = self._topic_name(vhost_id)
@@ -191,7 +171,7 @@ class Placement:
         rows = self._new(changes)
         own = [topic for row in rows if (topic := own_topic(row))]
         wanted = Counter(row.vhost for row in rows if not own_topic(row))
-        return all(topic in self._own for topic in own) and all(
+        return all(self.own.has(topic) for topic in own) and all(
             self._ready(self._topic_of(vhost), count) for vhost, count in wanted.items()
         )
 
@@ -205,7 +185,7 @@ class Placement:
         placed: list[SlotChange] = list(changes)
         for row in rows:
             name = own_topic(row)
-            partition = self._own.pop(name) if name else self._topic_of(row.vhost).ready.popleft()
+            partition = self.own.take(name) if name else self._topic_of(row.vhost).ready.popleft()
             place = Place(partition.topic.decode(), int(partition.number), int(partition.next_offset))
             self.places[row.id] = place
             placed.append(PutNote((PLACE, row.id), place_note(place)))
@@ -236,7 +216,12 @@ class Placement:
                     if topic is not None:
                         topic.ready.append(self.partition(place))
                     else:
-                        self._start(self._end_own(place))
+                        self.own.end(place.topic)
+
+    def unwanted(self, changes: Iterable[SlotChange]) -> None:
+        """They are refused before they were given anything: topics that were made for them alone go."""
+        for row in self._new(changes):
+            self.own.drop(own_topic(row))
 
     async def make_room(self, changes: Sequence[SlotChange]) -> None:
         """Enough partitions for the queues that are new in them. Raises: WriteFailed."""
@@ -244,7 +229,7 @@ class Placement:
         wanted = Counter(row.vhost for row in rows if not own_topic(row))
         for name in {each: None for row in rows if (each := own_topic(row))}:
             try:
-                await self._make_own(name)
+                await self.own.make(name)
             except TROUBLE as error:
                 raise WriteFailed(f"cannot write the metadata: no place for a queue: {error}") from error
         for vhost, count in wanted.items():
@@ -254,50 +239,32 @@ class Placement:
             except TROUBLE as error:
                 raise WriteFailed(f"cannot write the metadata: no place for a queue: {error}") from error
 
-    async def _make_own(self, name: str) -> None:
-        """The topic of one queue. Others may write to it, too: what they do ends that queue alone."""
-        if name in self._own:
-            return
-        await self._topics.make_own(name)
-        partition = self._writer.producer.open(name, 0, UNKNOWN)
-        partition.shared = True
-        await self._fence([partition])
-        self._partitions[name, 0] = self._own[name] = partition
-
-    async def _fence(self, new: list[Partition]) -> None:
-        """A barrier of ours is stored in these."""
-        held = self._writer.held
-        await self._writer.producer.fence(new, self._key, held)
-        if held is not self._writer.held:
-            # A later epoch has begun meanwhile, and knew nothing of them.
-            await self._mark(new)
-
     async def _grow(self, topic: _Topic, ready: int) -> None:
-        """So many of its partitions are ready, at least."""
+        """So many of its partitions are ready, at least. Raises: TROUBLE."""
         async with topic.growing:
-            while True:
-                if self._ready(topic, ready):
-                    return
+            while not self._ready(topic, ready):
                 lacking = ready - len(topic.ready)
                 more = min(GROW_MAX, max(lacking + READY_MIN, STEP, topic.made // STEP))
-                wanted = topic.made + more
-                made = await self._topics.prepare_queues(topic.vhost_id, wanted)
-                new = [self._writer.producer.open(topic.name, number, UNKNOWN) for number in range(topic.made, made)]
+                made = await self._topics.prepare_queues(topic.vhost_id, topic.made + more)
+                again, topic.refused = topic.refused, []
+                numbers = [*again, *range(topic.made, made)]
+                new = [self._marks.producer.open(topic.name, number, UNKNOWN) for number in numbers]
                 topic.made = made
-                await self._fence(new)
+                error: KafkaRefused | None = None
+                try:
+                    await self._marks.fence(new)
+                except KafkaRefused as refused:
+                    error = refused
+                taken = await self._marks.stored(new)
                 for each in new:
+                    if each.closed:
+                        self._marks.producer.forget(each)
+                        topic.refused.append(int(each.number))
+                for each in taken:
                     self._partitions[topic.name, int(each.number)] = each
-                topic.ready += new
-
-    async def _mark(self, partitions: list[Partition]) -> None:
-        """A record of ours is stored behind all that is in them. Raises: KafkaRefused."""
-        producer = self._writer.producer
-        for each in partitions:
-            while not self._writer.may_write(each):
-                await producer.stored([each])
-            self._writer.write(each, [Keyed(self._key.encode(), None)])
-        producer.flush()
-        await producer.stored(partitions)
+                topic.ready += taken
+                if not taken and error is not None:
+                    raise error
 
     # -- queues that are gone
 
@@ -312,9 +279,10 @@ class Placement:
                 if topic is not None:
                     self._freed.setdefault(place.topic, {})[place.number] = self.partition(place)
                 else:
-                    self._start(self._end_own(place))
-        if self._freed and not self._tasks:
-            self._tidy()
+                    self.own.end(place.topic)
+        if self._freed and not self._freeing:
+            self._freeing = True
+            self._start(self._free())
 
     async def drop_vhost(self, vhost_id: str) -> None:
         """It is deleted, and no row of it is left: its topic goes. Raises: WriteFailed, it is to be called again."""
@@ -322,7 +290,7 @@ class Placement:
         async with topic.growing:
             for place, partition in list(self._partitions.items()):
                 if place[0] == topic.name:
-                    self._writer.producer.forget(partition)  # else it would wait for the topic
+                    self._marks.producer.forget(partition)  # else it would wait for the topic
                     del self._partitions[place]
             self._freed.pop(topic.name, None)
             self._of.pop(topic.name, None)
@@ -330,6 +298,7 @@ class Placement:
                 await self._topics.delete(topic.name)
             except TROUBLE as error:
                 raise WriteFailed(f"topic {topic.name} is not deleted: {error}") from error
+        await self.own.ended()  # until then the vhost's row stays, and somebody has the slot
 
     async def _empty(self, topic: _Topic, partitions: list[Partition]) -> None:
         """What an owner before has left in partitions that no queue has goes. Its failing costs space, and no more."""
@@ -338,52 +307,43 @@ class Placement:
         if before:
             await self._topics.delete_records(topic.name, before)
 
-    async def _end_own(self, place: Place) -> None:
-        """The topic of a queue that is gone goes, too."""
-        partition = self._partitions.pop((place.topic, place.number), None)
-        if partition is not None:
-            self._writer.producer.forget(partition)
-        while True:
-            try:
-                await self._topics.delete(place.topic)
-            except (KafkaLost, OSError) as error:
-                logger.warning("topic %s is deleted later: %s", place.topic, error)
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
-
-    def _tidy(self) -> None:
-        if self._freed:
-            self._start(self._free())
-
     async def _free(self) -> None:
         """Empties the partitions of deleted queues, marks them, and gives them out again."""
-        while self._freed:
-            name, partitions = self._freed.popitem()
-            topic = self._of.get(name)
-            if topic is None:
-                continue
-            open_ones = [each for each in partitions.values() if not each.closed]
-            await self._writer.producer.stored(open_ones)  # what was on its way for the queue
-            before = {int(each.number): int(each.high_watermark) for each in open_ones}
-            while self._of.get(name) is topic:
-                try:
-                    await self._topics.delete_records(name, before)
-                    break
-                except (KafkaLost, OSError) as error:
-                    logger.warning("%s is emptied later: %s", name, error)
-                    await asyncio.sleep(RETRY_S)
-            left = [each for each in open_ones if not each.closed]
-            await self._mark(left)
-            if self._of.get(name) is topic:
-                topic.ready += left
+        try:
+            while self._freed:
+                name, partitions = self._freed.popitem()
+                topic = self._of.get(name)
+                if topic is not None:
+                    await self._free_some(topic, list(partitions.values()))
+        finally:
+            self._freeing = False
+
+    async def _free_some(self, topic: _Topic, partitions: list[Partition]) -> None:
+        left = await self._marks.stored(partitions)  # what was on its way for the queue
+        before = {int(each.number): int(each.high_watermark) for each in left}
+        pause = RETRY_S
+        while self._of.get(topic.name) is topic:
+            try:
+                await self._topics.delete_records(topic.name, before)
+                break
+            except (KafkaLost, OSError) as error:
+                logger.warning("%s is emptied later: %s", topic.name, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_S_MAX)
+            except TROUBLE as error:
+                logger.error("%s is not emptied, which costs space at Kafka: %s", topic.name, error)
+                break
+        left = await self._marks.mark(left)
+        if self._of.get(topic.name) is topic:
+            topic.ready += left
 
     # -- in the background
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -401,20 +361,6 @@ class Placement:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def own_topic(row: QueueRow) -> str:
-    """The topic that the queue has for itself (x-kafka-topic); "": it shares its vhost's. Cost: nothing for most."""
-    if OWN_TOPIC.encode() not in row.arguments:
-        return ""
-    topic = decode_table(row.arguments, 0)[0].get(OWN_TOPIC)
-    return topic if isinstance(topic, str) else ""
-
-
-def own_topics(notes: Mapping[NoteKey, Note], of_vhosts: Collection[str]) -> frozenset[str]:
-    """The topics that queues have for themselves. of_vhosts: those that are shared."""
-    named = {str(note.get("topic")) for key, note in notes.items() if key[0] == PLACE}
-    return frozenset(named.difference(of_vhosts))
 
 
 def place_note(place: Place) -> Note:

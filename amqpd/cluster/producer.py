@@ -46,6 +46,9 @@ _PAUSE_S_MAX: Final = 2.0
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _EPOCH_MAX: Final = 0x7FFF
 _UNKNOWN_TOPIC: Final = 3
+TOPIC_GONE: Final = "its topic is gone"
+TOPIC_GONE_S: Final = 10.0
+"""How long Kafka must say that it does not know a topic, until it is believed: not each broker knows one at once."""
 
 
 class KafkaRefused(Exception):
@@ -85,6 +88,7 @@ class KafkaProducer(Producer):
         self._connections: dict[int, KafkaConnection] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._wanted: set[Partition] = set()
+        self._unknown_ms: dict[Partition, int] = {}  # those that may be lost: since when Kafka does not know them
         self._looking: asyncio.Task[None] | None = None
         self._flushing = False
         self._waiting: list[asyncio.Future[None]] = []
@@ -104,12 +108,21 @@ class KafkaProducer(Producer):
         self.leader_wanted(opened)
         return opened
 
+    def open_lost(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
+        """One of a topic that may be gone without this being the end of all (`Partition.shared`), and is: closed."""
+        lost = Partition(topic.encode(), number, next_offset)
+        lost.shared = True
+        lost.close(_UNKNOWN_TOPIC, text)
+        self.partitions.append(lost)
+        return lost
+
     def forget(self, partition: Partition) -> None:
         """It is not there any more: nothing is sent to it, and nothing waits for what was on its way."""
         if partition in self.partitions:
             self.partitions.remove(partition)
         self._wanted.discard(partition)
-        partition.close(_UNKNOWN_TOPIC, "its topic is gone")
+        self._unknown_ms.pop(partition, None)
+        partition.close(_UNKNOWN_TOPIC, TOPIC_GONE)
         self._wake()
 
     def offer(self, partition: Partition, batches: Iterable[ClosedBatch]) -> None:
@@ -232,6 +245,8 @@ class KafkaProducer(Producer):
         since = self._now_ms() - self._delivery_timeout_ms
         for each in self.partitions:
             if each.order and each.order[0].offered_ms < since:
+                if each.shared and each in self._unknown_ms:
+                    continue  # its topic may be gone: that is about to be seen, and is nobody else's end
                 name = f"{each.topic.decode()} {each.number}"
                 self._producing.end(f"{name}: no answer within {self._delivery_timeout_ms / 1000:g} s")
                 return
@@ -300,6 +315,16 @@ class KafkaProducer(Producer):
         now = self._now_ms()
         for each in asked:
             leader = metadata.leaders.get((each.topic, each.number), NO_LEADER)
+            unknown = leader == NO_LEADER and metadata.codes.get((each.topic, -1), 0) == _UNKNOWN_TOPIC
+            if each.shared and unknown:
+                if now - self._unknown_ms.setdefault(each, now) >= TOPIC_GONE_S * 1000:
+                    self._wanted.discard(each)
+                    del self._unknown_ms[each]
+                    each.close(_UNKNOWN_TOPIC, TOPIC_GONE)
+                    self.refused(each)
+                    continue
+            else:
+                self._unknown_ms.pop(each, None)
             self._producing.leads(each, leader, now)
             if leader != NO_LEADER:
                 self._wanted.discard(each)

@@ -31,9 +31,12 @@ VHOST_SLOT: Final = "vhost-slot"
 """["vhost-slot", name]: the slot of a vhost, in slot 0."""
 PLACE: Final = "place"
 """["place", queue id]: the partition that holds a durable queue, in its slot. Goes with the queue's row."""
+OWN_TOPIC: Final = "own-topic"
+"""["own-topic", name]: a topic that is, or was to be, a queue's own, in the queue's slot. Is there before the topic and
+until it is gone, so that none is left behind by a crash."""
 WISH: Final = "wish"
 """["wish", slot]: where an operator wants a slot to be, in slot 0."""
-NOTES: Final = frozenset((OWNER, VHOST_SLOT, PLACE, WISH))
+NOTES: Final = frozenset((OWNER, VHOST_SLOT, PLACE, OWN_TOPIC, WISH))
 
 NoteKey: TypeAlias = tuple[str | int, ...]
 Note: TypeAlias = Mapping[str, Any]

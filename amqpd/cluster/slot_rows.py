@@ -107,6 +107,8 @@ class SlotRows:
         self._going = False
         self._soon = False
         self._placing: asyncio.Task[None] | None = None
+        if placement is not None:
+            placement.own.write = self.write
 
     @property
     def waiting_count(self) -> int:
@@ -221,6 +223,8 @@ class SlotRows:
                 return
         except MetadataError as error:
             self._queue.popleft()
+            if self.placement is not None:
+                self.placement.unwanted(waiting.changes)
             self._answer(waiting, error)
             return
         self._steps = self._applying(waiting, changes)
@@ -244,12 +248,10 @@ class SlotRows:
         try:
             await self.placement.make_room([change for each in self._placeless for change in each.changes])
         except MetadataError as error:
-            if self._placeless:
-                self._answer(self._placeless.popleft(), error)
+            self._no_place(error)
         except Exception as error:
             logger.exception("no place for a queue: a bug of the broker")
-            if self._placeless:
-                self._answer(self._placeless.popleft(), WriteFailed(f"cannot write the metadata: {error!r}"))
+            self._no_place(WriteFailed(f"cannot write the metadata: {error!r}"))
         finally:
             self._placing = None
         # Where one is being applied it is the first, and they come behind it.
@@ -257,6 +259,13 @@ class SlotRows:
         self._queue = deque((*first, *self._placeless, *self._queue))
         self._placeless.clear()
         self._go()
+
+    def _no_place(self, error: MetadataError) -> None:
+        if self._placeless:
+            waiting = self._placeless.popleft()
+            if self.placement is not None:
+                self.placement.unwanted(waiting.changes)
+            self._answer(waiting, error)
 
     def _step(self, waiting: _Waiting) -> bool:
         """One step of the submission that is being applied. False: it was the last."""

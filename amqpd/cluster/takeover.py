@@ -27,7 +27,8 @@ from amqpd.broker.catalogue.declared import OnItsWay
 from amqpd.cluster.cluster_state import ClusterState, Owner
 from amqpd.cluster.logs import Place, SlotLogs
 from amqpd.cluster.metadata import ClusterMetadata, assigning
-from amqpd.cluster.placement import Placement, own_topics
+from amqpd.cluster.own_places import marks_of
+from amqpd.cluster.placement import Placement
 from amqpd.cluster.producer import KafkaProducer, KafkaRefused, beyond, init_producer_id, take_over
 from amqpd.cluster.reading_rows import read_rows
 from amqpd.cluster.relay import moving
@@ -157,10 +158,10 @@ class Takeovers:
             table = await read_rows(self._reader, options.meta_topic, slot, int(meta.next_offset) - 1)
             await self.state.caught_up()  # no vhost comes to the slot now that is not told of
             vhosts = self.state.vhosts_of(slot)
-            partitions = await self._fence_queues(producer, vhosts, table.notes, key, held, recorded)
+            partitions, lost = await self._fence_queues(producer, vhosts, table.notes, key, held, recorded)
             end = int(settled.next_offset) - 1
             await logs.take_back(self._reader.read(options.settled_topic, slot, 0, end))
-            self._place(owned, table, partitions, vhosts)
+            self._place(owned, table, partitions, vhosts, lost)
             await self._serve(owned, table, vhosts)
             self.owned[slot] = owned
             await self._announce(owned)
@@ -225,12 +226,15 @@ class Takeovers:
         key: str,
         held: ProducerId,
         recorded: ProducerId | None,
-    ) -> list[Partition]:
-        """A barrier in every partition of those vhosts, and of the topics that queues have for themselves. Where
+    ) -> tuple[list[Partition], dict[str, str]]:
+        """A barrier in every partition of those vhosts, and of the topics that queues have for themselves; and which of
+        those are lost, and why. Where
         the producer id is another one than before, the old one's comes first, with the epoch behind his.
         """
+        marks = marks_of(notes)
+        lost = await self._topics.lost_own(marks) if marks else {}
+        own = marks.keys() - lost.keys()
         of_vhosts = {self.options.queues_topic(row.id) for row in vhosts}
-        own = own_topics(notes, of_vhosts)
         counts = await self._reader.brokers.partitions(of_vhosts | own)
         partitions = [
             producer.open(topic, number, UNKNOWN) for topic, count in sorted(counts.items()) for number in range(count)
@@ -242,12 +246,17 @@ class Takeovers:
             if recorded is not None and recorded.producer_id != held.producer_id:
                 await producer.fence(some, key, beyond(recorded))
             await producer.fence(some, key, held)
-        return partitions
+        return partitions, lost
 
     def _place(
-        self, owned: OwnedSlot, table: RowTable, partitions: list[Partition], vhosts: Sequence[VhostRow]
+        self,
+        owned: OwnedSlot,
+        table: RowTable,
+        partitions: list[Partition],
+        vhosts: Sequence[VhostRow],
+        lost: Mapping[str, str],
     ) -> None:
-        """Raises: MetadataError."""
+        """lost: see `Placement.begin`. Raises: MetadataError."""
         slot, logs, options = owned.slot, owned.logs, self.options
 
         def vhost_id(name: str) -> str | None:
@@ -262,7 +271,7 @@ class Takeovers:
 
         key = options.transactional_id(slot)
         placement = Placement(logs, self._topics, key, options.queues_topic, vhost_id, placed, freed)
-        placement.begin(table.notes, partitions, vhosts)
+        placement.begin(table.notes, partitions, vhosts, lost)
         for queue_id, place in placement.places.items():
             placed(queue_id, place)
         owned.placement = placement

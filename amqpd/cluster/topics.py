@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from amqpd.cluster.connection import KafkaLost, open_connection
 from amqpd.cluster.options import ClusterOptions
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.cluster.producer import TOPIC_GONE, KafkaRefused
 from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ _UNKNOWN_TOPIC: Final = 3
 _INVALID_REPLICATION: Final = 38
 _NOT_CONTROLLER: Final = 41
 _KNOWN_LATER: Final = frozenset({*ASK_AGAIN, _UNKNOWN_TOPIC, _NOT_CONTROLLER})
+
+
+MARK: Final = "delete.retention.ms"
+"""A topic's setting in which a queue's own topic has its mark: it means something for compacted topics alone, and Kafka
+keeps nothing else for us that says who has made a topic."""
+LOST_TRIES: Final = 3
+LOST_PAUSE_S: Final = 0.5
 
 
 class TopicUnfit(Exception):
@@ -169,9 +176,48 @@ class Topics:
             await self.grow(name, partitions)
         return max(topic.partitions, partitions)
 
-    async def make_own(self, name: str) -> None:
-        """A topic that one queue has for itself, of one partition. Raises: KafkaRefused, it exists; as `prepare`."""
-        await self._create(name, 1, queue_rules(self.options), exists_ok=False)
+    async def make_own(self, name: str, mark: int) -> None:
+        """A topic that one queue has for itself, of one partition. mark: by which it is known to be that one later.
+        Raises: KafkaRefused, it exists; as `prepare`.
+        """
+        rules = (*queue_rules(self.options), Rule(MARK, str(mark), safety=False))
+        await self._create(name, 1, rules, exists_ok=False)
+
+    async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
+        """Of topics that were made with these marks those that are gone or are others now, and why. Raises: as
+        `prepare`.
+        """
+        found = await self._looked_for(marks)
+        lost: dict[str, str] = {}
+        for name, mark in marks.items():
+            topic = found.get(name)
+            if topic is None:
+                lost[name] = TOPIC_GONE
+            elif topic.settings.get(MARK) != str(mark):
+                lost[name] = "its topic is another one now: somebody has made it anew"
+        return lost
+
+    async def delete_own(self, name: str, mark: int) -> None:
+        """The topic that was made with that mark goes, if it is there; another one of its name stays. Raises: as
+        `prepare`.
+        """
+        topic = (await self._looked_for([name])).get(name)
+        if topic is None:
+            return
+        if topic.settings.get(MARK) == str(mark):
+            await self.delete(name)
+        else:
+            logger.warning("topic %s, which a queue had for itself or was to have, is another one: it stays", name)
+
+    async def _looked_for(self, names: Collection[str]) -> dict[str, Topic]:
+        """Those of them that there are, also where a broker that is asked does not know it at once."""
+        found = await self.describe(names)
+        for _ in range(LOST_TRIES):
+            if len(found) == len(names):
+                break
+            await asyncio.sleep(LOST_PAUSE_S)
+            found = await self.describe(names)
+        return found
 
     def check(self, topic: Topic, rules: Iterable[Rule]) -> None:
         """Raises: TopicUnfit, with all that is weaker than it must be; what only costs time or space is logged."""

@@ -233,3 +233,12 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, copies: int = 1
         admin.create_topics([topic])
     finally:
         admin.close()
+
+
+def delete_topic(bootstrap: str, name: str) -> None:
+    """By somebody who is no node."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.delete_topics([name])
+    finally:
+        admin.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.brokers import Brokers
 from amqpd.cluster.logs import Place, SlotLogs
 from amqpd.cluster.metadata import assigning
-from amqpd.cluster.placement import Placement, TopicMaker, own_topics
+from amqpd.cluster.own_places import marks_of
+from amqpd.cluster.placement import Placement, TopicMaker
 from amqpd.cluster.producer import KafkaProducer, KafkaRefused, take_over
 from amqpd.cluster.reader import KafkaReader
 from amqpd.cluster.reading_rows import read_rows
@@ -32,12 +34,13 @@ def topic_name(vhost_id: str) -> str:
 
 
 class FakeTopics:
-    """Kafka's administration over a `FakeKafka`; `failing` has what the next calls raise."""
+    """Kafka's administration over a `FakeKafka`; `failing` has what the next calls raise. marks: of queues' own."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self.kafka = kafka
         self.failing: list[Exception] = []
         self.calls: list[tuple[str, Any]] = []
+        self.marks: dict[str, int] = {}
 
     def _call(self, *call: Any) -> None:
         self.calls.append(call)
@@ -55,11 +58,25 @@ class FakeTopics:
             self.kafka.delete_records(name, number, offset)
         return dict(before)
 
-    async def make_own(self, name: str) -> None:
+    async def make_own(self, name: str, mark: int) -> None:
         self._call("make own", name)
         if name in self.kafka.topics:
             raise KafkaRefused(f"topic {name} cannot be made: TOPIC_ALREADY_EXISTS")
         self.kafka.create(name, 1)
+        self.marks[name] = mark
+
+    async def delete_own(self, name: str, mark: int) -> None:
+        self._call("delete own", name)
+        if self.marks.get(name) == mark:
+            self.kafka.topics.pop(name, None)
+
+    def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
+        """As `Topics` tells it."""
+        return {
+            name: "its topic is gone"
+            for name, mark in marks.items()
+            if name not in self.kafka.topics or self.marks.get(name) != mark
+        }
 
     async def delete(self, name: str) -> None:
         self._call("delete", name)
@@ -109,7 +126,10 @@ class Slot:
         await brokers.close()
         queues = [self.producer.open(name, each, UNKNOWN) for name, count in counts.items() for each in range(count)]
         held = await take_over(self.producer, self.key, [meta, settled, *queues])
-        queues += await self._take_own(meta, held)
+        table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
+        marks = marks_of(table.notes)
+        lost = self.topics.lost_own(marks) if isinstance(self.topics, FakeTopics) else {}
+        queues += await self._take_own(marks.keys() - lost.keys(), held)
         self.logs = SlotLogs(
             self.producer,
             held,
@@ -120,7 +140,6 @@ class Slot:
             on_room=lambda: None,
             on_fenced=self._on_fenced,
         )
-        table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
         self.placement = Placement(
             self.logs,
             self.topics,
@@ -130,15 +149,13 @@ class Slot:
             self.placed.__setitem__,
             lambda queue_id: self.placed.pop(queue_id, None),
         )
-        self.placement.begin(table.notes, queues, self.vhosts.values())
+        self.placement.begin(table.notes, queues, self.vhosts.values(), lost)
         prepare = None if self.number else assigning(table, self.slots)
         self.rows = SlotRows(table, meta, self.logs, self.bytes_max, self.placement, prepare)
         self.logs.watched[meta] = self.rows.moved
         return self
 
-    async def _take_own(self, meta: Partition, held: ProducerId) -> list[Partition]:
-        table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
-        own = own_topics(table.notes, [topic_name(row.id) for row in self.vhosts.values()])
+    async def _take_own(self, own: AbstractSet[str], held: ProducerId) -> list[Partition]:
         found = [self.producer.open(name, 0, UNKNOWN) for name in own]
         for each in found:
             each.shared = True

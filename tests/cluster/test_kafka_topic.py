@@ -16,7 +16,7 @@ import kafka_rig
 import pika
 import pytest
 from amqpd_nodes import NodeFailed, Nodes
-from kafka_logs import create_topic
+from kafka_logs import create_topic, delete_topic
 from kafka_rig import Kafka
 
 from amqpd.broker.catalogue import kafka_topic
@@ -221,3 +221,34 @@ def test_a_node_without_kafka_has_none() -> None:
 def test_what_is_no_name_of_a_topic(name: object) -> None:
     with pytest.raises(PreconditionFailed, match="x-kafka-topic"):
         queue_arguments.validate("q", "/", {"x-kafka-topic": name})
+
+
+def test_one_that_is_deleted_by_hand_costs_its_queue_alone(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
+    """While it runs, and behind a start; then the queue is deleted, and declared anew."""
+    channel = connect(node)
+    name = f"{topic}.shop.orders"
+    arguments = {"x-kafka-topic": name}
+    channel.queue_declare("own", durable=True, arguments=arguments)
+    channel.queue_declare("other", durable=True)
+    channel.basic_publish("", "own", b"one", KEPT)
+    delete_topic(kafka.bootstrap, name)
+    with pytest.raises(pika.exceptions.NackError):
+        channel.basic_publish("", "own", b"two", KEPT)
+    channel.basic_publish("", "other", b"one", KEPT)
+    found = node.api(1, "GET", "/api/queues/%2F/own")
+    assert (found["state"], found["kafka"]["refused"]) == ("down", "its topic is gone")
+    node.kill(1)
+    node.start(1)
+    assert connect(node).basic_get("other", auto_ack=True)[2] == b"one"
+    found = node.api(1, "GET", "/api/queues/%2F/own")
+    assert (found["state"], found["kafka"]["refused"]) == ("down", "its topic is gone")
+    with pytest.raises(pika.exceptions.NackError):
+        connect(node).basic_publish("", "own", b"three", KEPT)
+    assert connect(node).basic_get("own")[0] is None
+    connect(node).queue_delete("own")
+    connect(node).queue_declare("own", durable=True, arguments=arguments)
+    channel = connect(node)
+    channel.basic_publish("", "own", b"four", KEPT)
+    assert channel.basic_get("own", auto_ack=True)[2] == b"four"

@@ -16,13 +16,16 @@ from kafka_rig import Kafka
 from librt.strings import BytesWriter
 from slot_of import META, SETTLED, FakeTopics, Slot, topic_name, until
 
+from amqpd.cluster import own_places, producer
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.connection import KafkaLost
 from amqpd.cluster.options import ClusterOptions
 from amqpd.cluster.placement import READY_MIN, STEP
+from amqpd.cluster.producer import KafkaRefused
 from amqpd.cluster.reader import read
 from amqpd.cluster.records import keyed_records
 from amqpd.cluster.row_table import RowTable
+from amqpd.cluster.rows import OWN_TOPIC
 from amqpd.cluster.topics import Topics
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.log.batch import BatchHeader, close_batch
@@ -211,6 +214,7 @@ class TestRows:
     async def test_wherever_it_crashes_the_next_owner_has_whole_submissions(self, fake: FakeKafka, take: Take) -> None:
         """What a slot's `meta` has up to any batch is what the table had behind one of the submissions."""
         slot = await take(bytes_max=3_000)
+        await slot.placement._grow(slot.placement._topic(VHOST.id), 150)  # who waits for one is overtaken
         random_ = random.Random(11)
         twin = RowTable()
         seen = [rows_of(twin)]
@@ -386,6 +390,51 @@ class TestPlaces:
         assert again.first_offset == place.first_offset + 2  # the message, and the marker behind it
         assert partition.high_watermark >= again.first_offset
 
+    async def test_what_kafka_refuses_to_empty_is_used_again_all_the_same(self, take: Take) -> None:
+        """It costs space, and no partition."""
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(STEP)])
+        slot.topics.failing += [KafkaRefused("TOPIC_AUTHORIZATION_FAILED")]  # type: ignore[attr-defined]
+        places = {place.number for place in slot.placement.places.values()}
+        await slot.rows.write([Delete(queue(number)) for number in range(STEP)])
+        ready = slot.placement._of[TOPIC].ready
+        await until(lambda: places <= {int(each.number) for each in ready})
+
+    async def test_one_that_is_refused_costs_the_others_nothing(self, fake: FakeKafka, take: Take) -> None:
+        """Of partitions that are about to be used again, and of new ones."""
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(3)])
+        topic = slot.placement._of[TOPIC]
+        await until(lambda: not topic.growing.locked() and len(topic.ready) >= READY_MIN)
+        places = [slot.placement.places[queue(number).id].number for number in range(3)]
+        fake.fail(TOPIC, places[1], 87)
+        await slot.rows.write([Delete(queue(number)) for number in range(3)])
+        await until(lambda: {places[0], places[2]} <= {int(each.number) for each in topic.ready})
+        made = topic.made
+        fake.fail(TOPIC, made + 1, 87)
+        count = len(topic.ready) + 1
+        await slot.rows.write([Put(queue(100 + number)) for number in range(count)])
+        await until(lambda: not topic.growing.locked())
+        assert topic.refused == [made + 1]
+        held = {place.number for place in slot.placement.places.values()} | {int(each.number) for each in topic.ready}
+        assert held == set(range(topic.made)) - {places[1], made + 1}
+        await slot.rows.write([Put(queue(200 + number)) for number in range(len(topic.ready) + 1)])
+        await until(lambda: not topic.growing.locked())
+        assert topic.refused == []
+        held = {place.number for place in slot.placement.places.values()} | {int(each.number) for each in topic.ready}
+        assert held == set(range(topic.made)) - {places[1]}
+        assert not slot.fenced
+
+    async def test_what_is_freed_while_something_else_is_under_way(self, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0))])
+        topic = slot.placement._of[TOPIC]
+        place = slot.placement.places[queue(0).id]
+        async with topic.growing:  # it is being grown, for a long time
+            slot.placement._start(slot.placement._grow(topic, READY_MIN))
+            await slot.rows.write([Delete(queue(0))])
+            await until(lambda: place.number in {int(each.number) for each in topic.ready})
+
     async def test_places_that_were_not_written_are_free(self, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
@@ -502,6 +551,7 @@ class TestPlaces:
 
 class TestOwnTopics:
     ORDERS = encode_table({"x-kafka-topic": "orders"})
+    NOTE = (OWN_TOPIC, "orders")
 
     async def test_it_comes_and_goes_with_its_queue(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
@@ -535,6 +585,84 @@ class TestOwnTopics:
         (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
         assert isinstance(error, WriteFailed)
         await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in slot.rows.table.notes)
+
+    async def test_the_topic_for_a_queue_that_gets_no_place_goes(self, fake: FakeKafka, take: Take) -> None:
+        """Its own topic is made; then Kafka cannot make a partition for the one that came with it."""
+        slot = await take()
+        slot.topics.prepare_queues = _refusing  # type: ignore[method-assign]
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
+        assert "POLICY_VIOLATION" in str(error)
+        assert ("make own", "orders") in slot.topics.calls  # type: ignore[attr-defined]
+        await until(lambda: "orders" not in fake.topics)
+
+    async def test_a_crash_behind_the_queue_s_end_leaves_no_topic(
+        self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else nobody could ever have one of that name again."""
+        monkeypatch.setattr(own_places, "RETRY_S", 0.02)
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS))])
+        slot.topics.failing += [KafkaLost("away")] * 3  # type: ignore[attr-defined]
+        await slot.rows.write([Delete(queue(0))])
+        await until(lambda: not slot.topics.failing)  # type: ignore[attr-defined]
+        await slot.close()
+        slot.topics.failing += [KafkaRefused("not yet")]  # type: ignore[attr-defined]
+        after = await take()
+        await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+
+    async def test_a_crash_before_the_queue_came_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        make, made = slot.topics.make_own, asyncio.Event()
+
+        async def never_answered(name: str, mark: int) -> None:
+            await make(name, mark)
+            made.set()
+            await asyncio.Event().wait()
+
+        slot.topics.make_own = never_answered  # type: ignore[method-assign]
+        slot.submit(Put(queue(0, arguments=self.ORDERS)))
+        await made.wait()
+        await slot.close()
+        del slot.topics.make_own  # type: ignore[method-assign]
+        after = await take()
+        await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+
+    async def test_one_that_somebody_else_made_at_that_moment_stays(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        fake.create("orders", 1)
+        slot.topics.marks["orders"] = 5  # type: ignore[attr-defined]  # by another node, for another queue
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        assert "TOPIC_ALREADY_EXISTS" in str(error)
+        await until(lambda: self.NOTE not in slot.rows.table.notes)
+        assert "orders" in fake.topics
+
+    async def test_one_that_is_deleted_under_its_queue_ends_that_queue_alone(
+        self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producer, "TOPIC_GONE_S", 0.3)
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
+        partition = slot.placement.partition(slot.placement.places[queue(0).id])
+        del fake.topics["orders"], slot.topics.marks["orders"]  # type: ignore[attr-defined]
+        slot.logs.write(partition, [_message(b"mine")])
+        slot.producer.flush()
+        await until(lambda: partition.closed)
+        assert partition.text == "its topic is gone"
+        await slot.rows.write([Put(queue(2))])
+        assert not slot.fenced
+        await slot.close()
+        after = await take()
+        fake.create("orders", 1)
+        lost = after.placement.partition(after.placement.places[queue(0).id])
+        assert (lost.closed, lost.text) == (3, "its topic is gone")
+        await after.rows.write([Put(queue(3))])
+        await after.rows.write([Delete(queue(0))])
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+        assert "orders" in fake.topics, "which somebody else has made since"
+        assert not after.fenced
 
     async def test_a_vhost_s_end_takes_them_along(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
@@ -554,6 +682,10 @@ class TestOwnTopics:
         assert "a batch of offset 1 is stored at 2: somebody else writes to it" in partition.text
         await slot.rows.write([Put(queue(2))])
         assert not slot.fenced
+
+
+async def _refusing(_vhost_id: str, _partitions: int) -> int:
+    raise KafkaRefused("POLICY_VIOLATION")
 
 
 def _message(body: bytes) -> Any:

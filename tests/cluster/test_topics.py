@@ -145,6 +145,27 @@ async def test_a_vhosts_topic_that_would_lose_messages(kafka: Kafka, options: Cl
             await nodes.prepare_queues("ab12", 1)
 
 
+async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: ClusterOptions) -> None:
+    """Another one of its name is never deleted."""
+    name = f"{options.cluster}.orders"
+    async with Topics(options) as topics_:
+        assert await topics_.lost_own({name: 5}) == {name: "its topic is gone"}
+        await topics_.delete_own(name, 5)
+        await topics_.make_own(name, 5)
+        assert await topics_.lost_own({name: 5}) == {}
+        assert await topics_.lost_own({name: 6}) == {
+            name: "its topic is another one now: somebody has made it anew"
+        }
+        await topics_.delete_own(name, 6)
+        assert name in await topics_.describe([name])
+        await topics_.delete_own(name, 5)
+        assert await topics_.lost_own({name: 5}) == {name: "its topic is gone"}
+        create_topic(kafka.bootstrap, name)
+        await topics_.delete_own(name, 5)
+        with pytest.raises(KafkaRefused, match="exist"):
+            await topics_.make_own(name, 7)
+
+
 async def test_records_are_freed(kafka: Kafka, access: KafkaAccess, options: ClusterOptions) -> None:
     from aiokafka import AIOKafkaProducer
 
