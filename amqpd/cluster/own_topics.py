@@ -46,7 +46,7 @@ class NodeTopics:
         return said
 
     def ask(self, topic: str, done: Callable[[], None]) -> None:
-        """As `OwnTopics`. Cost: all of Kafka's topics are listed."""
+        """As `OwnTopics`."""
 
         async def look() -> None:
             try:

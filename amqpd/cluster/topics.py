@@ -10,8 +10,8 @@ election, `max.message.bytes` for a batch of `cluster.max_message_bytes`. What w
 since, is held against that: where it is weaker than what a confirm promises, or would lose messages, `TopicUnfit` names
 it and the command that puts it right; what only costs time or space is a warning.
 
-A topic is asked for by the list of all topics: whoever asks for one by its name makes it, where brokers have
-`auto.create.topics.enable`, with one partition and whatever they make of it.
+No topic is made by being asked for: a request that does not say so makes one, where brokers have
+`auto.create.topics.enable`, with one partition and whatever they make of it (`_listed`).
 
 aiokafka is imported when the first client is opened: all that is here is rare.
 """
@@ -46,6 +46,7 @@ _DELETED_AT_ONCE: Final = 500  # partitions of one DeleteRecords
 
 _TOPIC_EXISTS: Final = 36
 _UNKNOWN_TOPIC: Final = 3
+_NO_LEADER: Final = 5
 _INVALID_REPLICATION: Final = 38
 _NOT_CONTROLLER: Final = 41
 _KNOWN_LATER: Final = frozenset({*ASK_AGAIN, _UNKNOWN_TOPIC, _NOT_CONTROLLER})
@@ -248,7 +249,7 @@ class Topics:
     # -- what Kafka can do
 
     async def describe(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those of them that there are. Cost: the names and partitions of all of Kafka's topics are read."""
+        """Those of them that there are. Cost: that of their partitions."""
         return await self._patiently("the topics", lambda: self._describe(set(names)))
 
     async def _described(self, names: Sequence[str]) -> dict[str, Topic]:
@@ -264,9 +265,8 @@ class Topics:
         return await self._patiently("the topics", ask)
 
     async def _describe(self, names: set[str]) -> dict[str, Topic]:
-        admin = await self._client()
         found: dict[str, list[Mapping[str, Any]]] = {
-            each["topic"]: each["partitions"] for each in await admin.describe_topics() if each["topic"] in names
+            each["topic"]: each["partitions"] for each in await self._listed(names)
         }
         settings = await self._settings(found)
         return {
@@ -274,6 +274,23 @@ class Topics:
             for name, parts in found.items()
             if name in settings
         }
+
+    async def _listed(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
+        """What Kafka says of those of them that there are. aiokafka's `describe_topics` asks for all there are, which
+        takes longer with each vhost that has come before, or for names, which would make them.
+        """
+        from aiokafka.protocol.metadata import MetadataRequest
+
+        asked = sorted(set(names))
+        if not asked:
+            return []  # "none" would be all
+        admin = await self._client()
+        answer = await admin._send_request(MetadataRequest(asked, allow_auto_topic_creation=False))
+        found: list[Mapping[str, Any]] = answer.to_object()["topics"]
+        for each in found:
+            if each["error_code"] not in (0, _UNKNOWN_TOPIC, _NO_LEADER):
+                raise _failed(each["error_code"], f"topic {each['topic']} cannot be asked for")
+        return [each for each in found if each["error_code"] != _UNKNOWN_TOPIC]
 
     async def _settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -315,10 +332,8 @@ class Topics:
 
     async def _known(self, name: str, partitions: int) -> None:
         """Raises: KafkaLost while a broker that is asked does not know all of it."""
-        admin = await self._client()
-        for each in await admin.describe_topics():
-            led = [part for part in each["partitions"] if part["leader"] >= 0]
-            if each["topic"] == name and len(led) >= partitions:
+        for each in await self._listed([name]):
+            if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
                 return
         raise KafkaLost(f"topic {name} is not known everywhere yet")
 
@@ -333,10 +348,7 @@ class Topics:
                 await admin.create_partitions({name: NewPartitions(partitions)}, timeout_ms=_REQUEST_TIMEOUT_MS)
             except InvalidPartitionsError:
                 # It has as many already, by a try before that was not answered; or never can.
-                if not any(
-                    each["topic"] == name and len(each["partitions"]) >= partitions
-                    for each in await admin.describe_topics()
-                ):
+                if not any(len(each["partitions"]) >= partitions for each in await self._listed([name])):
                     raise
 
         await self._patiently(f"topic {name}", ask)
@@ -346,21 +358,39 @@ class Topics:
         """Frees what stands before those offsets. before: partition -> offset, -1: its end. Returns the first offset
         that each still has. Raises: KafkaRefused; KafkaLost.
         """
-        from aiokafka import TopicPartition
-        from aiokafka.admin import RecordsToDelete
-
         freed: dict[int, int] = {}
         left = sorted(before.items())
         while left:
             part, left = left[:_DELETED_AT_ONCE], left[_DELETED_AT_ONCE:]
-            asked = {TopicPartition(name, number): RecordsToDelete(offset) for number, offset in part}
 
-            async def ask(asked: dict[TopicPartition, RecordsToDelete] = asked) -> None:
-                admin = await self._client()
-                answer = await admin.delete_records(asked, timeout_ms=_REQUEST_TIMEOUT_MS)
-                freed.update({place.partition: first for place, first in answer.items()})
+            async def ask(asked: Sequence[tuple[int, int]] = part) -> None:
+                freed.update(await self._delete_records(name, asked))
 
             await self._patiently(f"topic {name}", ask)
+        return freed
+
+    async def _delete_records(self, name: str, before: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """aiokafka's own `delete_records` lists all of Kafka's partitions first, to find who leads these."""
+        from aiokafka.protocol.admin import DeleteRecordsRequest
+
+        leaders = {
+            part["partition"]: part["leader"] for each in await self._listed([name]) for part in each["partitions"]
+        }
+        asked: dict[int, list[tuple[int, int]]] = {}
+        for number, offset in before:
+            leader = leaders.get(number, -1)
+            if leader < 0:
+                raise KafkaLost(f"no broker leads {name} {number}")
+            asked.setdefault(leader, []).append((number, offset))
+        freed: dict[int, int] = {}
+        admin = await self._client()
+        for leader, some in asked.items():
+            answer = await admin._client.send(leader, DeleteRecordsRequest([(name, some)], _REQUEST_TIMEOUT_MS))
+            for _, partitions, *_ in answer.topics:
+                for number, first, code, *_ in partitions:
+                    if code:
+                        raise _failed(code, f"topic {name} {number} is not emptied")
+                    freed[number] = first
         return freed
 
     async def delete(self, name: str) -> None:

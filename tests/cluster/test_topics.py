@@ -197,6 +197,35 @@ async def test_nothing_is_made_by_being_asked_for(obliging: Kafka, topic: str) -
         await nodes.prepare()
 
 
+async def test_only_what_is_asked_for_is_answered(
+    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand vhosts in Kafka a queue more must not read all of their partitions. It holds, too, what is asked
+    of aiokafka beside what its documentation has.
+    """
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    answers: list[int] = []
+    send = AIOKafkaAdminClient._send_request
+
+    async def counted(self: AIOKafkaAdminClient, request: object, *more: object) -> object:
+        answer = await send(self, request, *more)
+        answers.append(len(answer.encode()))
+        return answer
+
+    options = options_for(KafkaAccess((kafka.bootstrap,)), topic)
+    async with Topics(options) as nodes:
+        await nodes.prepare_queues("small", 2)
+        monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", counted)
+        await nodes.prepare_queues("small", 3)
+        before = max(answers)
+        await nodes.prepare_queues("large", 300)
+        answers.clear()
+        await nodes.prepare_queues("small", 4)
+        assert await nodes.delete_records(options.queues_topic("small"), {0: -1, 3: -1}) == {0: 0, 3: 0}
+        assert max(answers) < before + 1000
+
+
 async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
     monkeypatch.setattr(topics, "PATIENCE_S", 1.0)
     (port,) = free_ports(1)
