@@ -25,13 +25,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
+from amqpd.auth.backends import User
 from amqpd.cluster import spread
 from amqpd.cluster.inner_http import PART_SILENT_S, InnerHttp, Silent
 from amqpd.cluster.view import Node
-from amqpd.management.call import BadRequest, Call, NotThere, Reply, Unavailable, reply
+from amqpd.management.call import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply
 from amqpd.management.listing import Body, page_head, page_of
 from amqpd.management.slices import Slices
-from amqpd.management.whole import MISSING, PART, Asked, Whole
+from amqpd.management.whole import MISSING, PART, SESSION_DIGEST, SESSION_PATH, Asked, Whole
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -87,12 +88,26 @@ class Gather(Whole):
         self, broker: Broker, view: View, connector: Connector, control: ClusterControl | None = None
     ) -> None:
         self.control = control
+        self.name = view.me
         self._broker = broker
         self._view = view
         self._inner = InnerHttp(connector)
 
     def close(self) -> None:
         self._inner.close()
+
+    async def session(self, node: str, digest: str, end: bool) -> str:
+        keeper = self._named(node)
+        if keeper is None:
+            return ""
+        nobody, told = Asked(Caller(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
+        method = "DELETE" if end else "GET"
+        try:
+            answer = await self._inner.ask(keeper, method, SESSION_PATH, nobody, told, silent_s=PART_SILENT_S)
+        except Silent as silent:
+            log.warning("whose login it is cannot be asked: %s", silent)
+            return ""
+        return str(json.loads(answer.body)["user"]) if answer.status == 200 else ""
 
     # -- whose matter it is ------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from amqpd.management.router import Route
 from amqpd.protocol.codec import encode_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from amqpd.broker.catalogue.exchange import Binding, Exchange
     from amqpd.broker.catalogue.vhost import VHost
 
@@ -80,9 +82,29 @@ def render_binding(item: BindingItem) -> dict[str, Any]:
     }
 
 
-async def show(call: Call, found: list[tuple[VHost, list[Queue | Binding]]]) -> Reply:
+Names = tuple[str, ...]
+_KEYS: Final = ("routing_key", "source", "destination")
+
+
+def _source(item: BindingItem) -> Names:
+    return (item.source,)
+
+
+def by_source(item: BindingItem) -> Names:
+    """What a binding is looked for by in a list whose destination is given."""
+    return (item.source, item.routing_key)
+
+
+def _by_destination(item: BindingItem) -> Names:
+    return (item.destination, item.routing_key)
+
+
+async def show(
+    call: Call, found: list[tuple[VHost, list[Queue | Binding]]], names_of: Callable[[BindingItem], Names] = _source
+) -> Reply:
     """The reply for what each vhost has of them, snapshots; a queue stands for its default binding.
 
+    names_of: what `name` is looked for in.
     Items are made one by one as they are shown: to let go of 200,000 at once would hold the loop as well.
     """
     things: list[Queue | Binding] = []
@@ -96,7 +118,13 @@ async def show(call: Call, found: list[tuple[VHost, list[Queue | Binding]]]) -> 
             return default_binding(thing)
         return binding_item(thing)._replace(vhost=vhost_of[thing.source])
 
-    return await listing(call, things, lambda each: render_binding(item(each)), lambda each: item(each).source)
+    def key(column: str, thing: Queue | Binding) -> object:
+        return getattr(item(thing), column)
+
+    keys = {column: partial(key, column) for column in _KEYS}
+    return await listing(
+        call, things, lambda each: render_binding(item(each)), lambda each: names_of(item(each)), keys
+    )
 
 
 async def get_bindings(call: Call) -> Reply:
@@ -105,25 +133,25 @@ async def get_bindings(call: Call) -> Reply:
 
 
 async def get_source_bindings(call: Call) -> Reply:
-    """Bindings that begin at the exchange."""
+    """Bindings that begin at the exchange; `name` is looked for in destinations and routing keys."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
     except NotThere:
         return await show(call, [])  # rabbit: nothing is bound to what there is not
     if exchange.matcher is None:
-        return await show(call, [(vhost, [*vhost.queues.values()])])
-    return await show(call, [(vhost, [*exchange.bindings.values()])])
+        return await show(call, [(vhost, [*vhost.queues.values()])], _by_destination)
+    return await show(call, [(vhost, [*exchange.bindings.values()])], _by_destination)
 
 
 async def get_destination_bindings(call: Call) -> Reply:
-    """Bindings that end at the exchange."""
+    """Bindings that end at the exchange; `name` is looked for in sources and routing keys."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
     except NotThere:
         return await show(call, [])
-    return await show(call, [(vhost, [*vhost.bindings_to(exchange)])])
+    return await show(call, [(vhost, [*vhost.bindings_to(exchange)])], by_source)
 
 
 class Ends(NamedTuple):

@@ -62,7 +62,7 @@ from amqpd.management.router import Route, Router
 from amqpd.management.sessions import FILE, Sessions, token_of
 from amqpd.management.slices import release
 from amqpd.management.unix_socket import BACKLOG, NAME
-from amqpd.management.whole import Asked, Whole, asked
+from amqpd.management.whole import SESSION_DIGEST, SESSION_PATH, Asked, Whole, asked
 from amqpd.protocol.codec import CodecError
 from amqpd.storage.metadata.metadata import MetadataError
 from amqpd.tls import HANDSHAKE_S
@@ -103,7 +103,8 @@ class AdminServer:
         self._router = Router(ROUTES)
         self._metrics_router = Router(OPEN_ROUTES)
         self._rates = Rates(broker, server.connections)
-        self._sessions = Sessions(broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE)
+        kept_s, path = broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE
+        self._sessions = Sessions(kept_s, path, elsewhere=whole)
         self._doors: list[Door] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
@@ -148,6 +149,7 @@ class AdminServer:
         if self._whole is not None:
             self._whole.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        await asyncio.to_thread(self._sessions.written)
 
     # -- the two doors -----------------------------------------------------------------------------------------------
 
@@ -166,11 +168,21 @@ class AdminServer:
 
     async def _from_inner(self, request: web.BaseRequest) -> web.StreamResponse:
         """Of another node of the cluster."""
+        if request.path == SESSION_PATH:
+            return _response(self._session_of(request))
         try:
             by = asked(request.headers, self._broker.auth)
         except ApiError as error:
             return _response(_error_reply(error))
         return await self._answer(request, by)
+
+    def _session_of(self, request: web.BaseRequest) -> Reply:
+        """Whose session this node keeps, for a node that has been sent its cookie."""
+        digest = request.headers.get(SESSION_DIGEST, "")
+        user = self._sessions.kept(digest, self._broker.auth)
+        if request.method == "DELETE":
+            self._sessions.end(digest)
+        return Reply(200, json.dumps({"user": user or ""}).encode())
 
     def inner_connection(self) -> web.RequestHandler:
         """What serves a connection that another node has opened and proven."""
@@ -298,7 +310,7 @@ class AdminServer:
         name, shown = "", {}
         if not route.login_form and "Authorization" not in request.headers:
             token = token_of(request.headers)
-            if token and (caller := self._of_session(request, token, peer)) is not None:
+            if token and (caller := await self._of_session(request, token, peer)) is not None:
                 return caller
             shown = self._shown(request)
         try:
@@ -316,9 +328,9 @@ class AdminServer:
         self._login(name, peer, "", shown)
         return Caller(user, False)
 
-    def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Caller | None:
+    async def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Caller | None:
         """Who is logged in by the page's cookie; None: that session is over. Raises: Forbidden."""
-        name = self._sessions.user(token, self._broker.auth)
+        name = await self._sessions.find(token, self._broker.auth)
         if name is None:
             return None
         if request.method in UNSAFE:

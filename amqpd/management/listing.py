@@ -106,11 +106,12 @@ async def listing(
     call: Call,
     objects: Sequence[T],
     render: Callable[[T], Item],
-    name_of: Callable[[T], str],
+    name_of: Callable[[T], str | tuple[str, ...]],
     keys: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
 ) -> Reply:
     """The reply for a list. objects: a snapshot, in the order of an unsorted answer. Raises: BadRequest.
 
+    name_of: what `name` is looked for in; of several names any will do.
     keys: by column, what `render` would have there, for those that are had for less. Cost: rendering and encoding of
     what is shown; to be sorted by a column that has no key, all is rendered once more.
     """
@@ -123,7 +124,8 @@ async def listing(
         matches = _matcher(name, query.get("use_regex") == "true")
         found: list[T] = []
         for one in objects:
-            if matches(name_of(one)):
+            names = name_of(one)
+            if matches(names) if isinstance(names, str) else any(map(matches, names)):
                 found.append(one)
             if slices.due:
                 await slices.rest()

@@ -52,7 +52,7 @@ async def get_session(call: Call) -> Reply:
 
 async def delete_session(call: Call) -> Reply:
     """Logs out."""
-    _sessions(call).close(token_of(call.headers))
+    await _sessions(call).close(token_of(call.headers))
     return Reply(204, headers={"Set-Cookie": cookie(call.headers, "", 0)})
 
 

@@ -17,7 +17,7 @@ from amqpd.broker.queues.opening import opened
 from amqpd.channel.counters import had_by_queue
 from amqpd.channel.deliveries import ChannelConsumer, Deliveries
 from amqpd.errors import AccessRefused
-from amqpd.management.bindings import show
+from amqpd.management.bindings import by_source, show
 from amqpd.management.call import (
     CREATED,
     NO_CONTENT,
@@ -324,13 +324,13 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
 
 
 async def get_queue_bindings(call: Call) -> Reply:
-    """What is bound to the queue."""
+    """What is bound to the queue; `name` is looked for in sources and routing keys."""
     vhost = call.vhost()
     try:
         queue = call.queue()
     except NotThere:
         return await show(call, [])  # rabbit: nothing is bound to what there is not
-    return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])])
+    return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
 
 
 async def get_messages(call: Call) -> Reply:

@@ -61,7 +61,7 @@ class MessageStats(TypedDict, total=False):
 
 
 class Session(TypedDict):
-    """ends_in_s: null for who is not logged in by the page's cookie."""
+    """ends_in_s: null for who is not logged in by the page's cookie, or was at another node."""
 
     name: str
     tags: list[str]

@@ -151,9 +151,9 @@ async def bulk_delete(call: Call) -> Reply:
 
 
 async def get_permissions(call: Call) -> Reply:
-    """Permissions, of everybody or of the user."""
+    """Permissions, of everybody, or of the user: `name` is then looked for in their virtual hosts."""
     rows = call.broker.auth.permissions(call.params.get("user"), call.params.get("vhost"))
-    return await listing(call, rows, permission_item, lambda row: row.user)
+    return await listing(call, rows, permission_item, lambda row: row.vhost if "user" in call.params else row.user)
 
 
 async def get_permission(call: Call) -> Reply:
@@ -195,9 +195,10 @@ async def delete_permission(call: Call) -> Reply:
 
 
 async def get_topic_permissions(call: Call) -> Reply:
-    """Topic permissions, of everybody or of the user."""
+    """Topic permissions, of everybody, or of the user: `name` is then looked for in virtual hosts and exchanges."""
     rows = call.broker.auth.topic_permissions(call.params.get("user"), call.params.get("vhost"))
-    return await listing(call, rows, topic_item, lambda row: row.user)
+    own = "user" in call.params
+    return await listing(call, rows, topic_item, lambda row: (row.vhost, row.exchange) if own else row.user)
 
 
 async def get_topic_permission(call: Call) -> Reply:

@@ -30,6 +30,12 @@ MISSING: Final = "Amqpd-Missing-Nodes"
 """Of an answer: nodes that did not answer, and whose part it lacks."""
 
 
+SESSION_PATH: Final = "/session"
+"""By the inner port alone: whose session a node keeps; DELETE ends it."""
+SESSION_DIGEST: Final = "Amqpd-Session-Digest"
+"""Of such a request: the digest of the cookie (sessions.py)."""
+
+
 class Asked(NamedTuple):
     """A request that has come by another door than those of people. caller: who asks. peer: from where, as he came to
     the other node. inner: it is answered for this node alone; part: with this node's part of a list.
@@ -69,9 +75,14 @@ def told(caller: Caller, peer: tuple[str, int]) -> str:
 
 
 class Whole:
-    """The other nodes, as the admin API has them. control: of the cluster."""
+    """The other nodes, as the admin API has them. name: this one's. control: of the cluster."""
 
+    name = ""
     control: ClusterControl | None = None
+
+    async def session(self, node: str, digest: str, end: bool) -> str:
+        """As `Elsewhere` has it."""
+        raise NotImplementedError
 
     async def pass_on(
         self, request: web.BaseRequest, route: Route, params: Mapping[str, str], asked_by: Asked

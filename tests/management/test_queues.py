@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urlencode, urljoin
 
 import pika
 import pytest
@@ -356,6 +356,27 @@ class TestBindings:
         assert api.get(f"/api/exchanges/{v}/amq.fanout/bindings/destination") == [found]
         assert found in api.get(f"/api/bindings/{v}")
         assert api("DELETE", f"{path}/k").status == 204
+
+    def test_those_of_one_exchange_or_queue_are_paged_sorted_and_searched(self, api, v):
+        for name in ("q1", "q2"):
+            api.done("PUT", f"/api/queues/{v}/{name}", {"durable": False})
+        for number in range(30):
+            key = {"routing_key": f"orders.{number:02}"}
+            api.done("POST", f"/api/bindings/{v}/e/amq.topic/q/q{1 + number % 2}", key)
+        of_exchange, of_queue = f"/api/exchanges/{v}/amq.topic/bindings/source", f"/api/queues/{v}/q1/bindings"
+
+        def keys(path: str, **query: object) -> list[str]:
+            asked = urlencode({"page": 1, "page_size": 5, "sort": "routing_key", **query})
+            return [each["routing_key"] for each in api.get(f"{path}?{asked}")["items"]]
+
+        assert keys(of_exchange, page=2) == [f"orders.{number:02}" for number in range(5, 10)]
+        assert keys(of_exchange, sort_reverse="true", page_size=2) == ["orders.29", "orders.28"]
+        assert keys(of_exchange, name="S.1", page=2) == [f"orders.{number}" for number in range(15, 20)]
+        assert api.get(f"{of_exchange}?page=1&name=q2")["filtered_count"] == 15
+        assert keys(of_exchange, name=r"^orders\.0[13]$", use_regex="true") == ["orders.01", "orders.03"]
+        assert keys(of_queue, name="orders.0") == ["orders.00", "orders.02", "orders.04", "orders.06", "orders.08"]
+        assert api.get(f"{of_queue}?page=1&name=amq.topic")["filtered_count"] == 15
+        assert api.get(f"{of_queue}?page=1&name=q2")["filtered_count"] == 0
 
     def test_every_queue_is_bound_to_the_default_exchange(self, api, v):
         api.done("PUT", f"/api/queues/{v}/q", {})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from hashlib import sha256
 from urllib.parse import urlencode
 
 import pytest
@@ -78,7 +81,8 @@ class TestSessions:
         path = tmp_path / "page-sessions.json"
         kept = Sessions(60.0, path)
         token, ended = kept.open("ann", users), kept.open("bob", users)
-        kept.close(ended)
+        kept.end(sha256(ended.encode()).hexdigest())
+        kept.written()
         assert token not in path.read_text("utf-8")
         assert path.stat().st_mode & 0o777 == 0o600
         again = Sessions(60.0, path)
@@ -97,19 +101,42 @@ class TestSessions:
         assert "log in again" in told[0]
         users = Users(ann="1")
         token = kept.open("ann", users)
+        kept.written()
         assert Sessions(60.0, path).user(token, users) == "ann"
 
     def test_a_disk_that_takes_nothing_costs_no_login(self, tmp_path, told):
         users = Users(ann="1")
         kept = Sessions(60.0, tmp_path / "none" / "page-sessions.json")
         assert kept.user(kept.open("ann", users), users) == "ann"
+        kept.written()
         assert "will not outlive" in told[0]
 
-    def test_what_is_made_up_opens_nothing(self):
+    async def test_what_is_made_up_opens_nothing(self):
         kept = Sessions(60.0)
-        assert kept.user("", Users()) is None
-        assert kept.user("x" * 43, Users()) is None
-        kept.close("x")
+        for token in ("", "x" * 43, "x.", "x.y", "x.\xff", f"{'x' * 43}.bm9ib2R5"):
+            assert kept.user(token, Users()) is None
+            assert await kept.find(token, Users()) is None
+            await kept.close(token)
+
+    def test_a_disk_that_is_slow_holds_nobody(self, tmp_path, monkeypatch):
+        users, path = Users(ann="1"), tmp_path / "page-sessions.json"
+        moves, moving = threading.Event(), threading.Event()
+
+        def wait(*args: object, **kwargs: object) -> int:
+            moving.set()
+            moves.wait(60)
+            return opened(*args, **kwargs)
+
+        opened = os.open
+        monkeypatch.setattr(sessions.os, "open", wait)
+        kept = Sessions(60.0, path)
+        tokens = [kept.open("ann", users) for _ in range(3)]
+        assert moving.wait(60)
+        assert not path.exists()
+        moves.set()
+        kept.written()
+        again = Sessions(60.0, path)
+        assert [again.user(token, users) for token in tokens] == ["ann"] * 3
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,19 @@ class TestPermissions:
             login(api, "guest", "guest", amqpd_vhost.name)
         assert api.get(f"/api/vhosts/{v}/permissions") == []
 
+    def test_those_of_a_user_are_searched_by_where_they_hold(self, api, v, amqpd_vhost):
+        of_user, of_vhost = "/api/users/guest/permissions?page=1&name=", f"/api/vhosts/{v}/permissions?page=1&name="
+        assert [each["vhost"] for each in api.get(of_user + v)["items"]] == [amqpd_vhost.name]
+        assert api.get(of_user + "guest")["filtered_count"] == 0
+        assert [each["user"] for each in api.get(of_vhost + "GUES")["items"]] == ["guest"]
+        rules = f"/api/topic-permissions/{v}/guest"
+        api.done("PUT", rules, {"exchange": "amq.topic", "write": "a", "read": "b"})
+        of_user = of_user.replace("permissions", "topic-permissions")
+        assert api.get(of_user + "amq.top")["items"] == api.get(rules)
+        assert api.get(of_user + v)["items"] == api.get(rules)
+        assert api.get(of_user + "guest")["filtered_count"] == 0
+        api.done("DELETE", rules)
+
     def test_topic_permissions(self, api, v, amqpd_vhost):
         path = f"/api/topic-permissions/{v}/guest"
         assert api("GET", path).status == 404

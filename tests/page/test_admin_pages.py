@@ -77,6 +77,61 @@ def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
     assert broker.api("GET", "/api/policies") == []
 
 
+def test_a_policy_of_a_name_there_is_replaces_that_only_when_told(visit, broker) -> None:
+    old = {"pattern": "^old", "apply-to": "queues", "definition": {"max-length": 11}, "priority": 3}
+    broker.api("PUT", "/api/policies/%2F/short", old)
+    page = visit(broker, "#/policies").page
+    page.get_by_role("button", name="New policy").click()
+    page.get_by_label("Name", exact=True).fill("short")
+    page.get_by_label("Pattern").fill("^new")
+    page.get_by_role("button", name="+ max-length", exact=True).click()
+    page.get_by_role("button", name="Save the policy").click()
+    asked = page.get_by_role("dialog", name="Save the policy?")
+    asked.get_by_text("There is a policy short in / already").wait_for()
+    asked.get_by_text("^old").wait_for()
+    asked.get_by_role("button", name="Cancel").click()
+    asked.wait_for(state="detached")
+    assert broker.api("GET", "/api/policies/%2F/short") == {"vhost": "/", "name": "short", **old}
+    page.get_by_role("button", name="Save the policy").click()
+    asked.get_by_role("button", name="Replace it", exact=True).click()
+    page.get_by_text("The policy short holds.").wait_for()
+    assert dict(broker.api("GET", "/api/policies/%2F/short"))["pattern"] == "^new"
+
+
+def test_a_permission_is_replaced_only_when_told(visit, broker) -> None:
+    old = {"configure": "^old", "write": "", "read": ".*"}
+    broker.api("PUT", "/api/users/eve", {"password": PASSWORD, "tags": ""})
+    broker.api("PUT", "/api/permissions/%2F/eve", old)
+    broker.api("PUT", "/api/topic-permissions/%2F/eve", {"exchange": "amq.topic", "write": "^a", "read": "^b"})
+    page = visit(broker, "#/users/eve").page
+    page.get_by_role("button", name="Set the permission").click()
+    asked = page.get_by_role("dialog", name="Set the permission?")
+    asked.get_by_text("^old").wait_for()
+    assert broker.api("GET", "/api/permissions/%2F/eve") == {"user": "eve", "vhost": "/", **old}
+    asked.get_by_role("button", name="Replace the permission").click()
+    page.get_by_text("The permission is set.").wait_for()
+    assert dict(broker.api("GET", "/api/permissions/%2F/eve"))["write"] == ".*"
+    page.get_by_role("button", name="Set the topic permission").click()
+    asked = page.get_by_role("dialog", name="Set the topic permission?")
+    asked.get_by_text("^b").wait_for()
+    asked.get_by_role("button", name="Cancel").click()
+    assert as_list(broker.api("GET", "/api/topic-permissions/%2F/eve"))[0]["read"] == "^b"
+
+
+def test_nothing_is_declared_over_what_is_there(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/one", {"durable": True})
+    broker.api("PUT", "/api/exchanges/%2F/one", {"type": "direct"})
+    screen = visit(broker, "#/queues")
+    for kind in ("queue", "exchange"):
+        screen.go(f"#/{kind}s")
+        screen.page.get_by_role("button", name=f"New {kind}").click()
+        dialog = screen.page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("one")
+        dialog.get_by_role("button", name=f"Declare the {kind}").click()
+        dialog.get_by_role("alert").filter(has_text=f"{kind} of this name already").wait_for()
+        dialog.get_by_role("button", name="Close").click()
+
+
 def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> None:
     page = visit(broker, "#/policies").page
     page.get_by_role("button", name="New policy").click()

@@ -9,6 +9,7 @@ import pytest
 from amqpd.testing import BrokerProcess
 
 MANY = 10_000
+USERS = 119
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,11 @@ def crowd(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
             {"vhost": "/", "source": "amq.topic", "destination": f"queue-{n:05}", "destination_type": "queue",
              "routing_key": f"key.{n}"} for n in range(0, MANY, 2)
         ]  # fmt: skip
-        broker.api("POST", "/api/definitions", {"queues": queues, "bindings": bindings}, timeout_s=120)
+        users = [{"name": f"user-{n:03}", "password_hash": "", "tags": ""} for n in range(USERS)]
+        rights = {"vhost": "/", "configure": "", "write": ".*", "read": ""}
+        permissions = [{"user": each["name"], **rights} for each in users]
+        document = {"queues": queues, "bindings": bindings, "users": users, "permissions": permissions}
+        broker.api("POST", "/api/definitions", document, timeout_s=120)
         for name in ("queue-07777", "queue-00002"):
             message = {"properties": {}, "routing_key": name, "payload": "x", "payload_encoding": "string"}
             broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
@@ -46,6 +51,31 @@ def test_lists(visit, crowd) -> None:
     assert rows.count() == 10
     assert sizes
     assert max(sizes) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "what", "searched", "found"),
+    [
+        ("#/exchanges/%2F/amq.topic?tab=bindings", "5,000 bindings", "KEY.4242", "1 of 5,000 bindings"),
+        ("#/vhosts/%2F", "120 permissions", "user-11", "9 of 120 permissions"),
+    ],
+)
+def test_lists_within_a_page(visit, crowd, path: str, what: str, searched: str, found: str) -> None:
+    """Of one exchange and of one virtual host: what is asked again and again is a page, not all of them."""
+    page = visit(crowd, "#/").page
+    sizes: dict[str, int] = {}
+    page.on("response", lambda answer: sizes.update({answer.url: len(answer.body())}))
+    page.goto(f"{crowd.http_url}/{path}")
+    page.get_by_text(what, exact=True).wait_for()
+    table = page.get_by_role("region", name=what.split()[1], exact=True)
+    assert table.locator("tbody tr").count() == 50
+    page.get_by_role("button", name="Next").first.click()
+    page.get_by_role("spinbutton", name="Page").first.wait_for()
+    page.get_by_role("searchbox").first.fill(searched)
+    page.get_by_text(found).wait_for()
+    asked = {url: size for url, size in sizes.items() if f"/{what.split()[1]}" in url}
+    assert asked
+    assert max(asked.values()) < 20_000, asked
 
 
 def test_the_picture_shows_the_busiest_and_finds_the_others(visit, crowd) -> None:

@@ -116,6 +116,22 @@ export function getUrl<T>(url: string, signal?: AbortSignal): Promise<T> {
   return asked && Date.now() - asked.at < EARLY_MS ? (asked.answer as Promise<T>) : request<T>("GET", url, undefined, signal);
 }
 
+/** What stands at an address; undefined: nothing does. */
+export async function found<T>(url: string): Promise<T | undefined> {
+  try {
+    return await request<T>("GET", url);
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 404) return undefined;
+    throw error;
+  }
+}
+
+/** How many a list has, without the list. */
+export async function counted(path: string, names: Names = {}): Promise<number> {
+  const { total_count } = await request<{ total_count: number }>("GET", address(path, names, { page: 1, page_size: 1 }));
+  return total_count;
+}
+
 export function put(path: With<"put">, names: Names, body: unknown = {}): Promise<unknown> {
   return request("PUT", address(path, names), body);
 }

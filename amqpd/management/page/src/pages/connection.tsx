@@ -6,17 +6,17 @@ import { Chart, Charts } from "../parts/chart";
 import { Danger } from "../parts/dialog";
 import { why, Held } from "../parts/held";
 import { SHORT, useHistory, type Range } from "../parts/history";
-import { Rows } from "../parts/list";
+import { List } from "../parts/list";
 import { count, duration, moment, plural } from "../parts/numbers";
 import { Facts, Failure, Name, Section, Table, Title, To } from "../parts/text";
 import type { PageProps } from "../shell/pages";
-import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
 import { has, session } from "../shell/session";
 import { CHANNEL_COLUMNS } from "./channels";
 import { client } from "./connections";
 
 type Connection = components["schemas"]["Connection"];
+type Channel = components["schemas"]["Channel"];
 const CURVES = [
   { name: "recv_oct", label: "From the client" },
   { name: "send_oct", label: "To the client" },
@@ -31,7 +31,6 @@ export default function ConnectionPage({ names }: PageProps) {
     (of) => ({ recv_oct: of.recv_oct_details, send_oct: of.send_oct_details }),
     names,
   );
-  const channels = usePoll((signal) => get("/api/connections/{connection}/channels", path, {}, signal), names);
   const mayClose = has("administrator") || data?.user === session.value?.name;
   return (
     <>
@@ -64,8 +63,7 @@ export default function ConnectionPage({ names }: PageProps) {
             <Chart title="Bytes a second" points={points} curves={CURVES} unit="bytes" of={(curve) => points.rates(curve.name)} />
           </Charts>
           <Section title="Channels">
-            <Failure error={channels.error} />
-            {channels.data && <Rows what="channels" items={channels.data} columns={CHANNEL_COLUMNS} idOf={(of) => of.name} />}
+            <List<Channel> what="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(of) => of.name} searched="many" />
           </Section>
           <Section title="What the client says of itself">
             <Table of={data.client_properties} />
@@ -86,7 +84,7 @@ function Close({ of }: { of: Connection }) {
       label="Close it"
       title={`Close the connection ${of.name}?`}
       look={async () => {
-        const channels = await get("/api/connections/{connection}/channels", { connection: of.name });
+        const channels = await get("/api/connections/{connection}/channels", { connection: of.name }, { columns: "messages_unacknowledged,consumer_count" });
         const unacked = channels.reduce((sum, each) => sum + each.messages_unacknowledged, 0);
         const consumers = channels.reduce((sum, each) => sum + each.consumer_count, 0);
         return {

@@ -1,6 +1,6 @@
 // One exchange: what passes through it, where to, and a message through it.
 import { useState } from "preact/hooks";
-import { get, remove } from "../api/client";
+import { counted, get, remove } from "../api/client";
 import { Bind, Bindings } from "../parts/bindings";
 import { Chart, Charts } from "../parts/chart";
 import { Danger } from "../parts/dialog";
@@ -11,7 +11,6 @@ import { useRights } from "../parts/rights";
 import { exchangeName, Facts, Failure, Name, Section, Table, Title } from "../parts/text";
 import { Tabs } from "../parts/tabs";
 import type { PageProps } from "../shell/pages";
-import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
 
 const CURVES = [
@@ -79,28 +78,28 @@ export default function ExchangePage({ names }: PageProps) {
 }
 
 type Path = { vhost: string; exchange: string };
+const OUT = "/api/exchanges/{vhost}/{exchange}/bindings/source";
+const INTO = "/api/exchanges/{vhost}/{exchange}/bindings/destination";
 
 function Bound({ path, name, mayChange }: { path: Path; name: string; mayChange: boolean }) {
-  const out = usePoll((signal) => get("/api/exchanges/{vhost}/{exchange}/bindings/source", path, {}, signal), [path.vhost, path.exchange]);
-  const into = usePoll((signal) => get("/api/exchanges/{vhost}/{exchange}/bindings/destination", path, {}, signal), [path.vhost, path.exchange]);
+  const [version, setVersion] = useState(0);
+  const common = { of: path, version, mayChange, onChange: () => setVersion((before) => before + 1) };
+  if (name === "") {
+    return (
+      <Section title="Where messages go">
+        <p>Each queue is bound to the default exchange by its name, and by nothing else: a message goes to the queue that its routing key names.</p>
+      </Section>
+    );
+  }
   return (
     <>
       <Section title="Where messages go">
-        <Failure error={out.error} />
-        {name === "" ? (
-          <p>Each queue is bound to the default exchange by its name, and by nothing else: a message goes to the queue that its routing key names.</p>
-        ) : (
-          <>
-            {out.data && <Bindings of={out.data} shown="destination" onChange={() => void out.refresh()} mayChange={mayChange} />}
-            {mayChange && <Bind vhost={path.vhost} exchange={name} onChange={() => void out.refresh()} />}
-          </>
-        )}
+        <Bindings path={OUT} shown="destination" {...common} />
+        {mayChange && <Bind vhost={path.vhost} exchange={name} onChange={common.onChange} />}
       </Section>
-      {into.data && into.data.length > 0 && (
-        <Section title="From which exchanges messages come">
-          <Bindings of={into.data} shown="source" onChange={() => void into.refresh()} mayChange={mayChange} />
-        </Section>
-      )}
+      <Section title="From which exchanges messages come">
+        <Bindings path={INTO} shown="source" {...common} />
+      </Section>
     </>
   );
 }
@@ -111,12 +110,11 @@ function Delete({ path }: { path: Path }) {
       label="Delete"
       title={`Delete the exchange ${path.exchange}?`}
       look={async () => {
-        const out = await get("/api/exchanges/{vhost}/{exchange}/bindings/source", path);
-        const into = await get("/api/exchanges/{vhost}/{exchange}/bindings/destination", path);
+        const bindings = (await counted(OUT, path)) + (await counted(INTO, path));
         return {
           text: (
             <p>
-              {plural(out.length + into.length, "binding")} of it {out.length + into.length === 1 ? "goes" : "go"} with it. No message in a queue is touched; whoever publishes to it from then on is refused (404).
+              {plural(bindings, "binding")} of it {bindings === 1 ? "goes" : "go"} with it. No message in a queue is touched; whoever publishes to it from then on is refused (404).
             </p>
           ),
           action: "Delete the exchange",

@@ -1,7 +1,7 @@
 // All exchanges.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get, put } from "../api/client";
+import { address, found, get, put } from "../api/client";
 import { Dialog } from "../parts/dialog";
 import { Field, Form, object, text } from "../parts/form";
 import { List, type Column } from "../parts/list";
@@ -74,9 +74,11 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
   const types = data?.exchange_types.map((each) => each.name) ?? ["direct", "fanout", "headers", "topic"];
   const send = async (fields: FormData): Promise<void> => {
     const exchange = text(fields, "name");
+    const names = { vhost: text(fields, "vhost"), exchange };
+    if (await found(address("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
     await put(
       "/api/exchanges/{vhost}/{exchange}",
-      { vhost: text(fields, "vhost"), exchange },
+      names,
       {
         type: text(fields, "type"),
         durable: text(fields, "durable") === "yes",

@@ -1,6 +1,6 @@
 // Policies and operator policies: what there is, and a new or another one with what it would do, told while it is written.
 import { useEffect, useState } from "preact/hooks";
-import { address, request, sentence } from "../api/client";
+import { address, found, request, sentence } from "../api/client";
 import { kept } from "../api/exact";
 import { Confirm, Danger, Dialog, type Consequence } from "../parts/dialog";
 import { Field } from "../parts/form";
@@ -139,15 +139,20 @@ function Edit({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: 
   const told = useEffectOf(kind, of, parsed && Object.keys(parsed).length ? body : null);
   const add = (key: string): void => setDefinition(JSON.stringify({ ...parsed, [key]: KEYS[kind][key] }, null, 2));
   const look = async (): Promise<Consequence> => {
-    const effect = await preview(kind, of, { ...body, name, count: 0 });
+    const [effect, there] = await Promise.all([
+      preview(kind, of, { ...body, name, count: 0 }),
+      policy.name ? undefined : found<Policy>(address(`/api/${kind}/{vhost}/{name}`, { vhost: of, name })),
+    ]);
+    const verb = there ? "Replace it" : "Save it";
     return {
       text: (
         <>
+          {there && <Replaced of={there} />}
           <p>{summary(effect)}</p>
           <Losses of={effect} />
         </>
       ),
-      action: effect.messages_over_length ? `Save it and drop ${plural(effect.messages_over_length, "message")}` : "Save it",
+      action: effect.messages_over_length ? `${verb} and drop ${plural(effect.messages_over_length, "message")}` : verb,
     };
   };
   const run = async (): Promise<string> => {
@@ -228,6 +233,17 @@ function Edit({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: 
         />
       )}
     </Dialog>
+  );
+}
+
+function Replaced({ of }: { of: Policy }) {
+  return (
+    <>
+      <p class="warning">
+        There is a policy <Name>{of.name}</Name> in <Name>{of.vhost}</Name> already; this one takes its place. So far:
+      </p>
+      <Table of={{ pattern: of.pattern, "applies to": of["apply-to"], priority: of.priority, ...of.definition }} />
+    </>
   );
 }
 

@@ -18,7 +18,6 @@ import { Jobs } from "../queue/jobs";
 import { Places } from "../queue/places";
 import { Take } from "../queue/take";
 import type { PageProps } from "../shell/pages";
-import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
 
 type Queue = components["schemas"]["Queue"];
@@ -126,12 +125,12 @@ function Looking({ of, stream }: { of: Of; stream: boolean }) {
 }
 
 function Bound({ of, rights }: { of: Of; rights: Rights }) {
-  const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/bindings", { ...of }, {}, signal), [of.vhost, of.queue]);
+  const [version, setVersion] = useState(0);
+  const onChange = (): void => setVersion((before) => before + 1);
   return (
     <Section title="From which exchanges messages come">
-      <Failure error={error} />
-      {data && <Bindings of={data} shown="source" onChange={() => void refresh()} mayChange={rights.write} />}
-      {rights.write && <Bind vhost={of.vhost} queue={of.queue} onChange={() => void refresh()} />}
+      <Bindings path="/api/queues/{vhost}/{queue}/bindings" of={{ ...of }} shown="source" version={version} onChange={onChange} mayChange={rights.write} />
+      {rights.write && <Bind vhost={of.vhost} queue={of.queue} onChange={onChange} />}
     </Section>
   );
 }
@@ -153,7 +152,7 @@ function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: 
               action: `Purge ${plural(ready, "message")}`,
               text: (
                 <p>
-                  {ready ? `${plural(ready, "ready message")} ${ready === 1 ? "is" : "are"} removed, and not dead-lettered: nobody gets them any more. ` : "Nothing is ready, so there is nothing to purge. "}
+                  {ready ? `${plural(ready, "ready message")} ${ready === 1 ? "is" : "are"} removed, and not dead-lettered: nobody gets them any more. That is the count of this moment: all that are ready when you confirm go. ` : "Nothing is ready, so there is nothing to purge. "}
                   {unacked ? `${plural(unacked, "message")} that consumers have unacked stay with them.` : ""}
                 </p>
               ),
@@ -177,7 +176,7 @@ function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: 
               action: messages ? `Delete it with ${plural(messages, "message")}` : "Delete the queue",
               text: (
                 <p>
-                  The queue goes, and with it its bindings and {messages ? `all of its ${plural(messages, "message")}: they are not dead-lettered, and nobody gets them any more` : "no message, as it is empty"}.
+                  The queue goes, and with it its bindings and {messages ? `all of its ${plural(messages, "message")}: they are not dead-lettered, and nobody gets them any more. That is the count of this moment: all that are in it when you confirm go` : "no message, as it is empty; if one comes before you confirm, it stays"}.
                   {consumers ? ` ${plural(consumers, "consumer")} ${consumers === 1 ? "is" : "are"} told that it is gone.` : ""}
                 </p>
               ),

@@ -1,7 +1,7 @@
 // All queues: for ten thousand of them as for three.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { address, request } from "../api/client";
+import { address, found, request } from "../api/client";
 import { notify } from "../parts/notices";
 import { Dialog } from "../parts/dialog";
 import { Field, Form, object, text } from "../parts/form";
@@ -79,13 +79,15 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
   const send = async (fields: FormData): Promise<void> => {
     const name = text(fields, "name");
     const type = text(fields, "type");
+    const url = address("/api/queues/{vhost}/{name}", { vhost: text(fields, "vhost"), name });
+    if (await found(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
     const body = {
       durable: text(fields, "durable") === "yes",
       auto_delete: fields.has("auto_delete"),
       // Said of classic ones too: without it the virtual host says what they are.
       arguments: { "x-queue-type": type, ...object(fields, "arguments", "Arguments") },
     };
-    await request("PUT", address("/api/queues/{vhost}/{name}", { vhost: text(fields, "vhost"), name }), body);
+    await request("PUT", url, body);
     notify(`Queue ${name} is there.`);
     onClose(true);
   };

@@ -1,13 +1,13 @@
 // One user: tags, password, what he may do where, how much of it, and his end.
 import { useState } from "preact/hooks";
-import { address, get, request } from "../api/client";
+import { address, counted, found, request } from "../api/client";
 import { Danger, type Consequence } from "../parts/dialog";
 import { Field, Form, text } from "../parts/form";
 import { Limits } from "../parts/limits";
-import { Rows } from "../parts/list";
+import { List } from "../parts/list";
 import { notify } from "../parts/notices";
 import { plural } from "../parts/numbers";
-import { Facts, Failure, Name, Section, Title, To } from "../parts/text";
+import { Facts, Failure, Name, Section, Table, Title, To } from "../parts/text";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
@@ -19,26 +19,13 @@ import { TagFields, Tags, tagsOf, type User } from "./users";
 interface Topic extends Omit<Permission, "configure"> {
   exchange: string;
 }
-interface Known {
-  user: User;
-  permissions: Permission[];
-  topics: Topic[];
-}
 
 const LIMITS = ["max-connections", "max-channels"];
 
 export default function UserPage({ names }: PageProps) {
   const user = names[0]!;
   const of = { user };
-  const ask = async (signal: AbortSignal): Promise<Known> => {
-    const [found, permissions, topics] = await Promise.all([
-      request<User>("GET", address("/api/users/{user}", of), undefined, signal),
-      request<Permission[]>("GET", address("/api/users/{user}/permissions", of), undefined, signal),
-      request<Topic[]>("GET", address("/api/users/{user}/topic-permissions", of), undefined, signal),
-    ]);
-    return { user: found, permissions, topics };
-  };
-  const { data, error, refresh } = usePoll(ask, [user]);
+  const { data, error, refresh } = usePoll((signal) => request<User>("GET", address("/api/users/{user}", of), undefined, signal), [user]);
   const again = (): void => void refresh();
   return (
     <>
@@ -52,26 +39,26 @@ export default function UserPage({ names }: PageProps) {
             <Section title="About">
               <Facts
                 of={[
-                  ["Tags", <Tags of={data.user.tags} />],
-                  ["Password", data.user.password_hash ? `set, kept as ${data.user.hashing_algorithm}` : "none: no password opens it"],
+                  ["Tags", <Tags of={data.tags} />],
+                  ["Password", data.password_hash ? `set, kept as ${data.hashing_algorithm}` : "none: no password opens it"],
                 ]}
               />
             </Section>
             <Section title="Permissions">
-              <Permissions items={data.permissions} user={user} onDone={again} />
+              <Permissions user={user} />
             </Section>
             <Section title="Topic permissions">
-              <Topics items={data.topics} user={user} onDone={again} />
+              <Topics user={user} />
             </Section>
             <div class="columns">
               <Section title="Limits">
-                <Limits of={data.user.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" thing={of} onDone={again} />
+                <Limits of={data.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" thing={of} onDone={again} />
               </Section>
               <Section title="Password">
                 <Password user={user} />
               </Section>
               <Section title="Tags">
-                <ChangeTags key={data.user.tags.join()} user={data.user} onDone={again} />
+                <ChangeTags key={data.tags.join()} user={data} onDone={again} />
               </Section>
             </div>
           </>
@@ -83,16 +70,16 @@ export default function UserPage({ names }: PageProps) {
 
 function Delete({ user }: { user: string }) {
   const look = async (): Promise<Consequence> => {
-    const open = (await get("/api/connections/username/{user}", { user })) as unknown as unknown[];
+    const open = await counted("/api/connections/username/{user}", { user });
     const own = session.value?.name === user ? " This is you: you are logged out, too." : "";
     return {
       text: (
         <p>
-          The user <Name>{user}</Name> goes with all permissions. {open.length ? `${plural(open.length, "connection")} of this user ${open.length === 1 ? "is" : "are"} closed.` : "No connection is open."}
+          The user <Name>{user}</Name> goes with all permissions. {open ? `${plural(open, "connection")} of this user ${open === 1 ? "is" : "are"} closed.` : "No connection is open."}
           {own} Queues and messages stay.
         </p>
       ),
-      action: open.length ? `Delete the user and close ${plural(open.length, "connection")}` : "Delete the user",
+      action: open ? `Delete the user and close ${plural(open, "connection")}` : "Delete the user",
     };
   };
   const run = async (): Promise<string> => {
@@ -136,13 +123,31 @@ function ChangeTags({ user, onDone }: { user: User; onDone: () => void }) {
   );
 }
 
-function Topics({ items, user, onDone }: { items: Topic[]; user: string; onDone: () => void }) {
+function Topics({ user }: { user: string }) {
+  const [version, setVersion] = useState(0);
+  const onDone = (): void => setVersion((before) => before + 1);
   const [vhost, setVhost] = useState(vhosts.value[0] ?? "/");
   const url = (of: string): string => address("/api/topic-permissions/{vhost}/{user}", { vhost: of, user });
   const send = async (fields: FormData): Promise<void> => {
     await request("PUT", url(vhost), { exchange: text(fields, "exchange"), write: text(fields, "write"), read: text(fields, "read") });
     notify("The topic permission is set.");
     onDone();
+  };
+  const before = async (fields: FormData): Promise<Consequence | undefined> => {
+    const all = (await found<Topic[]>(url(vhost))) ?? [];
+    const is = all.find((each) => each.exchange === text(fields, "exchange"));
+    if (!is || (is.write === text(fields, "write") && is.read === text(fields, "read"))) return undefined;
+    return {
+      text: (
+        <>
+          <p>
+            There is one for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name> already. These patterns are replaced:
+          </p>
+          <Table of={{ write: is.write || "nothing", read: is.read || "nothing" }} />
+        </>
+      ),
+      action: "Replace the topic permission",
+    };
   };
   const clear = (item: Topic): { look: () => Promise<Consequence>; run: () => Promise<string> } => ({
     look: async () => ({
@@ -157,19 +162,24 @@ function Topics({ items, user, onDone }: { items: Topic[]; user: string; onDone:
   });
   return (
     <>
-      <Rows<Topic>
+      <List<Topic>
         what="topic permissions"
-        items={items}
+        path="/api/users/{user}/topic-permissions"
+        names={{ user }}
+        searched="many"
+        by="virtual host or exchange"
+        as="topic-"
+        version={version}
         idOf={(item) => `${item.vhost}\0${item.exchange}`}
         columns={[
-          { title: "Virtual host", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> },
-          { title: "Exchange", cell: (item) => <Name>{item.exchange}</Name> },
+          { title: "Virtual host", sort: "vhost", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> },
+          { title: "Exchange", sort: "exchange", cell: (item) => <Name>{item.exchange}</Name> },
           { title: "Write: routing keys that match", cell: (item) => <Pattern of={item.write} /> },
           { title: "Read: binding keys that match", cell: (item) => <Pattern of={item.read} /> },
           { title: "Clear", cell: (item) => <Danger label="Clear" title="Clear the topic permissions?" {...clear(item)} /> },
         ]}
       />
-      <Form action="Set the topic permission" send={send}>
+      <Form action="Set the topic permission" send={send} before={before}>
         <div class="fields">
           <Field label="Virtual host">
             <VhostChoice value={vhost} onChange={setVhost} />

@@ -5,7 +5,7 @@ import { Form } from "../parts/form";
 import { Limits } from "../parts/limits";
 import { notify } from "../parts/notices";
 import { bytes, count, plural, rate } from "../parts/numbers";
-import { Permissions, type Permission } from "../parts/permissions";
+import { Permissions } from "../parts/permissions";
 import { Facts, Failure, Name, Section, Title } from "../parts/text";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
@@ -17,7 +17,6 @@ import { bodyOf, State, VhostFields, type Vhost } from "./vhosts";
 interface Known {
   vhost: Vhost & { recv_oct_details?: { rate?: number }; send_oct_details?: { rate?: number } };
   limits: Record<string, number>;
-  permissions: Permission[];
 }
 
 const LIMITS = ["max-connections", "max-queues"];
@@ -27,12 +26,11 @@ export default function VhostPage({ names }: PageProps) {
   const of = { vhost };
   const administrator = has("administrator");
   const ask = async (signal: AbortSignal): Promise<Known> => {
-    const [found, limits, permissions] = await Promise.all([
+    const [found, limits] = await Promise.all([
       request<Vhost>("GET", address("/api/vhosts/{vhost}", of), undefined, signal),
       request<{ value: Record<string, number> }[]>("GET", address("/api/vhost-limits/{vhost}", of), undefined, signal),
-      administrator ? request<Permission[]>("GET", address("/api/vhosts/{vhost}/permissions", of), undefined, signal) : [],
     ]);
-    return { vhost: found, limits: limits[0]?.value ?? {}, permissions };
+    return { vhost: found, limits: limits[0]?.value ?? {} };
   };
   const { data, error, refresh } = usePoll(ask, [vhost]);
   const again = (): void => void refresh();
@@ -67,7 +65,7 @@ export default function VhostPage({ names }: PageProps) {
             {administrator && (
               <>
                 <Section title="Who may enter it">
-                  <Permissions items={data.permissions} vhost={vhost} onDone={again} />
+                  <Permissions vhost={vhost} />
                 </Section>
                 <div class="columns">
                   <Section title="Limits">
@@ -136,7 +134,7 @@ function Delete({ vhost }: { vhost: Vhost }) {
       text: (
         <>
           <p>
-            The virtual host <Name>{vhost.name}</Name> goes with all that is in it, and cannot be brought back:
+            The virtual host <Name>{vhost.name}</Name> goes with all that is in it when you confirm, and cannot be brought back. Now that is:
           </p>
           <ul class="points">
             <li>{plural(queues.total_count, "queue")}</li>

@@ -1,18 +1,22 @@
-// Bindings of a queue or an exchange: shown, added, taken away.
+// Bindings of a queue or an exchange, which may be ten thousand: shown, added, taken away.
 import type { components } from "../api/schema";
-import { post, remove } from "../api/client";
+import { post, remove, type Names } from "../api/client";
 import { Danger } from "./dialog";
 import { Field, Form, object, text } from "./form";
-import { Rows, type Column } from "./list";
+import { List, type Column } from "./list";
 import { notify } from "./notices";
 import { exchangeName, Name, Table, To } from "./text";
 
 export type Binding = components["schemas"]["Binding"];
 
 interface BindingsProps {
-  of: Binding[];
+  /** Of the API, with names in braces. */
+  path: string;
+  of: Names;
   /** Which end is listed; the other one is the page's own thing. */
   shown: "source" | "destination";
+  /** Another value asks anew. */
+  version: number;
   onChange: () => void;
   mayChange: boolean;
 }
@@ -23,19 +27,20 @@ function names(of: Binding): Record<string, string> {
   return { vhost: of.vhost, exchange: inPath(of.source), queue: of.destination, target: of.destination, props: of.properties_key };
 }
 
-export function Bindings({ of, shown, onChange, mayChange }: BindingsProps) {
+export function Bindings({ path, of, shown, version, onChange, mayChange }: BindingsProps) {
   const columns: Column<Binding>[] = [
     shown === "source"
-      ? { title: "From exchange", cell: (each) => <To path={["exchanges", each.vhost, inPath(each.source)]}>{exchangeName(each.source)}</To> }
+      ? { title: "From exchange", sort: "source", cell: (each) => <To path={["exchanges", each.vhost, inPath(each.source)]}>{exchangeName(each.source)}</To> }
       : {
           title: "To",
+          sort: "destination",
           cell: (each) => (
             <>
               {each.destination_type} <To path={[each.destination_type === "queue" ? "queues" : "exchanges", each.vhost, each.destination]}>{each.destination}</To>
             </>
           ),
         },
-    { title: "Routing key", cell: (each) => <Name>{each.routing_key}</Name> },
+    { title: "Routing key", sort: "routing_key", cell: (each) => <Name>{each.routing_key}</Name> },
     { title: "Arguments", cell: (each) => <Table of={each.arguments} none="" /> },
     {
       title: "",
@@ -65,7 +70,19 @@ export function Bindings({ of, shown, onChange, mayChange }: BindingsProps) {
         ),
     },
   ];
-  return <Rows what="bindings" items={of} columns={columns} idOf={(each) => JSON.stringify([each.source, each.destination_type, each.destination, each.properties_key])} />;
+  return (
+    <List<Binding>
+      what="bindings"
+      path={path}
+      names={of}
+      columns={columns}
+      idOf={(each) => JSON.stringify([each.source, each.destination_type, each.destination, each.properties_key])}
+      searched="many"
+      by="name or routing key"
+      as={shown === "source" ? "from-" : "to-"}
+      version={version}
+    />
+  );
 }
 
 /** Binds the page's own thing to another one. */

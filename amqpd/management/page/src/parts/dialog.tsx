@@ -1,6 +1,6 @@
 // Dialogs, and among them the one that stands before everything dangerous: what will happen, to how many, and only then do.
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { sentence } from "../api/client";
 import { Icon } from "./icon";
 import { notify } from "./notices";
@@ -9,13 +9,14 @@ import { visible } from "./text";
 /** The browser's own modal dialog: it keeps the focus, gives it back, and Escape closes it. */
 export function Dialog({ title, onClose, children, wide }: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const id = useId(); // one may stand before another
   useEffect(() => {
     dialog.current?.showModal();
   }, []);
   return (
-    <dialog ref={dialog} class={wide ? "wide" : ""} aria-labelledby="dialog-title" onClose={onClose}>
+    <dialog ref={dialog} class={wide ? "wide" : ""} aria-labelledby={id} onClose={onClose}>
       <div class="title">
-        <h2 id="dialog-title">{visible(title)}</h2>
+        <h2 id={id}>{visible(title)}</h2>
         <button class="quiet" aria-label="Close" onClick={() => dialog.current?.close()}>
           <Icon name="close" />
         </button>
@@ -41,7 +42,7 @@ interface DangerProps {
   /** Finds out what it will do: by a dry run, or by a look at the thing as it is now. signal: nobody waits for it any more. */
   look: (signal: AbortSignal) => Promise<Consequence>;
   /** Does it; what it returns is told. */
-  run: () => Promise<string>;
+  run: () => Promise<string | void>;
   onDone?: () => void;
   disabled?: boolean;
   why?: string;
@@ -86,7 +87,8 @@ export function Confirm({ title, look, run, onClose }: Pick<DangerProps, "title"
     setBusy(true);
     setFailure("");
     try {
-      notify(await run());
+      const said = await run();
+      if (said) notify(said);
       done.current = true;
       close();
     } catch (error) {

@@ -3,6 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { sentence } from "../api/client";
 import { kept } from "../api/exact";
+import { Confirm, type Consequence } from "./dialog";
 
 export function Field({ label, hint, children }: { label: string; hint?: string; children: ComponentChildren }) {
   return (
@@ -22,36 +23,52 @@ interface FormProps {
   children: ComponentChildren;
   /** Empties the fields when it is sent. */
   once?: boolean;
+  /** What it would take away, such as what is there by that name: asked for first, and confirmed. undefined: nothing. */
+  before?: (fields: FormData) => Promise<Consequence | undefined>;
 }
 
-export function Form({ action, send, children, once }: FormProps) {
+interface Asked {
+  fields: FormData;
+  consequence: Consequence;
+}
+
+export function Form({ action, send, children, once, before }: FormProps) {
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
+  const [asked, setAsked] = useState<Asked>();
   const submit = async (event: SubmitEvent): Promise<void> => {
     event.preventDefault();
     const form = event.currentTarget as HTMLFormElement;
     setBusy(true);
     setFailure("");
     try {
-      await send(new FormData(form));
-      if (once) form.reset();
+      const fields = new FormData(form);
+      const consequence = await before?.(fields);
+      if (consequence) setAsked({ fields, consequence });
+      else {
+        await send(fields);
+        if (once) form.reset();
+      }
     } catch (error) {
       setFailure(sentence(error));
     }
     setBusy(false);
   };
   return (
-    <form class="form" onSubmit={(event) => void submit(event)}>
-      {children}
-      <p role="alert" class="bad">
-        {failure}
-      </p>
-      <div class="buttons">
-        <button class="main" disabled={busy}>
-          {action}
-        </button>
-      </div>
-    </form>
+    <>
+      <form class="form" onSubmit={(event) => void submit(event)}>
+        {children}
+        <p role="alert" class="bad">
+          {failure}
+        </p>
+        <div class="buttons">
+          <button class="main" disabled={busy}>
+            {action}
+          </button>
+        </div>
+      </form>
+      {asked && <Confirm title={`${action}?`} look={async () => asked.consequence} run={() => send(asked.fields)} onClose={() => setAsked(undefined)} />}
+    </>
   );
 }
 

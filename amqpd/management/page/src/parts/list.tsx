@@ -1,5 +1,5 @@
 // A list of things that may be ten thousand: paged, sorted and searched by the broker; where one is in it stands in the
-// address. What only fits in a page anyhow (the consumers of a queue) is a `Rows`.
+// address. What only fits in a page anyhow (the jobs of a queue) is a `Rows`.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, getUrl, Refusal, type Names, type Query } from "../api/client";
@@ -38,8 +38,12 @@ interface ListProps<T> {
   /** What stands beside the search: buttons. */
   aside?: ComponentChildren;
   pageSize?: number;
-  /** Whether it can be searched by name. */
-  searched?: boolean;
+  /** Whether it can be searched; "many": once it has more than a page. */
+  searched?: boolean | "many";
+  /** What it is searched by. */
+  by?: string;
+  /** Where a page has several lists: what the words of this one begin with in the address. */
+  as?: string;
   /** Another value asks anew at once: after a change. */
   version?: number;
 }
@@ -49,8 +53,8 @@ const SIZES = [25, 50, 100, 500];
 const TYPED_MS = 250;
 
 /** What a list asks, as the address of the page has it. */
-export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE }: Pick<ListProps<unknown>, "path" | "names" | "query" | "pageSize">): string {
-  const { page, size, sort, down, name, regex } = said(pageSize);
+export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as = "" }: Pick<ListProps<unknown>, "path" | "names" | "query" | "pageSize" | "as">): string {
+  const { page, size, sort, down, name, regex } = said(pageSize, as);
   return address(path, names, {
     ...query,
     page,
@@ -60,35 +64,40 @@ export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE }: 
   });
 }
 
-function said(pageSize: number) {
-  const query = place.value.query;
+function said(pageSize: number, as: string) {
+  const word = (name: string): string | null => place.value.query.get(as + name);
   return {
-    page: Number(query.get("page") ?? 1),
-    size: Number(query.get("size") ?? pageSize),
-    sort: query.get("sort") ?? "",
-    down: query.get("desc") === "1",
-    name: query.get("q") ?? "",
-    regex: query.get("regex") === "1",
+    page: Number(word("page") ?? 1),
+    size: Number(word("size") ?? pageSize),
+    sort: word("sort") ?? "",
+    down: word("desc") === "1",
+    name: word("q") ?? "",
+    regex: word("regex") === "1",
   };
 }
 
-export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, version = 0 }: ListProps<T>) {
-  const { page, size, sort, down, name, regex } = said(pageSize);
-  const url = listUrl({ path, names, query, pageSize });
+type Words = Record<string, string | number | undefined>;
+type Say = (changes: Words) => void;
+
+export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0 }: ListProps<T>) {
+  const { page, size, sort, down, name, regex } = said(pageSize, as);
+  const say: Say = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [as + word, value])));
+  const url = listUrl({ path, names, query, pageSize, as });
   const { data, error } = usePoll((signal) => getUrl<Listed<T>>(url, signal), [url, version]);
   // A page that is no longer there: things have gone, or the search has fewer.
   const outside = error instanceof Refusal && error.reason.startsWith("Page out of range");
   useEffect(() => {
-    if (outside && page > 1) setQuery({ page: undefined });
+    if (outside && page > 1) say({ page: undefined });
   }, [outside]);
   const last = useRef<Listed<T>>();
   if (data) last.current = data;
   const shown = data ?? last.current;
+  const wide = searched === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searched;
 
   return (
     <div class="list">
       <div class="bar">
-        {searched && <Search what={what} text={name} regex={regex} />}
+        {wide && <Search what={what} by={by} text={name} regex={regex} say={say} />}
         <span class="grow" aria-live="polite">
           {shown && tally(shown, what)}
         </span>
@@ -103,10 +112,10 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
           idOf={idOf}
           sort={sort}
           down={down}
-          onSort={(column) => setQuery({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
+          onSort={(column) => say({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
         />
       )}
-      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages what={what} page={page} pages={shown.page_count} size={size} pageSize={pageSize} />}
+      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages what={what} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
     </div>
   );
 }
@@ -117,7 +126,7 @@ function tally(shown: { filtered_count: number; total_count: number }, what: str
     : `${count(shown.filtered_count)} of ${count(shown.total_count)} ${what}`;
 }
 
-function Search({ what, text, regex }: { what: string; text: string; regex: boolean }) {
+function Search({ what, by, text, regex, say }: { what: string; by: string; text: string; regex: boolean; say: Say }) {
   const [typed, setTyped] = useState(text);
   const timer = useRef<ReturnType<typeof setTimeout>>();
   useEffect(() => setTyped(text), [text]);
@@ -125,21 +134,21 @@ function Search({ what, text, regex }: { what: string; text: string; regex: bool
   const type = (value: string): void => {
     setTyped(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => setQuery({ q: value, page: undefined }), TYPED_MS);
+    timer.current = setTimeout(() => say({ q: value, page: undefined }), TYPED_MS);
   };
   return (
     <form role="search" class="search" onSubmit={(event) => event.preventDefault()}>
-      <input type="search" aria-label={`Search ${what} by name`} placeholder="name contains" value={typed} onInput={(event) => type(event.currentTarget.value)} />
+      <input type="search" aria-label={`Search ${what} by ${by}`} placeholder={`${by} contains`} value={typed} onInput={(event) => type(event.currentTarget.value)} />
       <label title="RE2 syntax">
-        <input type="checkbox" checked={regex} onChange={(event) => setQuery({ regex: event.currentTarget.checked ? 1 : undefined, page: undefined })} />
+        <input type="checkbox" checked={regex} onChange={(event) => say({ regex: event.currentTarget.checked ? 1 : undefined, page: undefined })} />
         regular expression
       </label>
     </form>
   );
 }
 
-function Pages({ what, page, pages, size, pageSize }: { what: string; page: number; pages: number; size: number; pageSize: number }) {
-  const turn = (to: number): void => setQuery({ page: to === 1 ? undefined : to });
+function Pages({ what, page, pages, size, pageSize, say }: { what: string; page: number; pages: number; size: number; pageSize: number; say: Say }) {
+  const turn = (to: number): void => say({ page: to === 1 ? undefined : to });
   return (
     <nav class="pages" aria-label={`Pages of ${what}`}>
       <button disabled={page <= 1} onClick={() => turn(1)}>
@@ -167,7 +176,7 @@ function Pages({ what, page, pages, size, pageSize }: { what: string; page: numb
       </button>
       <label>
         <span class="hidden">Lines on a page</span>
-        <select value={size} onChange={(event) => setQuery({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
+        <select value={size} onChange={(event) => say({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
           {[...new Set([...SIZES, pageSize, size])]
             .sort((a, b) => a - b)
             .map((each) => (

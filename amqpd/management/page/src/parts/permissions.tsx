@@ -1,12 +1,12 @@
 // What users may configure, write and read in virtual hosts: of one user in all of them, or in one of all users.
 import { useState } from "preact/hooks";
-import { address, request } from "../api/client";
+import { address, found, request } from "../api/client";
 import { vhosts } from "../shell/vhost";
 import { Danger, type Consequence } from "./dialog";
 import { Field, Form, text } from "./form";
-import { Rows, type Column } from "./list";
+import { List, type Column } from "./list";
 import { notify } from "./notices";
-import { Name, To, visible } from "./text";
+import { Name, Table, To, visible } from "./text";
 
 export interface Permission {
   user: string;
@@ -16,17 +16,16 @@ export interface Permission {
   read: string;
 }
 
-interface PermissionsProps {
-  items: Permission[];
-  /** Whose, or where: one of the two. */
-  user?: string;
-  vhost?: string;
-  onDone: () => void;
-}
+const KINDS = ["configure", "write", "read"] as const;
+
+/** Whose, or where: one of the two. */
+type PermissionsProps = { user: string; vhost?: undefined } | { user?: undefined; vhost: string };
 
 const urlOf = (vhost: string, user: string): string => address("/api/permissions/{vhost}/{user}", { vhost, user });
 
-export function Permissions({ items, user, vhost, onDone }: PermissionsProps) {
+export function Permissions({ user, vhost }: PermissionsProps) {
+  const [version, setVersion] = useState(0);
+  const onDone = (): void => setVersion((before) => before + 1);
   const [chosen, setChosen] = useState(vhosts.value[0] ?? "/");
   const send = async (fields: FormData): Promise<void> => {
     const body = { configure: text(fields, "configure"), write: text(fields, "write"), read: text(fields, "read") };
@@ -34,15 +33,35 @@ export function Permissions({ items, user, vhost, onDone }: PermissionsProps) {
     notify("The permission is set.");
     onDone();
   };
+  const before = async (fields: FormData): Promise<Consequence | undefined> => {
+    const at = urlOf(vhost ?? chosen, user ?? text(fields, "user"));
+    const is = await found<Permission>(at);
+    if (!is || KINDS.every((kind) => is[kind] === text(fields, kind))) return undefined;
+    return {
+      text: (
+        <>
+          <p>
+            <Name>{is.user}</Name> may enter <Name>{is.vhost}</Name> already. These patterns are replaced:
+          </p>
+          <Table of={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
+        </>
+      ),
+      action: "Replace the permission",
+    };
+  };
   const other: Column<Permission> =
     user === undefined
-      ? { title: "User", cell: (item) => <To path={["users", item.user]}>{item.user}</To> }
-      : { title: "Virtual host", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> };
+      ? { title: "User", sort: "user", cell: (item) => <To path={["users", item.user]}>{item.user}</To> }
+      : { title: "Virtual host", sort: "vhost", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> };
   return (
     <>
-      <Rows<Permission>
+      <List<Permission>
         what="permissions"
-        items={items}
+        path={user === undefined ? "/api/vhosts/{vhost}/permissions" : "/api/users/{user}/permissions"}
+        names={user === undefined ? { vhost } : { user }}
+        searched="many"
+        by={user === undefined ? "user" : "virtual host"}
+        version={version}
         idOf={(item) => `${item.vhost}\0${item.user}`}
         columns={[
           other,
@@ -52,7 +71,7 @@ export function Permissions({ items, user, vhost, onDone }: PermissionsProps) {
           { title: "Clear", cell: (item) => <Clear item={item} onDone={onDone} /> },
         ]}
       />
-      <Form action="Set the permission" send={send}>
+      <Form action="Set the permission" send={send} before={before}>
         <div class="fields">
           {user === undefined ? (
             <Field label="User">
@@ -63,9 +82,9 @@ export function Permissions({ items, user, vhost, onDone }: PermissionsProps) {
               <VhostChoice value={chosen} onChange={setChosen} />
             </Field>
           )}
-          {["Configure", "Write", "Read"].map((kind) => (
-            <Field key={kind} label={kind} hint="Names that match; empty: nothing">
-              <input name={kind.toLowerCase()} class="code" defaultValue=".*" />
+          {KINDS.map((kind) => (
+            <Field key={kind} label={kind[0]!.toUpperCase() + kind.slice(1)} hint="Names that match; empty: nothing">
+              <input name={kind} class="code" defaultValue=".*" />
             </Field>
           ))}
         </div>
