@@ -10,7 +10,8 @@
     all else                this node's: what is the cluster's is the same everywhere, or it is about the node
 
 Rights are checked twice, here and by whoever answers. A node that does not answer is named in the header
-`Amqpd-Missing-Nodes` and, of a page, under `missing_nodes`; the others' part is there.
+`Amqpd-Missing-Nodes` and, of a page, under `missing_nodes`; the others' part is there. So is one that answers with
+an error (503 while it starts, say).
 
 Cost of a page: each node sorts its own, and sends as many items as are before the page's end.
 """
@@ -27,6 +28,7 @@ from urllib.parse import quote, urlencode
 
 from amqpd.auth.backends import User
 from amqpd.cluster import spread
+from amqpd.cluster.documents import encoded, parsed, written
 from amqpd.cluster.inner_http import PART_SILENT_S, InnerHttp, Silent
 from amqpd.cluster.view import Node
 from amqpd.management.call import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply
@@ -187,7 +189,7 @@ class Gather(Whole):
         """
         nodes = self._others()
         path, by = self._path(route, call), Asked(call.caller, ("", 0))
-        body = None if call.body is None else json.dumps(call.body).encode()
+        body = await encoded(call.body)
         asked = (
             self._inner.ask(node, route.method, path, by, {**headers, **_kept(call)}, body, PART_SILENT_S)
             for node in nodes
@@ -223,8 +225,7 @@ class Gather(Whole):
             if answer.status == 200:
                 parts[node.name] = await _cut([answer.body], slices)
             elif answer.status not in (401, 404):  # the user, or what is asked for, is not known there: no part of it
-                log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
-                missing.append(node.name)
+                missing.append(_troubled(node, answer))
         if route.path == "api/nodes" and missing:
             gone = [b"\t" + json.dumps({"name": name, "type": "disc", "running": False}).encode() for name in missing]
             parts["~"] = _Part(len(gone), len(gone), gone)
@@ -241,38 +242,28 @@ class Gather(Whole):
 
     async def _sum(self, route: Route, call: Call) -> Reply:
         answers, missing = await self._ask_all(route, call, {})
-        found = json.loads(_whole(await route.handler(call)))
-        for _node, answer in answers:
+        found = await parsed(_whole(await route.handler(call)))
+        for node, answer in answers:
             if answer.status == 200:
-                _add(found, json.loads(answer.body))
+                _add(found, await parsed(answer.body))
+            elif answer.status not in (401, 404):
+                missing.append(_troubled(node, answer))
         found["missing_nodes"] = missing
-        return reply(found)
+        return await written(found, {MISSING: ",".join(missing)} if missing else {})
 
     async def _document(self, route: Route, call: Call) -> Reply:
         answers, missing = await self._ask_all(route, call, {})
         if missing:
             # Who keeps it for a copy of all there is must not find out later.
             raise Unavailable(f"nodes that do not answer: {', '.join(missing)}")
-        found = json.loads(_whole(await route.handler(call)))
+        found = await parsed(_whole(await route.handler(call)))
         for node, answer in answers:
             if answer.status != 200:
                 raise Unavailable(f"node {node.name} answers {answer.status}")
-            for name, value in json.loads(answer.body).items():
+            for name, value in (await parsed(answer.body)).items():
                 if isinstance(value, list) and name not in _OF_CLUSTER:
-                    found[name] = found.get(name, []) + value
-        slices, body = Slices(), Body()
-        before = "{"
-        for name, value in found.items():
-            body.add(f"{before}{json.dumps(name)}:")
-            before = ","
-            if isinstance(value, list):
-                body.add("[")
-                await body.add_items(value, slices)
-                body.add("]")
-            else:
-                body.add(json.dumps(value))
-        body.add("}")
-        return Reply(200, body.finished())
+                    found.setdefault(name, []).extend(value)
+        return await written(found)
 
     # -- whoever has it, and everybody
 
@@ -297,10 +288,12 @@ class Gather(Whole):
             if found is None:
                 raise
             answers = [each for each in answers if each[1].status >= 400]
-        total = json.loads(_whole(found)) if found.body else None
-        for _node, answer in answers:
+        total = await parsed(_whole(found)) if found.body else None
+        for node, answer in answers:
             if answer.status < 300 and answer.body and isinstance(total, dict):
-                _add(total, json.loads(answer.body))
+                _add(total, await parsed(answer.body))
+            elif answer.status >= 500:
+                missing.append(_troubled(node, answer))
         headers = {MISSING: ",".join(missing)} if missing else {}
         body = None if total is None else json.dumps(total).encode()
         return Reply(found.status, body, headers={**found.headers, **headers})
@@ -326,7 +319,7 @@ class Gather(Whole):
         """See spread.py."""
         own, by_vhost = spread.parts(call.fields())
         found = await route.handler(spread.with_body(call, own))
-        total = json.loads(_whole(found)) if found.body else None
+        total = await parsed(_whole(found)) if found.body else None
         by_node: dict[Node | None, list[spread.Document]] = {}
         for name, part in by_vhost.items():
             await spread.make_vhost(self._broker, part, name)
@@ -360,7 +353,7 @@ class Gather(Whole):
 
     async def _ask(self, node: Node, route: Route, call: Call) -> Reply:
         """The same of that node. Raises: Unavailable."""
-        body, by = json.dumps(call.body).encode(), Asked(call.caller, ("", 0))
+        body, by = await encoded(call.body), Asked(call.caller, ("", 0))
         try:
             return _passed(await self._inner.ask(node, route.method, self._path(route, call), by, _kept(call), body))
         except Silent as error:
@@ -387,6 +380,12 @@ def _kept(call: Call) -> dict[str, str]:
 def _passed(answer: Any) -> Reply:
     kind = answer.headers.get("Content-Type", "application/json")
     return Reply(answer.status, answer.body or None, kind)
+
+
+def _troubled(node: Node, answer: Any) -> str:
+    """The name of a node that has answered, and not with its part: it counts as one that is away."""
+    log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
+    return node.name
 
 
 def _whole(found: Reply) -> bytes:

@@ -2,9 +2,9 @@
 
     relay_node.py NAME TABLE SECRET [options of amqpd]
 
-TABLE is a directory: `owners.json` (vhost -> name of the node that runs it, null for nobody) is the test's,
-`NAME.json` (host, port, fingerprint of the inner port) is written by each node when it listens, and `NAME.seen` has
-the owners it knows of.
+TABLE is a directory: `owners.json` (vhost -> name of the node that runs it, null for nobody) is the test's, as is
+`NAME.troubled`, which makes a node answer 503 to all that others ask; `NAME.json` (host, port, fingerprint of the inner
+port) is written by each node when it listens, and `NAME.seen` has the owners it knows of.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import amqpd.management.whole
 import amqpd.server
 from amqpd.__main__ import main
 from amqpd.broker.broker import Broker
@@ -27,6 +28,7 @@ from amqpd.cluster.rows import SlotChange
 from amqpd.cluster.view import Node, View
 from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.front_end import FrontEnd, Guest
+from amqpd.management.call import Unavailable
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.settings import Settings
 from amqpd.storage.metadata.metadata import PermissionRow, Put, UserRow, WriteFailed
@@ -151,12 +153,19 @@ async def written(changes: Sequence[SlotChange]) -> int:
     return 1000 + len(changes)
 
 
+def troubled(*_: object) -> None:
+    """Who asks, of a request by the inner port."""
+    raise Unavailable("this node is in trouble")
+
+
 class RelayServer(amqpd.server.Server):
     """With the inner port beside its front ends."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
         super().__init__(settings, loop, guests)
         name, folder, secret = PLACE
+        if (Path(folder) / f"{name}.troubled").exists():
+            amqpd.management.whole.Caller = troubled  # type: ignore[misc,assignment]
         admin = next(each for each in self.front_ends if isinstance(each, AdminFrontEnd))
         type(self.broker).node_name = property(lambda _: name)  # type: ignore[method-assign,assignment]
         self.front_ends.append(Port(self.broker, self.amqp, admin, Table(name, Path(folder)), secret, Path(folder)))

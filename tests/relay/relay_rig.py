@@ -19,11 +19,17 @@ SECRET = "a secret of these tests, long enough"
 
 
 class Rig:
-    """names: of the nodes, each a broker with a data directory of its own. settings: of all of them."""
+    """names: of the nodes, each a broker with a data directory of its own. troubled: one that answers 503 to all that
+    other nodes ask. settings: of all of them.
+    """
 
-    def __init__(self, folder: Path, names: tuple[str, ...] = ("a", "b"), **settings: object) -> None:
+    def __init__(
+        self, folder: Path, names: tuple[str, ...] = ("a", "b"), troubled: str = "", **settings: object
+    ) -> None:
         self.table = folder / "table"
         self.table.mkdir(parents=True)
+        if troubled:
+            (self.table / f"{troubled}.troubled").touch()
         self.owners: dict[str, str | None] = {}
         self.nodes: dict[str, BrokerProcess] = {}
         self._write()

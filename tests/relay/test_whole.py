@@ -175,6 +175,21 @@ def test_amqpctl_by_the_unix_socket(nodes: Rig) -> None:
     assert purged.returncode == 0, purged.stderr
 
 
+def test_a_node_that_answers_with_an_error_counts_as_away(tmp_path: Path) -> None:
+    """Its part is lacking, which must not look as if it were empty."""
+    with Rig(tmp_path, ("a", "b"), troubled="b") as rig:
+        rig.own("va", "a")
+        rig["a"].api("PUT", "/api/queues/va/here", {})
+        found = ask(rig, "a", "GET", "/api/overview")
+        assert (found.body["missing_nodes"], found.headers["Amqpd-Missing-Nodes"]) == (["b"], "b")
+        found = ask(rig, "a", "GET", "/api/amqpd/topology")
+        assert (found.body["missing_nodes"], found.headers["Amqpd-Missing-Nodes"]) == (["b"], "b")
+        assert [each["name"] for each in found.body["queues"]] == ["here"]
+        closed = ask(rig, "a", "DELETE", "/api/connections/username/guest")
+        assert closed.headers["Amqpd-Missing-Nodes"] == "b"
+        assert ask(rig, "a", "GET", "/api/definitions").status == 503
+
+
 def test_a_node_away(tmp_path: Path) -> None:
     """The others' part is there, and it says whose is not."""
     with Rig(tmp_path, ("a", "b")) as rig:

@@ -1,0 +1,77 @@
+"""Documents of several nodes: the same as in one piece, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.cluster import documents
+from amqpd.cluster.documents import encoded, parsed, written
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def through(work: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns; it only lets the loop have its turn."""
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        return end.value
+
+
+@given(VALUES, st.sampled_from([None, 1]))
+def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
+    text = json.dumps(value, indent=indent).encode()
+    documents_at_once, documents.AT_ONCE = documents.AT_ONCE, 0  # type: ignore[misc]
+    try:
+        assert through(parsed(text)) == value
+    finally:
+        documents.AT_ONCE = documents_at_once  # type: ignore[misc]
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_written_and_sent(value: dict[str, Any]) -> None:
+    reply = through(written(value))
+    assert json.loads(b"".join(reply.body or [])) == value  # type: ignore[arg-type]
+    assert json.loads(through(encoded(value)) or b"") == value
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[1}", '{"a" 1}', '{"a":1', "[1] 2", "nothing"])
+async def test_what_is_no_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "AT_ONCE", -1)
+    with pytest.raises(ValueError):
+        await parsed(text.encode())
+
+
+async def test_ten_thousand_queues_do_not_hold_the_loop() -> None:
+    arguments = {"x-queue-type": "quorum", "x-max-length": 5}
+    item = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": arguments}
+    document = {"queues": [{"name": f"queue {number}", **item} for number in range(10_000)]}
+    text = json.dumps(document).encode()
+    turns = 0
+
+    async def ticking() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    ticks = asyncio.create_task(ticking())
+    found = await parsed(text)
+    read, turns = turns, 0
+    reply = await written(found)
+    ticks.cancel()
+    assert found == document
+    assert json.loads(b"".join(reply.body or [])) == document  # type: ignore[arg-type]
+    assert read >= 5
+    assert turns >= 5
