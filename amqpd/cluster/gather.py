@@ -9,9 +9,10 @@
     ALL                     closing many connections: everybody does his part
     all else                this node's: what is the cluster's is the same everywhere, or it is about the node
 
-Rights are checked twice, here and by whoever answers. A node that does not answer is named in the header
-`Amqpd-Missing-Nodes` and, of a page, under `missing_nodes`; the others' part is there. So is one that answers with
-an error (503 while it starts, say).
+Who is asked by another node knows what that one does (a user, a vhost of a moment ago), or waits until he does; so he
+waits for a vhost that is about to come to him. Rights are checked twice, here and by whoever answers. A node that does
+not answer, or with an error (503 while it starts, say), is named in the header `Amqpd-Missing-Nodes` and, of a page,
+under `missing_nodes`; the others' part is there.
 
 Cost of a page: each node sorts its own, and sends as many items as are before the page's end.
 """
@@ -33,8 +34,8 @@ from amqpd.cluster.inner_http import PART_SILENT_S, InnerHttp, Silent
 from amqpd.cluster.view import Node
 from amqpd.management.call import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply
 from amqpd.management.listing import Body, page_head, page_of
-from amqpd.management.slices import Slices
-from amqpd.management.whole import MISSING, PART, SESSION_DIGEST, SESSION_PATH, Asked, Whole
+from amqpd.management.slices import Slices, release
+from amqpd.management.whole import MISSING, PART, POSITION, SESSION_DIGEST, SESSION_PATH, Asked, Whole
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 OWNER_S: Final = 10.0
 """How long a request waits for an owner of its vhost."""
 LOOK_S: Final = 0.5
+BEHIND_S: Final = 5.0
+"""How long a node that is asked may take to know what the asking one knew; then it answers with what it has."""
+BEHIND_LOOK_S: Final = 0.01
 
 LISTS: Final = frozenset(
     (
@@ -93,7 +97,7 @@ class Gather(Whole):
         self.name = view.me
         self._broker = broker
         self._view = view
-        self._inner = InnerHttp(connector)
+        self._inner = InnerHttp(connector, view.position)
 
     def close(self) -> None:
         self._inner.close()
@@ -143,6 +147,17 @@ class Gather(Whole):
                 raise Unavailable(f"vhost '{vhost}' is moving")
             await self._view.changed(LOOK_S)
         return None
+
+    async def caught_up(self, headers: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        told = headers.get(POSITION, "")
+        wanted, deadline = int(told) if told.isdecimal() else 0, loop.time() + BEHIND_S
+        while self._view.position() < wanted and loop.time() < deadline:
+            await self._view.changed(BEHIND_LOOK_S)
+
+    async def here(self, params: Mapping[str, str]) -> None:
+        if "vhost" in params and await self._owner(params["vhost"]) is not None:
+            raise Unavailable(f"vhost '{params['vhost']}' is moving")
 
     def _others(self) -> list[Node]:
         return [node for node in self._view.nodes() if node.name != self._view.me]
@@ -263,7 +278,9 @@ class Gather(Whole):
             for name, value in (await parsed(answer.body)).items():
                 if isinstance(value, list) and name not in _OF_CLUSTER:
                     found.setdefault(name, []).extend(value)
-        return await written(found)
+        reply = await written(found)
+        await release(found)
+        return reply
 
     # -- whoever has it, and everybody
 

@@ -21,10 +21,10 @@ from yarl import URL
 from amqpd.cluster import preamble as words
 from amqpd.cluster.inner import Connector, NotReached, Refused
 from amqpd.management.call import Unavailable
-from amqpd.management.whole import CALLER, PART, told
+from amqpd.management.whole import CALLER, PART, POSITION, told
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
@@ -43,7 +43,7 @@ PART_SILENT_S: Final = 10.0
 """Likewise of a part of a list: its reader gets the others'."""
 _NOT_PASSED: Final = frozenset(
     ("host", "connection", "keep-alive", "transfer-encoding", "content-length", "authorization", "cookie", "origin")
-) | {"upgrade", "te", "trailer", "proxy-authorization", "referer", CALLER.lower(), PART.lower()}
+) | {"upgrade", "te", "trailer", "proxy-authorization", "referer", CALLER.lower(), PART.lower(), POSITION.lower()}
 _NOT_BACK: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "date", "server"))
 
 
@@ -83,10 +83,11 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class InnerHttp:
-    """Of this node. Begins with the first request, on the loop."""
+    """Of this node. Begins with the first request, on the loop. position: how far it has read what is the cluster's."""
 
-    def __init__(self, inner: Connector) -> None:
+    def __init__(self, inner: Connector, position: Callable[[], int]) -> None:
         self._inner = inner
+        self._position = position
         self._nodes: dict[str, Node] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -108,7 +109,7 @@ class InnerHttp:
         return self._session.request(
             method,
             URL(f"http://{host}{path}", encoded=True),
-            headers=headers,
+            headers={**headers, POSITION: str(self._position())},
             data=data,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_read=silent_s),

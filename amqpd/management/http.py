@@ -170,6 +170,8 @@ class AdminServer:
         """Of another node of the cluster."""
         if request.path == SESSION_PATH:
             return _response(self._session_of(request))
+        if self._whole is not None:
+            await self._whole.caught_up(request.headers)
         try:
             by = asked(request.headers, self._broker.auth)
         except ApiError as error:
@@ -243,6 +245,8 @@ class AdminServer:
             _check_origin(request)
         if whole is not None and (passed := await whole.pass_on(request, route, params, by)) is not None:
             return passed
+        if by.inner and self._whole is not None:
+            await self._whole.here(params)
         body: object = None
         if request.method in UNSAFE:
             body = await parsed(request, await read_body(request), route.definitions)

@@ -26,6 +26,8 @@ CALLER: Final = "Amqpd-Caller"
 """Of a request by the inner port: who asks, as JSON."""
 PART: Final = "Amqpd-Part"
 """Likewise: this node's part of a list is asked for, as lines (listing.py)."""
+POSITION: Final = "Amqpd-Position"
+"""Likewise: how far the other node has read what is the whole cluster's. Who answers waits until he has read as far."""
 MISSING: Final = "Amqpd-Missing-Nodes"
 """Of an answer: nodes that did not answer, and whose part it lacks."""
 
@@ -90,6 +92,17 @@ class Whole:
         """The answer of the node whose matter it is, passed on as it comes; None: it is this node's, or of all.
 
         Raises: ApiError.
+        """
+        raise NotImplementedError
+
+    async def caught_up(self, headers: Mapping[str, str]) -> None:
+        """Of a request by the inner port: returns when this node knows what the other one did, or after a while."""
+        raise NotImplementedError
+
+    async def here(self, params: Mapping[str, str]) -> None:
+        """Of a request by the inner port: returns when the vhost of the path, if this node is to run it, is here.
+
+        Raises: Unavailable, it does not come, or another node runs it now.
         """
         raise NotImplementedError
 

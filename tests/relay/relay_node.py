@@ -2,9 +2,10 @@
 
     relay_node.py NAME TABLE SECRET [options of amqpd]
 
-TABLE is a directory: `owners.json` (vhost -> name of the node that runs it, null for nobody) is the test's, as is
-`NAME.troubled`, which makes a node answer 503 to all that others ask; `NAME.json` (host, port, fingerprint of the inner
-port) is written by each node when it listens, and `NAME.seen` has the owners it knows of.
+TABLE is a directory. The test's are `owners.json` (vhost -> name of the node that runs it, null for nobody),
+`NAME.troubled`, which makes a node answer 503 to all that others ask, and `NAME.position` (how far it has read what is
+the cluster's). `NAME.json` (host, port, fingerprint of the inner port) is written by each node when it listens, and
+`NAME.seen` has the owners it knows of.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Table(View):
         return self._nodes.get(self.me)  # a vhost is made where the test says
 
     def position(self) -> int:
-        return 0
+        place = self._folder / f"{self.me}.position"
+        return int(place.read_text("utf-8")) if place.exists() else 0
 
 
 class Port(FrontEnd):

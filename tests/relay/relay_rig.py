@@ -96,6 +96,12 @@ class Rig:
         seen = self.table / f"{name}.seen"
         return seen.read_text("utf-8") if seen.exists() else ""
 
+    def position(self, name: str, offset: int) -> None:
+        """That node has read what is the cluster's up to there."""
+        aside = self.table / f"{name}.position.new"
+        aside.write_text(str(offset), "utf-8")
+        aside.rename(self.table / f"{name}.position")
+
     def node(self, name: str) -> Node:
         """How its inner port is reached."""
         said: dict[str, Any] = json.loads((self.table / f"{name}.json").read_text("utf-8"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,3 +213,39 @@ def test_a_node_away(tmp_path: Path) -> None:
         assert passed.status == 503
         assert "node b" in passed.body["reason"]
         assert ask(rig, "a", "GET", "/api/definitions").status == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/api/permissions/{}/guest", {"configure": ".*", "write": ".*", "read": ".*"}),
+        ("PUT", "/api/queues/{}/q", {"durable": True}),
+        ("GET", "/api/exchanges/{}", None),
+    ],
+)
+def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(
+    rig: Rig, method: str, path: str, body: object
+) -> None:
+    """Its owner is known, and has not loaded it yet: as right behind the declaration of a vhost."""
+    vhost = f"late {method} {path.split('/')[2]}".replace(" ", "-")
+    rig.own(vhost, "b")
+    found = ask(rig, "a", method, path.format(vhost), body)
+    assert found.status in (200, 201, 204), found.body
+
+
+def test_who_is_asked_has_heard_of_what_the_asking_node_knows(rig: Rig) -> None:
+    """A node that is behind in reading what is the cluster's waits until it is not: a user may have been made a moment
+    ago.
+    """
+    rig.position("b", 5)
+    rig.position("a", 7)
+    began = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, rig, "a", "GET", "/api/queues/v")
+        time.sleep(0.5)
+        assert not asked.done()
+        rig.position("b", 7)
+        assert asked.result().status == 200
+    assert time.monotonic() - began < 4
+    rig.position("b", 0)
+    rig.position("a", 0)
