@@ -32,6 +32,7 @@ def _who(call: Call, left_s: float | None) -> dict[str, object]:
         "ends_in_s": None if left_s is None else int(left_s),
         "node": call.node,
         "cluster_name": call.broker.cluster_name,
+        "clustered": _sessions(call).clustered,
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.management.call import BadRequest, Call, Reply, Role, reply
 from amqpd.management.held import HELD_BY, held_by
 from amqpd.management.metrics.loop_lag import BOUNDS_S as LAG_BOUNDS_S
+from amqpd.management.overview import this_node
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.storage.commit.sync_times import BOUNDS_S
@@ -46,6 +47,12 @@ async def get_pulse(call: Call) -> Reply:
             "loop_lag": _histogram(LAG_BOUNDS_S, lag.counts, lag.total_s),
         }
     )
+
+
+async def get_pulse_of(call: Call) -> Reply:
+    """The same of a node of a cluster, whichever node is asked."""
+    this_node(call)
+    return await get_pulse(call)
 
 
 async def _failed_logs(call: Call, slices: Slices) -> list[Queue]:
@@ -85,5 +92,6 @@ async def get_rights(call: Call) -> Reply:
 
 ROUTES: Final = (
     Route("GET", "api/amqpd/pulse", Role.MONITORING, get_pulse),
+    Route("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_pulse_of),
     Route("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),
 )

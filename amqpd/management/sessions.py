@@ -90,6 +90,10 @@ class Sessions:
         if path is not None:
             self._by_digest = _read(path)
 
+    @property
+    def clustered(self) -> bool:
+        return self._elsewhere is not None
+
     def open(self, user: str, auth: InternalBackend) -> str:
         """A new session's token. Raises: NoSuchUser. Cost: a look at each session."""
         row = auth.user(user)

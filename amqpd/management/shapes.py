@@ -61,13 +61,14 @@ class MessageStats(TypedDict, total=False):
 
 
 class Session(TypedDict):
-    """ends_in_s: null for who is not logged in by the page's cookie, or was at another node."""
+    """ends_in_s: null for who is not logged in by the page's cookie, or was at another node. node: that answers."""
 
     name: str
     tags: list[str]
     ends_in_s: int | None
     node: str
     cluster_name: str
+    clustered: bool
 
 
 class ObjectTotals(TypedDict):
@@ -101,7 +102,9 @@ class ExchangeType(TypedDict):
 
 
 class Overview(TypedDict):
-    """message_stats, churn_rates and listeners: for the tag monitoring."""
+    """message_stats, churn_rates and listeners: for the tag monitoring. missing_nodes: in a cluster, whose
+    part it lacks.
+    """
 
     cluster_name: str
     node: str
@@ -114,6 +117,7 @@ class Overview(TypedDict):
     message_stats: NotRequired[MessageStats]
     churn_rates: NotRequired[_Table]
     listeners: NotRequired[list[Listener]]
+    missing_nodes: NotRequired[list[str]]
 
 
 class Node(TypedDict):
@@ -278,9 +282,13 @@ class Exchange(TypedDict):
 
 
 class Connection(TypedDict):
-    """connected_at: ms. timeout: the heartbeat, seconds."""
+    """connected_at: ms. timeout: the heartbeat, seconds. owner: in a cluster, who serves its vhost, where that is
+    another node than the one that has its socket.
+    """
 
     name: str
+    node: str
+    owner: NotRequired[str]
     user: str
     vhost: str
     peer_host: str
@@ -431,6 +439,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "GET /api/amqpd/session": Session,
     "POST /api/amqpd/session": Session,
     "GET /api/amqpd/pulse": Pulse,
+    "GET /api/amqpd/pulse/{node}": Pulse,
     "GET /api/amqpd/rights/{vhost}": Rights,
     "GET /api/amqpd/trace/{vhost}": Trace,
     "GET /api/overview": Overview,

@@ -54,10 +54,12 @@ _COLUMNS = {
     "overview": "object_totals,queue_totals,listeners," + ",".join(f"message_stats.{name}_details" for name in _RATES),
     "node": "mem_used,mem_used_details,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,fd_used,fd_total,"
     "uptime,being_drained,io_write_bytes_details.rate,db_dir,platform",
-    "queues": "name,vhost,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,messages,"
+    "queues": "name,vhost,node,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,"
+    "messages,"
     "messages_ready,messages_unacknowledged,consumers,message_stats.publish_details.rate,"
     "message_stats.deliver_get_details.rate,message_stats.ack_details.rate",
-    "connections": "name,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,send_oct_details.rate,"
+    "connections": "name,node,owner,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,"
+    "send_oct_details.rate,"
     "channels,client_properties.product,client_properties.version,ssl,connected_at",
 }
 
@@ -73,7 +75,7 @@ ASKED: dict[str, Asked] = {
     "#/": Asked(
         3,
         (
-            "/api/amqpd/pulse",
+            "/api/amqpd/pulse/{node}",
             f"/api/overview?{_SPANS}&fields={_COLUMNS['overview']}",
             f"/api/nodes/{{node}}?{_SPANS}&columns={_COLUMNS['node']}",
         ),

@@ -68,10 +68,10 @@ class TestTheTwin:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": ""},
-            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": ""},
-            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": ""},
-            {"name": "", "tags": [], "node": "", "cluster_name": ""},
+            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
+            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
+            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": "", "clustered": False},
+            {"name": "", "tags": [], "node": "", "cluster_name": "", "clustered": False},
             [],
         ],
     )

@@ -202,13 +202,32 @@ def test_a_message_is_published_and_got(visit, broker) -> None:
     page.get_by_text("safe in every queue that took it").wait_for()
     assert messages(broker, "q") == 1
     page.get_by_role("link", name="Messages", exact=True).click()
-    page.get_by_label("And then").select_option("ack_requeue_false")
+    page.get_by_label("What becomes of them").select_option("ack_requeue_false")
     page.get_by_role("button", name="Get", exact=True).click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("1 message at the front will be gone").wait_for()
     dialog.get_by_role("button", name="Take 1 message out").click()
     page.get_by_label("Payload", exact=True).filter(has_text="Grüße").wait_for()
     assert messages(broker, "q") == 0
+
+
+def test_no_more_is_taken_out_than_was_told(visit, broker) -> None:
+    def publish(text: str) -> None:
+        message = {"properties": {}, "routing_key": "q", "payload": text, "payload_encoding": "string"}
+        broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
+
+    broker.api("PUT", "/api/queues/%2F/q", {})
+    publish("one")
+    publish("two")
+    page = visit(broker, "#/queues/%2F/q?tab=messages").page
+    page.get_by_label("How many").last.fill("10")
+    page.get_by_label("What becomes of them").select_option("ack_requeue_false")
+    page.get_by_role("button", name="Get", exact=True).click()
+    page.get_by_text("2 messages at the front will be gone from the queue").wait_for()
+    publish("three")
+    page.get_by_role("button", name="Take 2 messages out").click()
+    page.get_by_text("Got 2 messages.").wait_for()
+    assert broker.api("GET", "/api/queues/%2F/q?columns=messages") == {"messages": 1}
 
 
 def test_what_is_routed_nowhere_is_told(visit, broker) -> None:

@@ -39,8 +39,23 @@ const COLUMNS: Column<Connection>[] = [
   { title: "TLS", sort: "ssl", cell: (of) => (of.ssl ? <Badge kind="good">TLS</Badge> : "no") },
   { title: "Since", sort: "connected_at", cell: (of) => <span class="moment">{moment(of.connected_at)}</span> },
 ];
+const NODE: Column<Connection> = {
+  title: "Node",
+  sort: "node",
+  cell: (of) => (
+    <>
+      <Name>{of.node}</Name>
+      {of.owner && (
+        <>
+          {" "}
+          for <Name>{of.owner}</Name>
+        </>
+      )}
+    </>
+  ),
+};
 const FIELDS =
-  "name,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,send_oct_details.rate,channels,client_properties.product,client_properties.version,ssl,connected_at";
+  "name,node,owner,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,send_oct_details.rate,channels,client_properties.product,client_properties.version,ssl,connected_at";
 
 export default function Connections() {
   const chosen = vhost.value;
@@ -53,7 +68,7 @@ export default function Connections() {
         path={chosen ? "/api/vhosts/{vhost}/connections" : "/api/connections"}
         names={{ vhost: chosen }}
         query={{ columns: FIELDS }}
-        columns={COLUMNS}
+        columns={session.value?.clustered ? [...COLUMNS.slice(0, 3), NODE, ...COLUMNS.slice(3)] : COLUMNS}
         idOf={(of) => of.name}
       />
     </>

@@ -183,6 +183,13 @@ function Rebalance({ onDone }: { onDone: () => void }) {
 }
 
 function NodeCard({ node }: { node: Node }) {
+  if (!node.running) {
+    return (
+      <Section title={node.name} aside={<State node={node} />}>
+        <p>It does not answer. Its virtual hosts go to other nodes, which takes some seconds; clients connect to any of them.</p>
+      </Section>
+    );
+  }
   const version = node.applications?.find((each) => each.name === "amqpd")?.version;
   return (
     <Section title={node.name} aside={<State node={node} />}>

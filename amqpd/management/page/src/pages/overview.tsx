@@ -4,7 +4,7 @@ import { address, get, type Answer } from "../api/client";
 import { Chart, Charts } from "../parts/chart";
 import { ALL, useHistory, type Counters, type Range } from "../parts/history";
 import { count, rate } from "../parts/numbers";
-import { Facts, Failure, Section, Title } from "../parts/text";
+import { Facts, Failure, Missing, Section, Title } from "../parts/text";
 import { NodeNow } from "../parts/node";
 import { has } from "../shell/session";
 import { href } from "../shell/router";
@@ -47,6 +47,7 @@ export default function OverviewPage() {
     <>
       <Title>Overview</Title>
       <Failure error={error} />
+      <Missing nodes={data?.missing_nodes} />
       {data && <Totals of={data} />}
       {data?.message_stats && (
         <Charts title="Messages" range={range} ranges={ALL} onRange={setRange}>

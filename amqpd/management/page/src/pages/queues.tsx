@@ -8,7 +8,8 @@ import { Field, Form, object, text } from "../parts/form";
 import { List, listUrl, type Column } from "../parts/list";
 import { count, rate } from "../parts/numbers";
 import { State } from "../parts/state";
-import { Badge, Title, To } from "../parts/text";
+import { Badge, Name, Title, To } from "../parts/text";
+import { session } from "../shell/session";
 import { vhost, vhosts } from "../shell/vhost";
 
 type Queue = components["schemas"]["Queue"];
@@ -25,10 +26,11 @@ const COLUMNS: Column<Queue>[] = [
   { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (queue) => rate(queue.message_stats?.ack_details?.rate) },
   { title: "Consumers", sort: "consumers", number: true, cell: (queue) => count(queue.consumers) },
 ];
+const NODE: Column<Queue> = { title: "Node", sort: "node", cell: (queue) => <Name>{queue.node}</Name> };
 const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => queue.vhost };
 // What the list shows, and no more, is encoded and sent.
 const FIELDS = [
-  "name,vhost,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,messages,messages_ready,messages_unacknowledged,consumers",
+  "name,vhost,node,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,messages,messages_ready,messages_unacknowledged,consumers",
   ...["publish", "deliver_get", "ack"].map((name) => `message_stats.${name}_details.rate`),
 ].join();
 
@@ -39,7 +41,8 @@ export default function Queues() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
   const chosen = vhost.value;
-  const columns = chosen || vhosts.value.length < 2 ? COLUMNS : [COLUMNS[0]!, VHOST, ...COLUMNS.slice(1)];
+  const more = [...(chosen || vhosts.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
+  const columns = [COLUMNS[0]!, ...more, ...COLUMNS.slice(1)];
   return (
     <>
       <Title>Queues</Title>

@@ -4,7 +4,7 @@ import { address, request } from "../api/client";
 import { Rows, type Column } from "../parts/list";
 import { count, plural, rate } from "../parts/numbers";
 import { Tabs } from "../parts/tabs";
-import { Badge, exchangeName, Failure, Name, Title, To } from "../parts/text";
+import { Badge, exchangeName, Failure, Missing, Name, Title, To } from "../parts/text";
 import { usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { vhost } from "../shell/vhost";
@@ -34,6 +34,7 @@ export default function TopologyPage() {
         </span>
       </div>
       <Failure error={error} />
+      <Missing nodes={shown?.missing_nodes} />
       <div aria-busy={!found && error === undefined}>
         {found && (
           <Tabs

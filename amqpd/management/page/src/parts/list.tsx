@@ -7,7 +7,7 @@ import { usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
 import { count } from "./numbers";
-import { Failure } from "./text";
+import { Failure, Missing } from "./text";
 
 export interface Column<T> {
   title: string;
@@ -24,6 +24,7 @@ interface Listed<T> {
   total_count: number;
   page: number;
   page_count: number;
+  missing_nodes?: string[];
 }
 
 interface ListProps<T> {
@@ -104,6 +105,7 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
         {aside}
       </div>
       {!outside && <Failure error={error} />}
+      <Missing nodes={shown?.missing_nodes} />
       {shown && (
         <Rows
           what={what}

@@ -1,10 +1,10 @@
 // The node now: alarms, what it holds back and why, how long syncs take, how late the loop is, what it uses of what it may.
 import { useEffect, useRef } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get } from "../api/client";
+import { get, Refusal } from "../api/client";
 import { usePoll } from "../shell/poll";
 import { href } from "../shell/router";
-import { session } from "../shell/session";
+import { look, session } from "../shell/session";
 import { Chart } from "./chart";
 import { HELD } from "./held";
 import { RANGES, useHistory, type Points, type Range } from "./history";
@@ -45,8 +45,10 @@ function between(before: Histogram, after: Histogram): { count: number; mean: nu
 }
 
 /** Looks of the last time, kept while the page is open: the broker has only sums of these. */
-function useLooks(pulse: Pulse | undefined, range: Range): Look[] {
+function useLooks(pulse: Pulse | undefined, range: Range, node: string): Look[] {
   const looks = useRef<Look[]>([]);
+  const of = useRef(node);
+  if (of.current !== node) [of.current, looks.current] = [node, []];
   useEffect(() => {
     if (!pulse) return;
     const last = looks.current.at(-1);
@@ -65,10 +67,14 @@ function points(looks: Look[]): Points {
 }
 
 export function NodeNow({ range }: { range: Range }) {
-  const pulse = usePoll((signal) => get("/api/amqpd/pulse", {}, {}, signal), []);
+  // One node's: in a cluster the next answer may be another's.
   const name = session.value?.node ?? "";
+  const pulse = usePoll((signal) => get("/api/amqpd/pulse/{node}", { node: name }, {}, signal), [name]);
+  useEffect(() => {
+    if (pulse.error instanceof Refusal && pulse.error.status === 404) void look().catch(() => undefined); // that node is gone: the one that answers now
+  }, [pulse.error]);
   const node = useHistory(range, (query, signal) => get("/api/nodes/{node}", { node: name }, { ...query, columns: FIELDS }, signal), (of) => ({ mem_used: of.mem_used_details }), [name]);
-  const looks = useLooks(pulse.data, range);
+  const looks = useLooks(pulse.data, range, name);
   const minute = looks.find((look) => look.at >= Date.now() - MINUTE_MS) ?? looks[0];
   return (
     <>

@@ -94,6 +94,16 @@ export function Table({ of, none = "none" }: { of: Record<string, unknown>; none
   );
 }
 
+/** Of a cluster: whose part is not there. */
+export function Missing({ nodes }: { nodes: string[] | undefined }) {
+  if (!nodes?.length) return null;
+  return (
+    <p role="alert" class="warning">
+      {nodes.length === 1 ? "A node does not answer" : "Nodes do not answer"}, and what {nodes.length === 1 ? "it has" : "they have"} is missing here: {nodes.map((node) => [<Name key={node}>{node}</Name>, " "])}
+    </p>
+  );
+}
+
 /** A part of a page with a heading of its own. */
 export function Section({ title, aside, children }: { title: string; aside?: ComponentChildren; children: ComponentChildren }) {
   return (

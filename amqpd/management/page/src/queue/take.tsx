@@ -1,5 +1,5 @@
 // Getting messages as a consumer would: they are taken out, and put back or not.
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { get, post } from "../api/client";
 import { Confirm } from "../parts/dialog";
 import { Field } from "../parts/form";
@@ -21,20 +21,22 @@ export function Take({ of }: { of: Of }) {
   const [wanted, setWanted] = useState(1);
   const [asking, setAsking] = useState(false);
   const [messages, setMessages] = useState<Shown[]>();
+  const told = useRef(0);
   const look = async () => {
     const queue = await get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages_ready" });
-    const several = Math.min(wanted, queue.messages_ready ?? 0);
+    const several = (told.current = Math.min(wanted, queue.messages_ready ?? 0));
     const many = plural(several, "message");
     const then = {
       ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered: consumers may see that. To look only, browse.`,
-      ack_requeue_false: `${many} at the front will be gone from the queue: what this page shows of them is all that is left.`,
+      ack_requeue_false: `${many} at the front will be gone from the queue: what this page shows of them is all that is left, and of a message over 1 MiB it shows the first MiB.`,
       reject_requeue_true: `${many} at the front will be put back as failed: their delivery count rises, and with a delivery limit they may be dead-lettered.`,
       reject_requeue_false: `${many} at the front will leave the queue: dead-lettered where it has a dead-letter exchange, else dropped.`,
     }[mode];
     return { text: <p>{several ? then : "There is nothing ready in the queue."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Take ${many} out`, nothing: several === 0 };
   };
   const run = async () => {
-    const got = await post<Shown[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: wanted, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
+    // No more than was told, whatever has come since.
+    const got = await post<Shown[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: told.current, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
     setMessages(got);
     return `Got ${plural(got.length, "message")}.`;
   };
@@ -44,7 +46,7 @@ export function Take({ of }: { of: Of }) {
         <Field label="How many">
           <input type="number" min={1} max={1000} value={wanted} onInput={(event) => setWanted(Math.min(1000, Math.max(1, Number(event.currentTarget.value) || 1)))} />
         </Field>
-        <Field label="And then">
+        <Field label="What becomes of them">
           <select value={mode} onChange={(event) => setMode(event.currentTarget.value as Mode)}>
             {Object.entries(MODES).map(([name, words]) => (
               <option key={name} value={name}>

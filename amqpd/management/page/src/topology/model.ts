@@ -40,6 +40,7 @@ export interface Peer {
   count: number;
 }
 export interface Answer {
+  missing_nodes?: string[];
   totals: { exchanges: number; queues: number };
   exchanges: Exchange[];
   queues: Queue[];

@@ -1,0 +1,71 @@
+"""The page on three nodes, each with a virtual host: all of it from any, and what it says of one that is away.
+
+The nodes are those of tests/relay, without Kafka: who serves what is told to them, and no virtual host moves by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "relay"))
+
+from relay_rig import Rig
+
+
+@pytest.fixture
+def nodes(browser, tmp_path: Path) -> Iterator[Rig]:
+    """a, b and c; a virtual host of each, with its letter and two queues."""
+    with Rig(tmp_path, ("a", "b", "c")) as rig:
+        for name in "abc":
+            rig[name].api("DELETE", "/api/vhosts/%2F")
+            rig.own(f"v{name}", name)
+            for queue in ("orders", "mails"):
+                rig[name].api("PUT", f"/api/queues/v{name}/{queue}", {})
+        yield rig
+
+
+def test_all_of_it_from_any_node(visit, nodes: Rig) -> None:
+    screen = visit(nodes["b"])
+    page = screen.page
+    page.locator(".tile").filter(has_text="queues").get_by_text("6", exact=True).wait_for()
+    page.get_by_role("heading", name="Node b").wait_for()
+    screen.go("#/queues")
+    page.get_by_text("6 queues").wait_for()
+    page.get_by_role("button", name="Node", exact=True).wait_for()
+    rows = sorted(tuple(row.split()[:3]) for row in page.locator("main tbody tr").all_inner_texts())
+    assert rows == sorted((name, f"v{node}", node) for node in "abc" for name in ("orders", "mails"))
+    # Another node's queue: all that one does with it goes to that node.
+    screen.go("#/queues/vc/orders")
+    page.get_by_role("link", name="Publish").click()
+    page.get_by_label("Payload").first.fill("by b to c")
+    page.get_by_role("button", name="Publish", exact=True).click()
+    page.get_by_text("Published, and safe").wait_for()
+    assert nodes["c"].api("GET", "/api/queues/vc/orders?columns=messages") == {"messages": 1}
+    page.get_by_role("button", name="Purge").click()
+    page.get_by_role("button", name="Purge 1 message").click()
+    page.get_by_text("orders is purged.").wait_for()
+    screen.go("#/nodes")
+    for name in "abc":
+        page.get_by_role("heading", name=name, exact=True).wait_for()
+
+
+def test_a_node_that_is_away_is_named_wherever_its_part_is_missing(visit, nodes: Rig) -> None:
+    screen = visit(nodes["b"], "#/queues")
+    page = screen.page
+    page.get_by_text("6 queues").wait_for()
+    assert page.get_by_text("does not answer").count() == 0
+    nodes["c"].stop()
+    page.get_by_role("alert").filter(has_text="A node does not answer, and what it has is missing here: c").wait_for()
+    page.get_by_text("4 queues").wait_for()
+    for path in ("#/", "#/topology", "#/exchanges"):
+        screen.go(path)
+        page.get_by_role("alert").filter(has_text="missing here: c").wait_for()
+    screen.go("#/nodes")
+    section = page.locator("section").filter(has=page.get_by_role("heading", name="c", exact=True))
+    section.get_by_text("It does not answer.").wait_for()
+    screen.go("#/queues/va/orders")
+    page.get_by_role("heading", level=1).filter(has_text="orders").wait_for()
