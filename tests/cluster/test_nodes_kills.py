@@ -47,7 +47,7 @@ async def killed_owners(nodes: Nodes, times: int, patience_s: float = PATIENCE_S
 
 async def test_owners_that_are_killed(nodes: Nodes, brokers: Kafka) -> None:
     """Acceptance 2."""
-    await killed_owners(nodes, count(3, 50))
+    await killed_owners(nodes, count(2, 50))
     await epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
 
 
@@ -65,7 +65,7 @@ async def test_a_clean_stop_hands_over_within_seconds(nodes: Nodes) -> None:
     """The aim is 4 s: the node leaves the group, nobody waits for its session to end."""
     took: list[float] = []
     async with loaded(nodes) as load:
-        for turn in range(count(2, 20)):
+        for turn in range(count(1, 20)):
             leaving = await owner_of(nodes, VHOSTS[turn % len(VHOSTS)])
             his = [vhost for vhost, owner in (await owners_of(nodes)).items() if owner == leaving]
             since = time.monotonic()

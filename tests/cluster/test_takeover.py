@@ -163,15 +163,15 @@ async def test_two_who_take_over_at_once(
         assert epochs(batches) == sorted(epochs(batches))
 
 
-@pytest.fixture
-def forgetful(tmp_path: Path) -> Iterator[Kafka]:
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker that forgets transactional ids after a second, as others do after a week."""
     need(missing())
     settings = {
         "transactional.id.expiration.ms": "1000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
     }
-    with Kafka(tmp_path / "kafka", settings=settings) as cluster:
+    with Kafka(tmp_path_factory.mktemp("forgetful"), settings=settings) as cluster:
         yield cluster
 
 
