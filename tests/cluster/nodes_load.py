@@ -111,8 +111,11 @@ class Load:
         self._leave(link)
 
     def first_since(self, queue: str, since: float) -> float:
-        """When the first delivery came over a connection that was opened after `since`; 0.0: none yet."""
-        return next((each.first_at for each in self.served.get(queue, ()) if each.opened_at > since), 0.0)
+        """When the first delivery came over a connection that was opened after `since`; 0.0: none yet. Some of them see
+        none: a node that is cut off lets clients in until it knows that it has lost the vhost.
+        """
+        later = (each.first_at for each in self.served.get(queue, ()) if each.opened_at > since)
+        return next((at for at in later if at), 0.0)
 
     # -- publishers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from account import Account, Name, body_of, name_of, properties_of
+from nodes_load import Load, Served
 
 
 class Story:
@@ -107,3 +108,12 @@ def test_an_ack_that_did_not_count() -> None:
     story.account.heard("q", [Name(0, 1)])
     story.give(1, redelivered=True)
     assert story.account.returned[1].heard_at > 0
+
+
+def test_a_connection_that_saw_nothing_hides_no_later_one() -> None:
+    load = Load(Account(), [])
+    load.served["q"] = [Served(10.0, 11.0), Served(20.0, 0.0)]
+    assert load.first_since("q", 15.0) == 0.0
+    load.served["q"] += [Served(30.0, 31.0), Served(40.0, 41.0)]
+    assert load.first_since("q", 15.0) == 31.0
+    assert load.first_since("q", 50.0) == 0.0
