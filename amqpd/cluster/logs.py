@@ -34,6 +34,7 @@ from amqpd.cluster.producer import KafkaProducer
 from amqpd.cluster.reading_back import Read, ReadingBack, left_of
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.replicated.keyed import Keyed, keyed_batch, read_keyed
 from amqpd.storage.replicated.log import ReplicaKeeper, ReplicatedLog
@@ -105,6 +106,7 @@ class SlotLogs(ReplicaKeeper):
         self._reading = ReadingBack(read, self.fronts)
         self._changing: set[Partition] = set()  # they have batches of an earlier epoch on the way
         self._held_back: set[ReplicatedLog] = set()  # with batches of the later one
+        self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
         self._lost: set[ReplicatedLog] = set()  # whose topic somebody has deleted
         # telling
         self._telling: deque[ReplicatedLog] = deque()
@@ -226,6 +228,9 @@ class SlotLogs(ReplicaKeeper):
         """Kafka has more of it."""
         if self._changing and partition in self._changing and not partition.order:
             self._changing.discard(partition)
+            late = self._late.pop(partition, None)
+            if late is not None:
+                self.producer.offer(partition, late)
             held_back = self.logs.get(partition)
             if held_back is not None and held_back in self._held_back:
                 self._held_back.discard(held_back)
@@ -358,8 +363,12 @@ class SlotLogs(ReplicaKeeper):
         partition = log.partition
         if partition is not None and self.logs.get(partition) is log:
             self._held_back.discard(log)
-            self._offer(log)  # it has numbers, which the partition's next record follows
-            self.producer.flush()
+            # What it has goes all the same: it has numbers, which the partition's next record follows.
+            if partition in self._changing:
+                self._late.setdefault(partition, []).extend(log.take())
+            else:
+                self._offer(log)
+                self.producer.flush()
             self.fronts.forget(log)
             del self.logs[partition]
             log.end_waiting()
@@ -432,8 +441,9 @@ class SlotLogs(ReplicaKeeper):
                 until = time.perf_counter() + SLICE_S
         self.changed.clear()
         self._telling.clear()
-        await self.producer.stored([self.settled])
-        self._write_records()
+        while self._records:
+            await self.producer.stored([self.settled])  # also what is of an epoch before, if there is anything
+            self._write_records()
         await self.producer.stored([self.settled])
         self.write(self.settled, [owner_record(self.held.producer_id, self.held.epoch)])
         self.producer.flush()

@@ -303,11 +303,19 @@ class ClusterNode:
             self._members.rejoin()  # who has the slot, or is about to, asks for the round in which it goes
 
     def _owner_changed(self, slot: int) -> None:
+        """Who has just taken slot 0 looks at all: the owner before may not have come to it."""
+        if 0 in self.owned:
+            for each in range(self.options.slots) if slot == 0 else (slot,):
+                self._end_wish(each)
+
+    def _end_wish(self, slot: int) -> None:
         """A wish that has come true is one no more: where the slot goes later is nobody's wish."""
         owner = self.state.owner_of(slot)
-        if 0 in self.owned and owner is not None and self.state.wish(slot) == owner.node:
-            rows = self.metadata.slots.get(0)
-            if rows is not None:
+        rows = self.metadata.slots.get(0)
+        if owner is not None and rows is not None:
+            # As it stands in what is being written: here a later wish may not be known yet.
+            wish = rows.table.notes.get((WISH, slot))
+            if wish is not None and wish.get("node") == owner.node:
                 rows.submit([PutNote((WISH, slot), None)], _logged)
 
     def _when_served(self, vhost: str, done: Callable[[BaseException | None], None]) -> None:

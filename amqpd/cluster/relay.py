@@ -17,6 +17,9 @@ How it ends:
     the owner is gone, or is silent,
     or no longer the vhost's owner   320 `vhost 'v' is moving`: he connects anew, and is taken to the new owner
 
+While this node has a resource alarm it holds those of its clients that publish, as it does its own: the owner, who sees
+what they do, is told by the link, and stops reading them (relayed.py).
+
 While nobody runs the vhost connection.open waits, MOVING_S at most, then 320 with the same text.
 """
 
@@ -29,7 +32,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from amqpd.cluster import preamble as words
 from amqpd.cluster.inner import Connector, NotReached, Refused
-from amqpd.cluster.link import Link
+from amqpd.cluster.link import DISK, MEMORY, Link
 from amqpd.connection.elsewhere import Elsewhere, Handover
 from amqpd.connection.ending import CLOSE_OK_FRAME
 from amqpd.connection.transport import LINGER_S, RESET
@@ -276,6 +279,7 @@ class Relays(Elsewhere):
         self.relayed_count = 0
         """Clients that were taken elsewhere since the start."""
         view.listeners.append(self._owners_changed)
+        broker.alarms.heard.append(self._tell_alarms)
 
     # -- Elsewhere
 
@@ -408,7 +412,7 @@ class Relays(Elsewhere):
         await asyncio.shield(making)
 
     async def _link(self, node: Node) -> None:
-        link = Link(node.name, lambda ended: self._link_ended(node.fingerprint, ended))
+        link = Link(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
         try:
             await self._connector.open(node, self._connector.preamble(words.LINK), link)
         except (NotReached, Refused) as error:
@@ -416,6 +420,16 @@ class Relays(Elsewhere):
             raise
         self._unreached.pop(node.fingerprint, None)
         self._links[node.fingerprint] = link
+        link.say(self._alarms())  # it may have changed while the link was made
+
+    def _alarms(self) -> int:
+        """For owners; `store` is about what is served here, and none of theirs."""
+        raised = self._broker.alarms.raised
+        return (MEMORY if "memory" in raised else 0) | (DISK if "disk" in raised else 0)
+
+    def _tell_alarms(self) -> None:
+        for link in list(self._links.values()):
+            link.say(self._alarms())
 
     def _link_ended(self, fingerprint: str, link: Link) -> None:
         if self._links.get(fingerprint) is link:

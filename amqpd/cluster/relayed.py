@@ -5,6 +5,11 @@ on from there as if it had been here from the beginning. Peer, certificate and c
 node. It is never relayed again: who does not run the vhost answers NOT_MINE, or 320 where it has gone meanwhile.
 
 With the link of the other node's process (link.py) all end that it relays.
+
+While the other node has a resource alarm, which it says by that link, those of its clients that publish are not read,
+and are told by connection.blocked, as at the node itself: their bytes go through its memory. Looked at each HOLD_S, so
+that a publish costs nothing: one that comes is held behind the next look. When this node's own alarm ends before the
+other's, they may be told so, and are held again when they publish.
 """
 
 from __future__ import annotations
@@ -17,14 +22,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from amqpd.auth.backends import Refused
+from amqpd.broker.flow.alarms import REASONS
 from amqpd.cluster import preamble as words
 from amqpd.cluster.inner import refuse, welcome
-from amqpd.cluster.link import Link
+from amqpd.cluster.link import DISK, MEMORY, Link
 from amqpd.cluster.relay import moving
 from amqpd.connection.elsewhere import Login
-from amqpd.connection.handshake import Handshake
+from amqpd.connection.handshake import OPEN, Handshake
+from amqpd.connection.read_gate import ALARM
 from amqpd.connection.transport import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Transport
 from amqpd.errors import ConnectionForced
+from amqpd.protocol.commands import ConnectionBlocked
 
 if TYPE_CHECKING:
     from amqpd.auth.backends import User
@@ -39,6 +47,8 @@ log = logging.getLogger(__name__)
 POSITION_WAIT_S: Final = 2.0
 """How long it is waited for what the other node has read of the cluster's users and permissions."""
 LOOK_S: Final = 0.05
+HOLD_S: Final = 0.25
+_REASONS: Final = {MEMORY: REASONS["memory"], DISK: REASONS["disk"], MEMORY | DISK: REASONS["memory"]}
 
 
 class RelayedHandshake(Handshake):
@@ -46,6 +56,14 @@ class RelayedHandshake(Handshake):
 
     def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
         raise ConnectionForced(moving(command.virtual_host))
+
+    def hold_for_node(self, reason: str) -> None:
+        """As `hold_for_alarm`, for an alarm of the node that relays it."""
+        connection = self.connection
+        if not connection.gate.holds(ALARM):
+            connection.gate.hold(ALARM)
+            if connection.capabilities.get("connection.blocked") is True:
+                connection.output.send(0, ConnectionBlocked(reason))
 
 
 class RelayedTransport(Transport):
@@ -68,6 +86,7 @@ class RelayedTransport(Transport):
         self._user = user
         self._left = left
         self.node = node
+        self._published_count = 0  # as of the last look while its node has an alarm
         self.peer, self.local, self.peer_is_loopback = client.peer, client.local, client.loopback
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,6 +108,17 @@ class RelayedTransport(Transport):
                 client.connected_at,
             )
         )
+
+    def hold_if_it_publishes(self, reason: str, first: bool) -> None:
+        """first: at the first look it only begins to count."""
+        control = self.control
+        if control.step != OPEN:
+            return
+        assert isinstance(control, RelayedHandshake)
+        published = int(control.connection.published_count)
+        if published > self._published_count and not first:
+            control.hold_for_node(reason)
+        self._published_count = published
 
     def name(self) -> str:
         # Unlike sockets of one machine those of two may have the same addresses.
@@ -116,6 +146,9 @@ class RelayedClients:
         # By run, another node's process.
         self._links: dict[str, Link] = {}
         self._by_run: dict[str, set[RelayedTransport]] = {}
+        # Of processes with a resource alarm: what they say, and the next look at their clients.
+        self._alarms: dict[str, int] = {}
+        self._look: asyncio.TimerHandle | None = None
 
     def count(self) -> int:
         """Clients of other nodes."""
@@ -124,7 +157,7 @@ class RelayedClients:
     async def link(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """The other end of its link: see link.py."""
         run = preamble.run
-        link = Link(preamble.node, lambda ended: self._ended(run, ended))
+        link = Link(preamble.node, lambda ended: self._ended(run, ended), heard=partial(self._alarmed, run))
         former = self._links.get(run)
         self._links[run] = link
         if former is not None:
@@ -161,6 +194,34 @@ class RelayedClients:
         for link in list(self._links.values()):
             link.close()
 
+    # -- alarms of other nodes
+
+    def _alarmed(self, run: str, alarms: int) -> None:
+        """alarms: what that node says; 0: none any more."""
+        had = self._alarms.pop(run, 0)
+        if alarms in _REASONS:
+            self._alarms[run] = alarms
+            if not had:
+                self._hold(run, first=True)
+            if self._look is None:
+                self._look = self._broker.loop.call_later(HOLD_S, self._look_again)
+        elif had and not self._broker.turn.alarmed:
+            for relayed in list(self._by_run.get(run, ())):
+                if relayed.control.step == OPEN:
+                    relayed.control.release_from_alarm()
+
+    def _look_again(self) -> None:
+        self._look = None
+        for run in self._alarms:
+            self._hold(run, first=False)
+        if self._alarms:
+            self._look = self._broker.loop.call_later(HOLD_S, self._look_again)
+
+    def _hold(self, run: str, first: bool) -> None:
+        """Cost: 1 us a client of that node."""
+        for relayed in list(self._by_run.get(run, ())):
+            relayed.hold_if_it_publishes(_REASONS[self._alarms[run]], first)
+
     def _left(self, run: str, relayed: RelayedTransport) -> None:
         found = self._by_run.get(run)
         if found is not None:
@@ -172,5 +233,6 @@ class RelayedClients:
         if self._links.get(run) is not link:
             return
         del self._links[run]
+        self._alarms.pop(run, None)
         for relayed in list(self._by_run.get(run, ())):
             relayed.abort()

@@ -77,6 +77,8 @@ class OwnedSlot:
         self.halted = False
         # By the monotonic clock: its last epoch, and the last record to all of its partitions.
         self.renewed_s = self.kept_alive_s = time.monotonic()
+        self.given_up = False
+        self.changing = asyncio.Lock()  # its epoch, or its end: one of the two at a time
         self.coming: set[str] = set()  # vhosts that are about to be loaded, or to go
 
     @property
@@ -367,17 +369,20 @@ class Takeovers:
         """The next epoch of the same producer id, so that Kafka does not forget who has the slot. Raises: KafkaLost;
         KafkaRefused, another has it.
         """
-        key = self.options.transactional_id(owned.slot)
-        held = await init_producer_id(self.options.access, key, owned.held)
-        if owned.ended:
-            return
-        if held.producer_id != owned.held.producer_id:
-            self._end(owned, "Kafka has given it another producer id")
-            return
-        owned.held = held
-        owned.logs.renew(held)
-        owned.logs.keep_alive(key.encode())
-        await self._announce(owned)
+        async with owned.changing:
+            if owned.over.is_set() or owned.given_up:
+                return
+            key = self.options.transactional_id(owned.slot)
+            held = await init_producer_id(self.options.access, key, owned.held)
+            if owned.over.is_set():
+                return
+            if held.producer_id != owned.held.producer_id:
+                self._end(owned, "Kafka has given it another producer id")
+                return
+            owned.held = held
+            owned.logs.renew(held)
+            owned.logs.keep_alive(key.encode())
+            await self._announce(owned)
 
     def keep_alive(self, owned: OwnedSlot) -> None:
         """A record to each partition."""
@@ -395,12 +400,14 @@ class Takeovers:
     async def give_up(self, held: OwnedSlot) -> None:
         """See above. Raises: nothing."""
         owned = held
+        owned.given_up = True
         self.owned.pop(owned.slot, None)
         self.broker.catalogue.stored_offsets.flush()
         for vhost in list(owned.vhosts.values()):
             self.broker.close_vhost(vhost, moving(vhost.name))
         try:
-            async with asyncio.timeout(GIVE_UP_S):
+            # A later epoch that is about to begin does so first: what is told at the end is told by one alone.
+            async with asyncio.timeout(GIVE_UP_S), owned.changing:
                 await asyncio.sleep(0)
                 if owned.rows is not None:
                     await owned.rows.write([])

@@ -13,8 +13,9 @@ from typing import Any
 import aiormq
 import pytest
 
-from amqpd.cluster import lease
+from amqpd.cluster import lease, takeover
 from amqpd.cluster.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.cluster.rows import WISH, PutNote
 from amqpd.cluster.storage import ClusterStorage
 from amqpd.cluster.takeover import OwnedSlot
 from amqpd.server import Server
@@ -158,6 +159,53 @@ async def test_a_slot_is_renewed_under_load_and_nothing_is_lost_or_doubled(tmp_p
         with pytest.raises(KafkaRefused, match="FENCED|EPOCH"):  # whoever holds the first epoch
             await init_producer_id(node.options.access, node.options.transactional_id(owned.slot), stale)
         await connection.close()
+
+
+async def test_a_slot_that_is_renewed_as_it_is_given_up_is_given_up_cleanly(
+    tmp_path, kafka, topic, monkeypatch
+) -> None:
+    """The later epoch is known to Kafka, and not yet here."""
+    async with a_node(tmp_path, kafka, topic) as server:
+        node, owned = server.node, slot_of(server)
+        first, gate, real = owned.epoch, asyncio.Event(), init_producer_id
+
+        async def slow(*arguments: Any) -> ProducerId:
+            found = await real(*arguments)
+            await gate.wait()
+            return found
+
+        monkeypatch.setattr(takeover, "init_producer_id", slow)
+        renewing = asyncio.create_task(node.takeovers.renew(owned))
+        await asyncio.sleep(0.3)
+        giving_up = asyncio.create_task(node.takeovers.give_up(owned))
+        await asyncio.sleep(0.2)
+        gate.set()
+        await asyncio.gather(renewing, giving_up)
+        again = await node.takeovers.take(owned.slot)
+        assert (again.epoch, again.logs.taken_cleanly) == (first + 2, True)
+        await node.takeovers.renew(owned)  # nothing, for it is given up
+        await node.takeovers.give_up(again)
+        again = await node.takeovers.take(owned.slot)
+        assert (again.epoch, again.logs.taken_cleanly) == (first + 3, True)
+        await node.takeovers.give_up(again)
+
+
+async def test_a_wish_that_has_come_true_is_taken_away_but_no_later_one(tmp_path, kafka, topic) -> None:
+    """Told late, and told by who was slot 0's owner before and did not come to it."""
+    async with a_node(tmp_path, kafka, topic) as server:
+        node, owned = server.node, slot_of(server)
+        notes = node.metadata.slots[0].table.notes
+        slot = owned.slot
+        await node.metadata.slots[0].write([PutNote((WISH, slot), {"node": "elsewhere"})])
+        table = node.state.table
+        table.notes[WISH, slot] = {"node": "a"}  # as it was before: this node is behind
+        node._owner_changed(slot)
+        await node.metadata.slots[0].write([])
+        assert notes[WISH, slot] == {"node": "elsewhere"}
+        await node.metadata.slots[0].write([PutNote((WISH, slot), {"node": "a"})])
+        node._owner_changed(0)
+        await node.metadata.slots[0].write([])
+        assert (WISH, slot) not in notes
 
 
 async def test_a_slot_that_is_given_up_and_taken_again_leaves_nothing_behind(tmp_path, kafka, topic) -> None:

@@ -21,14 +21,16 @@ from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.connection import KafkaLost
 from amqpd.cluster.options import ClusterOptions
 from amqpd.cluster.placement import READY_MIN, STEP
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.cluster.producer import KafkaRefused, init_producer_id
 from amqpd.cluster.reader import read
 from amqpd.cluster.records import keyed_records
 from amqpd.cluster.row_table import RowTable
 from amqpd.cluster.rows import OWN_TOPIC
+from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.cluster.topics import Topics
 from amqpd.protocol.codec import encode_table
 from amqpd.storage.log.batch import BatchHeader, close_batch
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     BindingRow,
@@ -43,6 +45,7 @@ from amqpd.storage.metadata.rows import (
 from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.replicated.keyed import Keyed as KeyedRecord
 from amqpd.storage.replicated.keyed import keyed_batch
+from amqpd.storage.replicated.log import ReplicatedLog
 
 VHOST = VhostRow("/", "v" * 32)
 OTHER = VhostRow("shop", "w" * 32)
@@ -738,3 +741,46 @@ class TestRealKafka:
                 await slot.close()
 
 
+async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(
+    fake: FakeKafka, take: Take, tmp_path: Path
+) -> None:
+    """What it has of the later epoch goes behind what is on the way of the one before: a copy of that would be refused,
+    and end the slot.
+    """
+    slot = await take()
+    await slot.rows.write([Put(queue(0))])
+    loop = asyncio.get_running_loop()
+    storage = ClusterStorage(tmp_path / "data", post=loop.call_soon_threadsafe, later=loop.call_later)
+    storage.places[queue(0).id] = Placed(slot.logs, slot.placement.places[queue(0).id])
+    log = storage.open_queue(VHOST.id, queue(0).id, "q0", "/")
+    assert isinstance(log, ReplicatedLog)
+    partition = log.partition
+    assert partition is not None
+
+    def publish() -> None:
+        log.append(RecordRoute(b"x", b"k"), b"\x10\x00\x02body", 0, 3, 3, 7, True)
+        storage.commits.end_of_turn()
+        slot.logs.send()
+
+    publish()
+    await until(lambda: not partition.order)  # from here on more than one is sent at a time
+    held = fake.topics[TOPIC][int(partition.number)]
+    produce, former, late = held.produce, int(slot.logs.held.epoch), loop.time() + 1
+
+    def later(batch: bytes) -> tuple[int, int]:
+        """What is of the epoch before is to be sent again until something later is there, or for a while."""
+        waits = loop.time() < late and held.producers[int(slot.logs.held.producer_id)][0] == former
+        return (6, -1) if waits and BatchHeader(batch, 0).producer_epoch == former else produce(batch)
+
+    held.produce = later  # type: ignore[method-assign]
+    publish()
+    slot.logs.renew(await init_producer_id(fake.access, slot.key, slot.logs.held))
+    publish()
+    storage.delete_queue(log)
+    await slot.rows.write([Delete(queue(0))])
+    ready = slot.placement._of[TOPIC].ready
+    await until(lambda: slot.fenced or partition in ready)
+    assert not slot.fenced
+    epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in fake.topics[TOPIC][int(partition.number)].batches]
+    assert epochs == sorted(epochs)
+    storage.close(clean=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from contextlib import suppress
 
 import aio_pika
@@ -176,6 +177,53 @@ def test_blocked_and_unblocked(rig: Rig) -> None:
         rig["b"].api("DELETE", "/api/amqpd/alarms/memory")
     wait_until(lambda: connection.process_data_events(0.05) or told[-1:] == ["over"], "it is over")
     connection.close()
+
+
+def test_the_alarm_of_the_node_between_holds_publishers(rig: Rig) -> None:
+    """Blocked at its next publish, as at the node itself; who only consumes goes on; a second alarm of the owner's own
+    keeps it so.
+    """
+    publisher, consumer = connected(rig), connected(rig)
+    told: list[str] = []
+    for connection in (publisher, consumer):
+        name = "publisher" if connection is publisher else "consumer"
+        connection.add_on_connection_blocked_callback(
+            lambda _connection, frame, name=name: told.append(f"{name}: {frame.method.reason}")
+        )
+        connection.add_on_connection_unblocked_callback(
+            lambda _connection, _frame, name=name: told.append(f"{name}: over")
+        )
+    channel = publisher.channel()
+    channel.queue_declare("between")
+    got: list[bytes] = []
+    consumer.channel().basic_consume("between", lambda _c, _m, _p, body: got.append(body), auto_ack=True)
+    channel.basic_publish("", "between", b"before")
+    wait_until(lambda: consumer.process_data_events(0.05) or got == [b"before"], "it is delivered")
+    rig["a"].api("PUT", "/api/amqpd/alarms/disk", {})
+    try:
+        time.sleep(1)
+        publisher.process_data_events(0.1)
+        assert told == [], "nobody has published since"
+        channel.basic_publish("", "between", b"one")
+        wait_until(lambda: publisher.process_data_events(0.05) or bool(told), "it is told")
+        assert told == ["publisher: low on disk"]
+        channel.basic_publish("", "between", b"two")
+        time.sleep(0.5)
+        consumer.process_data_events(0.2)
+        assert got == [b"before", b"one"]
+        assert rig["a"].running
+        rig["b"].api("PUT", "/api/amqpd/alarms/memory", {})
+    finally:
+        rig["a"].api("DELETE", "/api/amqpd/alarms/disk")
+        time.sleep(0.5)
+        publisher.process_data_events(0.2)
+        assert told == ["publisher: low on disk"]
+        rig["b"].api("DELETE", "/api/amqpd/alarms/memory")
+    wait_until(lambda: publisher.process_data_events(0.05) or told[-1:] == ["publisher: over"], "it is over")
+    wait_until(lambda: consumer.process_data_events(0.05) or got == [b"before", b"one", b"two"], "it goes on")
+    assert told == ["publisher: low on disk", "publisher: over"]
+    for connection in (publisher, consumer):
+        connection.close()
 
 
 def test_aio_pika_and_update_secret(rig: Rig) -> None:

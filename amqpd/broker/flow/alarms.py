@@ -59,6 +59,8 @@ class Alarms:
         self._changed = changed
         # Told of each kind of alarm that comes or goes.
         self.told: Callable[[str, bool], object] = _unheard
+        # Called behind each change of `raised`.
+        self.heard: list[Callable[[], None]] = []
         # In a cluster: whether what publishers have sent waits for Kafka for too long.
         self.store_waits: Callable[[], bool] | None = None
         self._loop = loop
@@ -141,6 +143,8 @@ class Alarms:
             log.warning("alarm over: %s", _TEXTS[kind])
             if not self.raised:
                 self._changed("")
+        for listener in self.heard:
+            listener()
 
 
 def _unheard(_kind: str, _on: bool) -> None:
