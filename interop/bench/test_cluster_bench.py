@@ -225,8 +225,8 @@ def test_a_short_run_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     kafka_rig.need(kafka_rig.missing())
     if not rabbitmq.is_installed():
         pytest.skip(f"needs RabbitMQ: apt install {rabbitmq.PACKAGE}")
-    names = "S3,S3 one node,S3r"
-    assert cluster.main(["--rounds", "1", "--time", "1", "--scenarios", names, "--directory", str(tmp_path)]) == 0
+    given = {"rounds": 1, "time": 1, "warm-up": 2, "scenarios": "S3,S3 one node,S3r", "directory": tmp_path}
+    assert cluster.main([f"--{name}={value}" for name, value in given.items()]) == 0
     out = capsys.readouterr().out
     assert "| S3 one node " in out and "| S3r rabbitmq " in out and "with Kafka" in out and str(ROOT) not in out
     assert not list(tmp_path.glob("amqpd-bench-*")), "the nodes' directories are removed"

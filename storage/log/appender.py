@@ -384,6 +384,7 @@ class Appender:
         )
         self._batches.append(batch)
         if replica is not None:
+            batch.joins = attributes == 0 and not more
             replica.closed.append(batch)
         if self._producing:
             self._base_sequence += self._count

@@ -72,7 +72,8 @@ COMMIT_RECORDS: Final = varint(len(_COMMIT_RECORD)) + _COMMIT_RECORD
 class ClosedBatch:
     """A batch ready for the file. `last_offset` is inclusive; `position` in the file is known once it is written.
 
-    more: what follows `records` in the file, in parts.
+    more: what follows `records` in the file, in parts. joins: messages for Kafka, which may go there in one batch with
+    those of their neighbours.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ClosedBatch:
         for part in more:
             size += len(part)
         self.size: i64 = size
+        self.joins: bool = False
 
 
 def close_batch(

@@ -11,6 +11,10 @@ Only the first WINDOW batches of those held are sent, which is as many as Kafka 
 copy as one, and answers with the offset that the first has. It would not be enough to have no more than five in flight:
 the oldest, stored, but answered by an error, and by one again when it is repeated, could meanwhile be passed by others.
 
+While one is in flight messages behind it wait, and then go as one (`join`), for the broker would not look at them
+before: so a thousand messages a second, a turn's batch each, are no thousand round trips. FULL_SIZE of them does not
+wait. What was sent once stays as it was.
+
 The first batch goes alone. From a producer that it does not know a partition takes any sequence: if the first one were
 refused for want of replicas, the second would be stored in its place.
 """
@@ -23,8 +27,12 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.storage.log.batch import ClosedBatch
+from amqpd.storage.replicated.joining import JOINED_SIZE_MAX, goes_on, join
 
 WINDOW: Final[i64] = 5
+FULL_SIZE: Final[i64] = 256 * 1024
+"""So many bytes of a partition go though others of it are on the way."""
+_UNSENT: Final[i64] = -1
 NO_LEADER: Final[i64] = -1
 UNKNOWN: Final[i64] = -1
 """The next offset of a partition whose first batch will tell where it ends."""
@@ -32,13 +40,18 @@ UNKNOWN: Final[i64] = -1
 
 @final
 class Offered:
-    """A batch on its way. offered_ms: since when, by the clock of whoever drives this."""
+    """A batch on its way. offered_ms: since when, by the clock of whoever drives this. sent: what goes to Kafka, itself
+    or itself and those in `joined`, which stand behind it in `Partition.order`, `follows` set.
+    """
 
-    def __init__(self, batch: ClosedBatch, number: i64, offered_ms: i64) -> None:
+    def __init__(self, batch: ClosedBatch, offered_ms: i64) -> None:
         self.batch: ClosedBatch = batch
-        self.number: i64 = number  # among those of its partition
+        self.number: i64 = _UNSENT  # among those of its partition that were sent
         self.offered_ms: i64 = offered_ms
         self.stored: bool = False  # it was answered well; what is before it was not yet
+        self.sent: ClosedBatch = batch
+        self.joined: list[Offered] = []
+        self.follows: bool = False
 
 
 @final
@@ -49,8 +62,9 @@ class Partition:
     high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
     Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
     list of those that have something to send. call: the number of the last request that took a batch of it.
-    unsafe_bytes: of what is held. shared: others may write to it by mistake, which closes it, and it alone; elsewhere
-    it is the end of all.
+    unsafe_bytes: of what is held; waiting_bytes: of what is waiting. full_size: so many of these do not wait for what
+    is in flight. joined_size_max: of what goes as one. shared: others may write to it by mistake, which closes it, and
+    it alone; elsewhere it is the end of all.
     """
 
     def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
@@ -69,6 +83,9 @@ class Partition:
         self._count: i64 = 0
         self.call: i64 = 0
         self.unsafe_bytes: i64 = 0
+        self.waiting_bytes: i64 = 0
+        self.full_size: i64 = FULL_SIZE
+        self.joined_size_max: i64 = JOINED_SIZE_MAX
         self.not_before_ms: i64 = 0
         self.order: deque[Offered] = deque()
         self.waiting: deque[Offered] = deque()
@@ -83,30 +100,60 @@ class Partition:
         else:
             self.next_offset = batch.last_offset + 1
         self.unsafe_bytes += batch.size
-        offered = Offered(batch, self._count, now_ms)
-        self._count += 1
+        self.waiting_bytes += batch.size
+        offered = Offered(batch, now_ms)
         self.order.append(offered)
         self.waiting.append(offered)
 
     def sendable(self, now_ms: i64) -> bool:
         """Whether a batch may go with the next request to its leader."""
-        return (
-            not self.draining
-            and len(self.waiting) > 0
-            and self.waiting[0].number < self.order[0].number + self._window
-            and self.closed == 0
-            and now_ms >= self.not_before_ms
-        )
+        if self.draining or not self.waiting or self.closed != 0 or now_ms < self.not_before_ms:
+            return False
+        if self.in_flight > 0 and self.waiting_bytes < self.full_size and self.waiting[0].batch.joins:
+            return False
+        oldest: i64 = self.order[0].number
+        number: i64 = self.waiting[0].number
+        return oldest == _UNSENT or (number if number != _UNSENT else self._count) < oldest + self._window
 
     def next_size(self) -> i64:
-        """Bytes of the batch that `take` gives."""
-        return self.waiting[0].batch.size
+        """Bytes of the batch that `take` gives: from here on it is what it is."""
+        offered = self.waiting[0]
+        if offered.number == _UNSENT and not offered.joined and len(self.waiting) > 1:
+            self._join(offered)
+        return offered.sent.size
+
+    def _join(self, offered: Offered) -> None:
+        """Those that wait behind the first go with it, as far as they may. None of them was ever sent."""
+        waiting = self.waiting
+        waiting.popleft()
+        size: i64 = offered.batch.size
+        batches = [offered.batch]
+        while waiting:
+            batch = waiting[0].batch
+            size += batch.size
+            if size > self.joined_size_max or not goes_on(batches[len(batches) - 1], batch):
+                break
+            follower = waiting.popleft()
+            follower.follows = True
+            offered.joined.append(follower)
+            batches.append(batch)
+        waiting.appendleft(offered)
+        if offered.joined:
+            offered.sent = join(batches)
 
     def take(self, call: i64) -> Offered:
         """The next batch goes out, with the request of that number."""
+        self.next_size()
         self.in_flight += 1
         self.call = call
-        return self.waiting.popleft()
+        offered = self.waiting.popleft()
+        if offered.number == _UNSENT:
+            offered.number = self._count
+            self._count += 1
+        self.waiting_bytes -= offered.batch.size
+        for follower in offered.joined:
+            self.waiting_bytes -= follower.batch.size
+        return offered
 
     def drain(self, not_before_ms: i64) -> None:
         """Something that was sent has no good answer."""
@@ -123,7 +170,11 @@ class Partition:
         """Where nothing is in flight, all that has no good answer is waiting again."""
         if self.draining and self.in_flight == 0:
             self.draining = False
-            self.waiting = deque([offered for offered in self.order if not offered.stored])
+            self.waiting = deque([offered for offered in self.order if not offered.stored and not offered.follows])
+            self.waiting_bytes = 0
+            for offered in self.order:
+                if not offered.stored:
+                    self.waiting_bytes += offered.batch.size
 
     def oldest_unstored(self) -> Offered | None:
         """The first batch that is not known to be in Kafka."""
@@ -143,6 +194,8 @@ class Partition:
     def stored(self, offered: Offered) -> bool:
         """That batch is in Kafka. Returns whether the high watermark has risen."""
         offered.stored = True
+        for follower in offered.joined:
+            follower.stored = True
         self._window = WINDOW
         order = self.order
         before: i64 = self.high_watermark
@@ -159,3 +212,4 @@ class Partition:
         self.waiting.clear()
         self.order.clear()
         self.unsafe_bytes = 0
+        self.waiting_bytes = 0

@@ -40,8 +40,10 @@ from amqpd.storage.replicated.produce import ProduceAnswer, TopicBatches, decode
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
 """Of batches in a request; one that is larger goes alone. Kafka takes 100 MiB (`socket.request.max.bytes`)."""
 
-IN_FLIGHT_MAX: Final[i64] = 5
-"""Requests on the way to one broker."""
+IN_FLIGHT_MAX: Final[i64] = 2
+"""Requests on the way to one broker: one that it is at, which it answers before it reads the next, and that one. What
+else there is goes with the third, all together.
+"""
 
 FOREIGN: Final[i64] = -2
 """Why a partition is closed that somebody else has written to; no code of Kafka's."""
@@ -90,7 +92,7 @@ class Call:
             if batches is None:
                 batches = found[partition.topic] = TopicBatches(partition.topic)
                 topics.append(batches)
-            batches.add(partition.number, self.offered[index].batch)
+            batches.add(partition.number, self.offered[index].sent)
         return encode_produce(scratch, correlation_id, client_id, timeout_ms, topics)
 
 

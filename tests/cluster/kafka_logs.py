@@ -15,8 +15,8 @@ from amqpd.cluster.connection import open_connection
 from amqpd.cluster.producer import KafkaProducer, any_metadata
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import Replica
-from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch
-from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, crc_fits
+from amqpd.storage.log.record import Record, RecordRoute, read_offset_delta, record_stop
 from amqpd.storage.replicated.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
 from amqpd.storage.replicated.partition import Partition
 from amqpd.storage.replicated.requests import ProducerId
@@ -126,6 +126,27 @@ class Producer:
             while not (self.ended or self.refused) and any(each.order for each in partitions):
                 self.news.clear()
                 await self.news.wait()
+
+
+def apart(partition: Partition) -> Partition:
+    """What is offered to it goes batch by batch, whatever is on the way."""
+    partition.full_size, partition.joined_size_max = 1, 0
+    return partition
+
+
+def contents(batches: list[bytes]) -> list[tuple[int, bytes]]:
+    """Offset and content of each record, from the key on, whichever batches they stand in. Not of compressed ones."""
+    found = []
+    for batch in batches:
+        header = BatchHeader(batch, 0)
+        assert not header.compressed() and crc_fits(batch, 0, header)
+        position = int(HEADER_SIZE)
+        while position < len(batch):
+            start, stop = record_stop(batch, position, len(batch))
+            delta, at = read_offset_delta(batch, start)
+            found.append((int(header.base_offset) + delta, batch[at:stop]))
+            position = stop
+    return found
 
 
 async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0, size_max: int = 1 << 20) -> Fetched:

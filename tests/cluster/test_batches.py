@@ -14,7 +14,9 @@ from kafka_logs import (
     ROUTE,
     Logs,
     Producer,
+    apart,
     append,
+    contents,
     create_topic,
     fetch_all,
     on_disk,
@@ -79,7 +81,7 @@ async def test_a_stored_batch_is_what_kafka_has(
     fill(logs, log)
     ours = on_disk(log.directory)
     async with Producer(access) as producer:
-        partition = producer.kafka.open(topic, 0, 0)
+        partition = apart(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
         assert producer.ended == producer.refused == []
@@ -106,6 +108,40 @@ async def test_a_stored_batch_is_what_kafka_has(
     assert await read_with_aiokafka(access, topic, 0, len(wanted)) == wanted
 
 
+async def test_what_waited_is_stored_as_one(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    """The messages are ours; batches that are compressed, or in parts, are too. Times are those of what was sent."""
+    create_topic(kafka.bootstrap, topic)
+    logs = Logs(tmp_path)
+    log = logs.new("tasks", await init_producer_id(access, topic))
+    fill(logs, log)
+    ours = on_disk(log.directory)
+    async with Producer(access) as producer:
+        partition = producer.kafka.open(topic, 0, 0)
+        producer.offer(partition, take(log))
+        await producer.until(partition)
+        assert producer.ended == producer.refused == []
+        assert partition.high_watermark == log.next_offset
+
+    theirs = await fetch_all(access, topic, 0)
+    assert len(theirs) < len(ours) - 3
+    packed = [batch[MAGIC_AT:] for batch in ours if BatchHeader(batch, 0).compressed()]
+    assert [batch[MAGIC_AT:] for batch in theirs if BatchHeader(batch, 0).compressed()] == packed
+    plain = [[batch for batch in side if not BatchHeader(batch, 0).compressed()] for side in (theirs, ours)]
+    assert contents(plain[0]) == contents(plain[1])
+
+    wanted = rows(records_of(log))
+    for found in (
+        read_with_kafka_python(kafka.bootstrap, topic, 0, len(wanted)),
+        await read_with_aiokafka(access, topic, 0, len(wanted)),
+    ):
+        assert [row[:-1] for row in found] == [row[:-1] for row in wanted]
+        times = [row[-1] for row in found]
+        assert times == sorted(times)
+        assert all(time >= row[-1] for time, row in zip(times, wanted, strict=True))
+
+
 async def test_java_reads_it(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
     create_topic(kafka.bootstrap, topic)
     held = await init_producer_id(access, topic)
@@ -113,7 +149,7 @@ async def test_java_reads_it(kafka: Kafka, access: KafkaAccess, topic: str, tmp_
     log = logs.new("tasks", held)
     fill(logs, log)
     async with Producer(access) as producer:
-        partition = producer.kafka.open(topic, 0, 0)
+        partition = apart(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
     records = records_of(log)

@@ -10,7 +10,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from kafka_logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch, fetch_all, on_disk, take
+from kafka_logs import (
+    MAGIC_AT,
+    Logs,
+    Producer,
+    apart,
+    append,
+    contents,
+    create_topic,
+    fetch,
+    fetch_all,
+    on_disk,
+    take,
+)
 from kafka_rig import Kafka
 from tcp_proxy import FROM_BROKER, TO_BROKER, TcpProxy
 
@@ -46,9 +58,11 @@ class Story:
         self.logs.turn()
 
 
-async def tell(producer: Producer, story: Story, topic: str, number: int) -> None:
-    """All of the story, a turn at a time, until Kafka has it."""
+async def tell(producer: Producer, story: Story, topic: str, number: int, joined: bool) -> None:
+    """All of the story, a turn at a time, until Kafka has it. joined: what waits goes as one."""
     partition = producer.kafka.open(topic, number, 0)
+    if not joined:
+        apart(partition)
     for turn in range(BATCHES):
         story.turn(1 + turn % 3)
         producer.offer(partition, take(story.log))
@@ -59,27 +73,33 @@ async def tell(producer: Producer, story: Story, topic: str, number: int) -> Non
     assert partition.high_watermark == partition.next_offset == story.log.next_offset
 
 
-async def check(access: KafkaAccess, story: Story, topic: str, number: int) -> None:
+async def check(access: KafkaAccess, story: Story, topic: str, number: int, joined: bool) -> None:
     """What Kafka has is what the log has, each once, in order."""
     theirs = await fetch_all(access, topic, number)
     ours = on_disk(story.log.directory)
+    assert contents(theirs) == contents(ours)
+    if joined:
+        assert len(theirs) < len(ours)
+        return
     assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
     assert [batch[:8] for batch in theirs] == [batch[:8] for batch in ours]
 
 
+@pytest.mark.parametrize("joined", [False, True])
 async def test_a_connection_that_ends_anywhere(
-    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path
+    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, joined: bool
 ) -> None:
-    create_topic(kafka.bootstrap, topic, 1 + 2 * CUTS)
+    create_topic(kafka.bootstrap, topic, 2 + 2 * CUTS)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
     through = KafkaAccess((kafka.proxied,))
 
-    undisturbed = Story(logs, held, 0)
-    proxy.begin()
-    async with Producer(through) as producer:
-        await tell(producer, undisturbed, topic, 0)
-    await check(access, undisturbed, topic, 0)
+    for number in (0, 1 + 2 * CUTS):  # the first asks for the topic until the broker knows it
+        undisturbed = Story(logs, held, number)
+        proxy.begin()
+        async with Producer(through) as producer:
+            await tell(producer, undisturbed, topic, number, joined)
+        await check(access, undisturbed, topic, number, joined)
     passed = dict(proxy.passed)
     assert min(passed.values()) > 500
     assert proxy.cuts == 0
@@ -91,14 +111,15 @@ async def test_a_connection_that_ends_anywhere(
         later = point + passed[way] // 3  # what is sent again is cut too
         proxy.begin(**{"to_broker" if way == TO_BROKER else "from_broker": [point, later]})
         async with Producer(through) as producer:
-            await tell(producer, story, topic, number)
-        await check(access, story, topic, number)
+            await tell(producer, story, topic, number, joined)
+        await check(access, story, topic, number, joined)
         cuts += proxy.cuts
     assert cuts > len(points)
 
 
+@pytest.mark.parametrize("joined", [False, True])
 async def test_many_partitions_over_a_connection_that_ends_again_and_again(
-    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path
+    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, joined: bool
 ) -> None:
     partitions = 30
     create_topic(kafka.bootstrap, topic, partitions)
@@ -108,6 +129,8 @@ async def test_many_partitions_over_a_connection_that_ends_again_and_again(
     proxy.begin(to_broker=[4000 * step for step in range(1, 12)], from_broker=[3000 * step for step in range(1, 5)])
     async with Producer(KafkaAccess((kafka.proxied,))) as producer:
         opened = [producer.kafka.open(topic, number, 0) for number in range(partitions)]
+        for partition in () if joined else opened:
+            apart(partition)
         for _ in range(10):
             for story, partition in zip(stories, opened, strict=True):
                 story.turn(2)
@@ -118,7 +141,7 @@ async def test_many_partitions_over_a_connection_that_ends_again_and_again(
         assert producer.ended == producer.refused == []
     assert proxy.cuts >= 8
     for number, story in enumerate(stories):
-        await check(access, story, topic, number)
+        await check(access, story, topic, number, joined)
 
 
 async def test_a_connection_that_falls_silent(
@@ -130,7 +153,7 @@ async def test_a_connection_that_falls_silent(
     story = Story(logs, await init_producer_id(access, topic), 0)
     proxy.begin()
     async with Producer(KafkaAccess((kafka.proxied,)), answer_timeout_s=2) as producer:
-        partition = producer.kafka.open(topic, 0, 0)
+        partition = apart(producer.kafka.open(topic, 0, 0))
         for _ in range(3):
             story.turn(2)
             producer.offer(partition, take(story.log))
@@ -142,7 +165,7 @@ async def test_a_connection_that_falls_silent(
         await producer.until(partition)
         assert producer.ended == producer.refused == []
         assert partition.high_watermark == story.log.next_offset == 18
-    await check(access, story, topic, 0)
+    await check(access, story, topic, 0, joined=False)
 
 
 async def test_who_was_overtaken_is_told(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
@@ -251,7 +274,7 @@ async def test_a_topic_that_comes_later(kafka: Kafka, access: KafkaAccess, topic
         create_topic(kafka.bootstrap, topic)
         await producer.until(partition)
         assert partition.high_watermark == 2
-    await check(access, story, topic, 0)
+    await check(access, story, topic, 0, joined=False)
 
 
 async def test_what_waits_too_long_ends_it(access: KafkaAccess, topic: str, tmp_path: Path) -> None:

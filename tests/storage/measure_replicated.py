@@ -12,7 +12,9 @@ from collections.abc import Callable
 from librt.strings import BytesWriter
 
 from amqpd.storage.log.batch import ClosedBatch, close_batch
+from amqpd.storage.log.record import RecordRoute, write_record
 from amqpd.storage.replicated import produce
+from amqpd.storage.replicated.joining import join
 from amqpd.storage.replicated.partition import Partition
 from amqpd.storage.replicated.producing import Producer, Producing
 
@@ -31,6 +33,14 @@ def batch_at(offset: int, size: int = 1100) -> ClosedBatch:
     return close_batch(BytesWriter(), b"r" * size, offset, 1, 0, 0, 1, 0, 9, offset, -1, [], 2)
 
 
+def of_records(offset: int, count: int) -> ClosedBatch:
+    """Messages of 1 KiB."""
+    writer, route, source = BytesWriter(), RecordRoute(b"", b"orders"), bytes(1100)
+    for delta in range(count):
+        write_record(writer, route, delta, source, 0, 20, 20, 20 + 1024)
+    return close_batch(BytesWriter(), writer.getvalue(), offset, count, 0, 0, 1, 0, 9, offset, -1, [], 2)
+
+
 def answer(*offsets: int) -> bytes:
     """One for so many partitions of the topic."""
     rows = b"".join(
@@ -40,14 +50,14 @@ def answer(*offsets: int) -> bytes:
     return head + bytes([len(offsets) + 1]) + rows + b"\0" + bytes(4) + b"\0"
 
 
-def told(name: str, call: Callable[[], object]) -> None:
+def told(name: str, call: Callable[[], object], rounds: int = ROUNDS) -> None:
     """Prints what one call costs this process, the best of five."""
     best = 1.0
     for _ in range(5):
         start = time.process_time()
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             call()
-        best = min(best, (time.process_time() - start) / ROUNDS)
+        best = min(best, (time.process_time() - start) / rounds)
     print(f"{name:<28}{best * 1e6:8.2f} us")
 
 
@@ -61,6 +71,9 @@ def main() -> None:
         told(f"request of {count}", lambda topic=topic: produce.encode_produce(writer, 1, b"node-1", 1000, [topic]))  # type: ignore[misc]
         data = answer(*range(count))
         told(f"answer to {count}", lambda data=data: produce.decode_produce(data))  # type: ignore[misc]
+
+    apart = [of_records(10 * each, 10) for each in range(20)]
+    told("20 batches of 10 as one", lambda: join(apart), 200)
 
     producing, partition = Producing(Nobody()), Partition(TOPIC, 0, 0)
     producing.leads(partition, 1, 0)

@@ -53,6 +53,16 @@ def test_the_segment_has_the_same_bytes(house: Any) -> None:
     taken = replica.take()
     assert bytes(house.log()) == b"".join(part for each in taken for part in (each.header, each.records, *each.more))
     assert [BatchHeader(each.header, 0).attributes for each in taken] == [ZSTD, 0]
+    assert [each.joins for each in taken] == [False, False]
+
+
+def test_messages_may_go_with_their_neighbours(house: Any) -> None:
+    replica = begun(house)
+    house.append(b"a")
+    house.turn()
+    house.append(b"b", b"")
+    house.turn()
+    assert [each.joins for each in replica.take()] == [True, True]
 
 
 def test_what_is_written_is_there_after_a_kill(house: Any) -> None:

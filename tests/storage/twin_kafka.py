@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from librt.strings import BytesWriter
 
-from amqpd.storage.log.batch import ClosedBatch, close_batch
+from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
+from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
 from amqpd.storage.replicated.partition import Partition
 from amqpd.storage.replicated.producing import Call, Producer, Producing
 
@@ -29,11 +30,38 @@ OUT_OF_ORDER, STALE_EPOCH, NOT_LEADER, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER =
 VERSION = 9
 
 
-def batch_at(offset: int, count: int, producer_id: int = 9, epoch: int = 0, sequence: int | None = None) -> ClosedBatch:
-    """A batch whose records are their offsets, of so many bytes that they are looked at only."""
-    records = b"".join((offset + each).to_bytes(8, "big") for each in range(count))
+def record(delta: int, value: bytes) -> bytes:
+    """Without a key, without headers."""
+    content = b"\0\0" + varint(delta) + varint(-1) + varint(len(value)) + value + b"\0"
+    return varint(len(content)) + content
+
+
+def values_of(data: bytes) -> list[int]:
+    """What the records of a batch say, whose places in it and checksum are as they must be."""
+    header = BatchHeader(data, 0)
+    assert (header.size, crc_fits(data, 0, header)) == (len(data), True)
+    position, found = 61, []
+    while position < header.size:
+        start, stop = record_stop(data, position, header.size)
+        delta, at = read_offset_delta(data, start)
+        assert delta == len(found)
+        _, at = read_varint(data, at)
+        _, at = read_varint(data, at)
+        found.append(int.from_bytes(data[at : at + 8], "big"))
+        position = stop
+    assert len(found) == header.count == header.last_offset - header.base_offset + 1
+    return found
+
+
+def batch_at(
+    offset: int, count: int, producer_id: int = 9, epoch: int = 0, sequence: int | None = None, size: int = 0
+) -> ClosedBatch:
+    """A batch whose records are their offsets, and nothing else but `size` bytes."""
+    records = b"".join(record(each, (offset + each).to_bytes(8, "big") + bytes(size)) for each in range(count))
     first = offset if sequence is None else sequence
-    return close_batch(BytesWriter(), records, offset, count, 0, 0, 1, 0, producer_id, first, -1, [], epoch)
+    batch = close_batch(BytesWriter(), records, offset, count, 0, 0, 1, 0, producer_id, first, -1, [], epoch)
+    batch.joins = True
+    return batch
 
 
 @dataclass
@@ -64,7 +92,7 @@ class TwinPartition:
         if sequence != self.last_sequence + 1:
             return OUT_OF_ORDER, -1
         base = len(self.stored)
-        self.stored += [int.from_bytes(data[61 + 8 * each : 69 + 8 * each], "big") for each in range(count)]
+        self.stored += values_of(data)
         self.last_sequence = sequence + count - 1
         self.remembered.append((sequence, count, base))
         return 0, base
@@ -99,7 +127,9 @@ class Run(Producer):
         self.passed: dict[int, int] = dict.fromkeys(range(partitions), 0)
         self.answered = 0
         self.resent = 0
+        self.joined = 0
         self._seen: set[tuple[int, int]] = set()
+        self._bytes: dict[tuple[int, int], bytes] = {}
 
     # -- what `Producing` tells
 
@@ -138,6 +168,8 @@ class Run(Producer):
                     key = (partition.number, offered.batch.base_offset)
                     self.resent += key in self._seen
                     self._seen.add(key)
+                    self.joined += len(offered.joined) > 0
+                    assert self._bytes.setdefault(key, offered.sent.records) == offered.sent.records, "sent as another"
                 data = b"".join(call.encode(BytesWriter(), 1, b"", 1000))
                 self.sent.append(Sent(leader, call, data))
 
