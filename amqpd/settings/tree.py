@@ -115,7 +115,7 @@ class AmqpSettings:
         "0.0.0.0 is IPv4 alone.",
     )
     port: int | None = _setting(
-        5672, OFF_PORT, "Port for AMQP; 0 takes any free one and the ready line names it; off leaves TLS alone."
+        5672, OFF_PORT, "Port for AMQP; 0 takes any free port, which the ready line names; off: AMQP over TLS only."
     )
     frame_max: int = _setting(131072, byte_count(4096, 1 << 27), "Largest frame, offered in connection.tune.")
     channel_max: int = _setting(2047, integer(1, 65535), "Channels that one connection may have, offered in tune.")
@@ -124,10 +124,15 @@ class AmqpSettings:
         1 << 27, byte_count(1, 1 << 29), "Largest message body; a larger one closes its channel with 406."
     )
     handshake_timeout_s: float = _setting(
-        10.0, seconds(0.1, 3600.0), "A connection that is not open after this time is closed."
+        10.0,
+        seconds(0.1, 3600.0),
+        "A client that has not logged in and opened its vhost after this time is disconnected.",
     )
     loopback_users: tuple[str, ...] = _setting(
-        ("guest",), NAMES, "Users that may log in from this machine only; empty frees all of them.", reloaded=True
+        ("guest",),
+        NAMES,
+        "Users that may log in from this machine only; empty: every user may log in from anywhere.",
+        reloaded=True,
     )
     tls: TlsSettings = TlsSettings()
 
@@ -138,10 +143,12 @@ class HttpSettings:
 
     host: str = _setting("127.0.0.1", SOME_TEXT, "Address the admin API listens on.")
     port: int | None = _setting(
-        15672, OFF_PORT, "Port of the admin API; 0 takes any free one and the ready line names it. off: HTTPS alone."
+        15672,
+        OFF_PORT,
+        "Port of the admin API and the web page; 0 takes any free port, which the ready line names. off: HTTPS only.",
     )
     login_session_timeout_s: float = _setting(
-        28800.0, seconds(60.0, 31536000.0), "After this time who logged in on the page logs in again."  # rabbit: 8 h
+        28800.0, seconds(60.0, 31536000.0), "How long a login on the web page lasts."  # rabbit: 8 h
     )
     tls: HttpTlsSettings = HttpTlsSettings()
 
@@ -155,7 +162,10 @@ class MetricsSettings:
         None, OFF_PORT, "Port for metrics without a password, usually 15692; 0 takes any free one."
     )
     return_per_object_metrics: bool = _setting(
-        False, BOOLEAN, "Whether /metrics on that port has what /metrics/per-object has, instead of sums."
+        False,
+        BOOLEAN,
+        "Whether /metrics on that port lists every queue, channel and connection, as /metrics/per-object does, "
+        "instead of sums.",
     )
 
 
@@ -166,19 +176,19 @@ class AuthSettings:
     mechanisms: tuple[str, ...] = _setting(
         ("PLAIN", "AMQPLAIN"),
         MECHANISMS,
-        "SASL mechanisms of AMQP. EXTERNAL is a TLS client's certificate as its login, at listeners with verify_peer; "
-        "HTTPS takes one too then.",
+        "Ways to log in over AMQP (SASL). EXTERNAL: a TLS client's certificate is its login, at listeners with "
+        "verify_peer; then HTTPS accepts one too.",
     )
     ssl_cert_login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = _setting(
         "distinguished_name",
         choice("distinguished_name", "common_name", "subject_alternative_name"),
-        "What in a client's certificate is the name of its user.",
+        "Which field of a client's certificate holds the user's name.",
     )
     ssl_cert_login_san_type: Literal["dns", "ip", "email", "uri"] = _setting(
-        "dns", choice("dns", "ip", "email", "uri"), "Kind of subject alternative name, where that is the user's name."
+        "dns", choice("dns", "ip", "email", "uri"), "Which kind of subject alternative name, if that holds the name."
     )
     ssl_cert_login_san_index: int = _setting(
-        0, integer(0, 1000), "Which of that kind, where there are several: 0 is the first."
+        0, integer(0, 1000), "Which one of that kind, if there are several: 0 is the first."
     )
     password_hashing: Literal[
         "argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"
@@ -195,7 +205,10 @@ class LogSettings:
     """The log of the server."""
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", choice("debug", "info", "warning", "error"), "Least grave messages that are logged.", reloaded=True
+        "info",
+        choice("debug", "info", "warning", "error"),
+        "Messages of this level and above are logged.",
+        reloaded=True,
     )
     format: Literal["text", "json"] = _setting(
         "text", choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
@@ -217,12 +230,12 @@ class DefinitionsSettings:
     """Import of definitions at the start."""
 
     skip_if_unchanged: bool = _setting(
-        False, BOOLEAN, "Import at the start only what is not, byte for byte, what the last start imported."
+        False, BOOLEAN, "Skip the import at a start if the files are byte for byte those of the last one."
     )
     skip_unsupported: bool = _setting(
         False,
         BOOLEAN,
-        "Leave out what cannot be kept, and say so in the log, instead of refusing to start.",
+        "Leave out what amqpd does not have, with a line in the log, instead of refusing to start.",
         reloaded=True,
     )
     local: LocalDefinitionsSettings = LocalDefinitionsSettings()
@@ -250,12 +263,13 @@ class StorageSettings:
     upkeep_interval_s: float = _setting(
         60.0,
         seconds(0.05, 86_400.0),
-        "How often logs are looked after: old or drained segments rolled, files removed late.",
+        "How often queues' logs are tidied up: old segments closed, files with nothing left in them removed.",
     )
     recovery: Literal["salvage", "strict"] = _setting(
         "salvage",
         choice("salvage", "strict"),
-        "What damage in the middle of a log does: salvage passes over it, strict reads all logs and refuses to start.",
+        "What to do about damage in the middle of a log: salvage skips it; strict reads all logs at the start, "
+        "and refuses to start.",
     )
 
 
@@ -263,11 +277,13 @@ class StorageSettings:
 class AuditSettings:
     """The audit log: the stream `amq.audit` of who did what."""
 
-    enabled: bool = _setting(True, BOOLEAN, "Whether anything is recorded; what there is can be read in both cases.")
+    enabled: bool = _setting(True, BOOLEAN, "Whether events are recorded; existing records stay readable either way.")
     vhost: str = _setting("", TEXT, "Vhost in which administrators find amq.audit; empty is default.vhost.")
-    age_max_s: float = _setting(2_592_000.0, seconds(1.0, 3.2e9), "How long records stay, 30 days by default.")
+    age_max_s: float = _setting(2_592_000.0, seconds(1.0, 3.2e9), "How long records are kept; 30 days by default.")
     size_max_bytes: int = _setting(
-        1 << 28, byte_count(1 << 20, 1 << 40), "How many bytes of them stay; the oldest go first, a sixteenth at once."
+        1 << 28,
+        byte_count(1 << 20, 1 << 40),
+        "How much space records may take; the oldest are removed first, a sixteenth of this at a time.",
     )
 
 
@@ -278,22 +294,22 @@ class LimitSettings:
     memory_high_watermark: float = _setting(
         0.4,
         SHARE,
-        "Share of the machine's (or cgroup's) memory; with more in use publishers are held.",
+        "Memory alarm, as a share of the machine's (or cgroup's) memory: with more in use, publishers have to wait.",
         reloaded=True,
     )
     memory_bytes: int = _setting(
-        0, byte_count(0, 1 << 60), "Likewise in bytes, instead of the share; 0: the share counts.", reloaded=True
+        0, byte_count(0, 1 << 60), "Memory alarm in bytes, instead of the share; 0: the share counts.", reloaded=True
     )
     disk_free_bytes: int = _setting(
         50_000_000,
         byte_count(0, 1 << 60),
-        "With less free space in data_dir's file system publishers are held.",
+        "Disk alarm: with less free space in data_dir's file system, publishers have to wait.",
         reloaded=True,
     )
     disk_free_memory_multiple: float = _setting(
         0.0,
         MULTIPLE,
-        "Likewise as a multiple of the memory there is, instead of bytes; 0: the bytes count.",
+        "Disk alarm as a multiple of the machine's memory, instead of bytes; 0: the bytes count.",
         reloaded=True,
     )
     unopened_share: float = _setting(
@@ -310,8 +326,8 @@ class LimitSettings:
     unfinished_bodies_bytes: int = _setting(
         1 << 28,
         byte_count(0, 1 << 40),
-        "Message bodies on their way, of all connections; with more, all but the oldest are not read. At most a "
-        "quarter of the memory alarm's limit, never less than amqp.message_size_max_bytes.",
+        "Memory for message bodies that are still arriving, of all connections; with more, only the oldest is read on. "
+        "At most a quarter of the memory alarm's limit, never less than amqp.message_size_max_bytes.",
     )
 
 
@@ -350,7 +366,10 @@ class ClusterSettings:
     )
     name: str = _setting("", TOPIC_NAME, "Name of the cluster, the same at all nodes: Kafka's topics begin with it.")
     secret: str = _setting(
-        "", TEXT, "What nodes know each other by, the same at all of them: 16 characters or more.", secret=True
+        "",
+        TEXT,
+        "Password with which nodes recognise each other, the same at all of them: 16 characters or more.",
+        secret=True,
     )
     secret_file: Path | None = _setting(None, NO_PATH, "File that holds that secret, instead.")
     node: str = _setting("", NO_SHORT_TEXT, "Name of this node, each its own; empty: amqpd@ and the host's name.")
@@ -361,9 +380,12 @@ class ClusterSettings:
         "", NO_ADDRESS, "What other nodes are told to connect to; empty: the host's name and the port of listen."
     )
     slots: int = _setting(
-        64, integer(1, 4096), "Parts that vhosts are moved in; set when the cluster is made, and never changed."
+        64,
+        integer(1, 4096),
+        "Number of slots; vhosts with the same slot are served by one node and move together. Set when the "
+        "cluster is made, and never changed.",
     )
-    replication_factor: int = _setting(3, integer(1, 32), "Copies that Kafka keeps of what it is given.")
+    replication_factor: int = _setting(3, integer(1, 32), "Copies that Kafka keeps of every message.")
     required_insync: int = _setting(
         2, integer(1, 32), "Copies that must have a message before it is confirmed; a topic with less is refused."
     )
@@ -378,7 +400,7 @@ class ClusterSettings:
     )
     heartbeat_s: float = _setting(0.5, seconds(0.1, 600.0), "How often a node gives Kafka a sign of life.")
     delivery_timeout_s: float = _setting(
-        60.0, seconds(1.0, 3600.0), "What Kafka has not stored after this time is nacked."
+        60.0, seconds(1.0, 3600.0), "A message that Kafka has not stored after this time is nacked to its publisher."
     )
     tls: KafkaTlsSettings = KafkaTlsSettings()
     sasl: KafkaSaslSettings = KafkaSaslSettings()
@@ -409,23 +431,25 @@ class Settings:
     compat: str = _setting(
         "",
         COMPAT,
-        "Name to clients: empty says amqpd and its version, rabbitmq-3.12 says RabbitMQ 3.12.0.",
+        "What the broker calls itself to clients: empty is amqpd with its version; rabbitmq-3.12 is RabbitMQ "
+        "3.12.0, for clients that look for that name.",
     )
     consumer_timeout_ms: int = _setting(
         0,
         integer(0, 315_360_000_000, "ms"),
-        "How long a delivery may be unacked where neither consumer, queue nor policy says so; 0 is for ever.",
+        "How long a delivered message may stay unacked, if neither the consumer nor the queue nor a policy sets "
+        "another time; 0: no limit.",
     )
     consumer_timeout_response: Literal["notify_consumer", "close_channel"] = _setting(
         "notify_consumer",
         choice("notify_consumer", "close_channel"),
-        "What a delivery that is unacked for too long does: it cancels its consumer, or closes its channel.",
+        "What happens when a message stays unacked for too long: its consumer is cancelled, or its channel closed.",
     )
     event_exchange_vhost: str = _setting(
         "",
         TEXT,
-        "Vhost that has the exchange amq.rabbitmq.event, whose readers see who connects and what is declared "
-        "everywhere; empty: none has.",
+        "Vhost with the exchange amq.rabbitmq.event, which announces connections, declarations and more of all "
+        "vhosts; empty: no vhost has it.",
     )
     load_definitions: Path | None = _setting(
         None,

@@ -28,7 +28,7 @@ APART: Final = (
             *("rabbit_version", "rabbitmq_version", "product_name", "product_version"),
             *("rabbitmq_definition_format", "original_cluster_name", "explanation"),
         ),
-        "each broker says who it is; nobody reads it",
+        "each broker names itself; no import reads it",
     ),
     Apart("global_parameters", ("cluster_name", "internal_cluster_id"), "each broker has its own"),
     Apart("queues", ("type",), "RabbitMQ 3.10 has it in the arguments alone; amqpd exports both, as 3.13 does"),
@@ -37,7 +37,7 @@ APART: Final = (
         ("description", "tags", "metadata", "default_queue_type", "limits"),
         "RabbitMQ 3.10 exports the name alone; amqpd the rest as well, as 3.13 does",
     ),
-    Apart("bindings", ("properties_key",), "a name for the URL, of newer versions"),
+    Apart("bindings", ("properties_key",), "a name used in URLs; exported by newer versions only"),
 )
 PASSWORDS: Final = (
     "a user whose password was set or used on amqpd has it as argon2id, which RabbitMQ does not read: there a new one "

@@ -12,17 +12,17 @@ from typing import Final
 HEARD: Final = Path(__file__).with_name("rabbitmq_metrics.txt")
 MISSING: Final = {
     "rabbitmq_raft_.*": "there is no Raft",
-    ".*_process_(reductions_total|memory_bytes)": "a queue, a channel, a connection is no process",
+    ".*_process_(reductions_total|memory_bytes)": "queues, channels and connections are not processes in amqpd",
     "rabbitmq_(msg_store|queue_index|schema_db)_.*": "there is no message store, and no Mnesia",
-    "rabbitmq_io_(seek|reopen)_ops_total": "files are appended to, and not opened anew",
-    "rabbitmq_io_(read|write|seek)_time_seconds_total": "what the kernel takes for it is not measured",
-    "rabbitmq_erlang_(gc_reclaimed_bytes_total|net_ticktime_seconds|scheduler_run_queue)": "of Erlang alone",
-    "rabbitmq_queue_.*(_ram|_ram_bytes|_paged_out|_paged_out_bytes)": "a message is in the log, or in both",
-    "rabbitmq_queue_messages_persistent(_bytes)?": "not counted apart",
+    "rabbitmq_io_(seek|reopen)_ops_total": "files are only appended to",
+    "rabbitmq_io_(read|write|seek)_time_seconds_total": "times spent in the kernel are not measured",
+    "rabbitmq_erlang_(gc_reclaimed_bytes_total|net_ticktime_seconds|scheduler_run_queue)": "about Erlang's runtime",
+    "rabbitmq_queue_.*(_ram|_ram_bytes|_paged_out|_paged_out_bytes)": "messages are not paged out: they are in the log",
+    "rabbitmq_queue_messages_persistent(_bytes)?": "not counted separately",
     "rabbitmq_queue_disk_(reads|writes)_total": "not counted by queue",
-    "rabbitmq_queue_head_message_timestamp": "wants the head message read",
+    "rabbitmq_queue_head_message_timestamp": "would have to read the first message of every queue",
     "rabbitmq_connection_(incoming_packets_total|outgoing_packets_total|pending_packets)": "packets are not counted",
-    "rabbitmq_global_messages_dead_lettered_confirmed_total": "all are confirmed, each reason's count is that",
+    "rabbitmq_global_messages_dead_lettered_confirmed_total": "each is confirmed: see the counts by reason",
 }
 """Names that RabbitMQ has, and why they are not here."""
 LABELS_LESS: Final = {"channel", "exchange", "exchange_vhost"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-NOT_A_CRASH: Final = "RabbitMQ fails at it with a 500; what was asked is wrong, or nothing is there"
+NOT_A_CRASH: Final = "RabbitMQ fails with an internal error; amqpd says what is wrong, or does not exist"
 
 
 class Status(NamedTuple):
@@ -23,21 +23,21 @@ class Missing(NamedTuple):
 
 
 STATUS: Final = (
-    Status("GET /api/definitions/nosuch", 400, 404, "a vhost that is not there is not there"),
+    Status("GET /api/definitions/nosuch", 400, 404, "404 for a vhost that does not exist, as everywhere else"),
     Status("GET /api/connections/nosuch/channels", 500, 404, NOT_A_CRASH),
-    Status("OPTIONS /api/nosuch", 200, 404, "nothing can be asked of a path that is none"),
+    Status("OPTIONS /api/nosuch", 200, 404, "the path does not exist"),
     Status(
         "PUT /api/queues/new/four {'arguments': {'x-queue-type': 'quorum'}}",
-        *(400, 201, "a queue is durable unless it is said otherwise, as RabbitMQ's clients say"),
+        *(400, 201, "without `durable` a queue is durable; RabbitMQ takes it for transient, and then refuses the type"),
     ),
     Status(
         "PUT /api/queues/new/seven {'arguments': {'x-queue-type': 'stream'}}",
-        *(400, 201, "a queue is durable unless it is said otherwise, as RabbitMQ's clients say"),
+        *(400, 201, "without `durable` a queue is durable; RabbitMQ takes it for transient, and then refuses the type"),
     ),
     Status(
         "POST /api/exchanges/new/amq.default/publish {'properties': {'nosuch': 2}, 'routing_key': 'orders', "
         "'payload': 'x', 'payload_encoding': 'string'}",
-        *(200, 400, "a property that is none would be lost without a word"),
+        *(200, 400, "an unknown property would be lost silently"),
     ),
     Status(
         "POST /api/exchanges/new/amq.default/publish {'properties': [], 'routing_key': 'orders', 'payload': 'x', "
@@ -48,7 +48,7 @@ STATUS: Final = (
         "POST /api/queues/new/one/get {'count': 1, 'ackmode': 'nosuch', 'encoding': 'auto'}", 500, 400, NOT_A_CRASH
     ),
     Status("POST /api/queues/new/nosuch/actions {'action': 'sync'}", 500, 404, NOT_A_CRASH),
-    Status("POST /api/definitions {", 415, 400, "it is taken for JSON as everywhere else, and is none"),
+    Status("POST /api/definitions {", 415, 400, "the body is not JSON; RabbitMQ says 415 only here"),
 )
 NOT_YET: Final = (
 )
@@ -59,28 +59,28 @@ def _missing(path: str, fields: str, reason: str) -> Missing:
 
 
 MISSING: Final = (
-    _missing("/api/", "reductions garbage_collection", "of Erlang's processes; there are none"),
+    _missing("/api/", "reductions garbage_collection", "about Erlang processes, which amqpd does not have"),
     _missing("/api/", "socket_opts cowboy_opts ssl_opts", "options of Erlang's listeners"),
-    _missing("/api/overview", "disk_reads disk_writes", "of a message store; logs are written in batches, for many"),
+    _missing("/api/overview", "disk_reads disk_writes", "about RabbitMQ's message store; amqpd writes to logs"),
     _missing(
         "/api/overview",
         "message_stats churn_rates messages_details messages_ready_details messages_unacknowledged_details",
-        "totals of all vhosts are not for those who may see some: asked without the tag monitoring",
+        "without the tag monitoring amqpd does not show totals, as they include vhosts that the user may not see",
     ),
     _missing(
         "/api/nodes",
         "gc_bytes_reclaimed metrics_gc_queue_length mnesia_disk_tx_count mnesia_ram_tx_count ra_open_file_metrics",
-        "of Erlang, Mnesia and Ra; there are none",
+        "about Erlang, Mnesia and Ra, which amqpd does not have",
     ),
     _missing(
         "/api/nodes",
         "io_read_avg_time io_reopen_count io_seek_avg_time io_seek_count io_write_avg_time "
         "msg_store_read_count msg_store_write_count queue_index_read_count queue_index_write_count",
-        "of a message store with an index; there is none",
+        "about RabbitMQ's message store and its index, which amqpd does not have",
     ),
-    _missing("/api/nodes", "binary ets_tables_memory", "of Erlang's memory; what the process has is in memory"),
-    _missing("/api/extensions", "javascript", "of the user interface, which is not there"),
-    _missing("/api/global-parameters", "name value", "none is set; RabbitMQ keeps its cluster's name and id there"),
+    _missing("/api/nodes", "binary ets_tables_memory", "about Erlang's memory; `memory` has what amqpd's process uses"),
+    _missing("/api/extensions", "javascript", "scripts of plugins for RabbitMQ's page; amqpd's has none"),
+    _missing("/api/global-parameters", "name value", "RabbitMQ's cluster name and id; amqpd sets none itself"),
     _missing(
         "/api/queues/shop/nosuch/bindings",
         "source vhost destination destination_type routing_key arguments properties_key",
@@ -89,16 +89,16 @@ MISSING: Final = (
     _missing(
         "/api/bindings?page=1&page_size=3",
         "source vhost destination destination_type routing_key arguments properties_key",
-        "items of a page are the same; their order is not",
+        "the same items, in another order, so another page",
     ),
-    _missing("/api/", "recv_cnt send_cnt send_pend", "packets are the kernel's; bytes are counted"),
-    _missing("/api/", "idle_since", "is told when a sweep of five seconds has seen it stand still"),
-    _missing("/api/", "pending_raft_commands", "of Raft, which is not there"),
+    _missing("/api/", "recv_cnt send_cnt send_pend", "amqpd counts bytes, not packets"),
+    _missing("/api/", "idle_since", "shown once nothing has happened for about five seconds"),
+    _missing("/api/", "pending_raft_commands", "about Raft, which amqpd does not use"),
     _missing(
         "/api/queues",
         "backing_queue_status memory recoverable_slaves open_files readers messages_dlx message_bytes_dlx totals "
         "single_active_consumer_ctag type_specific",
-        "of RabbitMQ's implementations of queues; single_active_consumer_tag is told of every kind",
+        "about the inside of RabbitMQ's queues; single_active_consumer_tag is there for every kind of queue",
     ),
 )
 
