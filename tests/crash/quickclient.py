@@ -352,10 +352,11 @@ async def connect(
     """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login), TimeoutError.
 
     heartbeat_s: what is agreed on; the link itself sends none. properties: of the client, a table with its length.
-    greeting_s: how long it waits for the broker's first words, 0 for `patience_s`.
+    greeting_s: how long it waits for a socket, and for the broker's first words on it, 0 for `patience_s`.
     """
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: Link(patience_s), host, port)
+    async with asyncio.timeout(greeting_s or patience_s):
+        _, link = await loop.create_connection(lambda: Link(patience_s), host, port)
     try:
         response = f"\x00{user}\x00{password}".encode()
         start_ok = properties + shortstr("PLAIN") + struct.pack(">I", len(response)) + response + shortstr("en_US")

@@ -1,8 +1,10 @@
-"""The client's heartbeats, without which it would wait for ever for a broker that stands still."""
+"""The client's patience, without which it would wait for ever for a broker that stands still or is cut off."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -83,3 +85,18 @@ async def test_a_greeting_is_not_waited_for_as_long_as_an_answer(broker: tuple[B
     still.mute = True
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(connect(port, patience_s=300, greeting_s=0.2), 20)
+
+
+async def test_a_host_that_is_cut_off_is_not_waited_for() -> None:
+    """Nobody takes the socket, and nobody refuses it."""
+    with socket.socket() as full, contextlib.ExitStack() as others:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # what the kernel takes for it, and more
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await connect(full.getsockname()[1], greeting_s=INTERVAL_S)
+        assert time.monotonic() - began < 20
