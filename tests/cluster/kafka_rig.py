@@ -293,12 +293,15 @@ class Kafka:
         """Until every copy of every partition has all of it: then the next broker may go. Raises: RuntimeError."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            behind = [
-                f"{topic['name']} {part['partition_index']}"
-                for topic in self._described()
-                for part in topic["partitions"]
-                if len(part["isr_nodes"]) < len(part["replica_nodes"])
-            ]
+            try:
+                behind = [
+                    f"{topic['name']} {part['partition_index']}"
+                    for topic in self._described()
+                    for part in topic["partitions"]
+                    if len(part["isr_nodes"]) < len(part["replica_nodes"])
+                ]
+            except (KafkaError, OSError) as error:  # a busy machine's brokers may take longer than kafka-python waits
+                behind = [repr(error)]
             if not behind:
                 return
             if time.monotonic() > deadline:

@@ -250,7 +250,7 @@ class Link(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drops the socket at once, whatever is not out yet."""
-        if self._transport is not None:
+        if self._transport is not None and not self.gone.is_set():
             self._transport.abort()
 
     async def ask(self, data: bytes, *answers: int, timeout_s: float = 0.0) -> tuple[int, Any]:
