@@ -268,7 +268,8 @@ test-long: $(VENV)/.installed $(VENV)/.dev
 	wait $$states || status=$$?; cat $(VENV)/states.log; \
 	eval "$$run tests/export tests/relay tests/cluster" || status=$$?; exit $$status
 
-# Nodes over Kafka at length: 50 kills of nodes and of brokers, each promise with a fault planted that must be seen. Two hours; wants
+# Nodes over Kafka at length: 50 kills of nodes and of brokers, each promise with a fault planted that must be seen; and a history of every
+# message over 100 and 50 more, 50 cut links (TEST_CLUSTER_KILLS, _BROKER_KILLS, _CUTS, _STOPS, _CLOCKS, _SEED set others). Three hours; wants
 # to be root, for hosts of their own. CLUSTER_ARGS="-k kill" takes some of it; TEST_CLUSTER_FIGURES names a file for its figures.
 CLUSTER_ARGS ?=
 .PHONY: cluster-test

@@ -58,6 +58,7 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = False
         self.starts = 0  # that have become ready
+        self.environment: dict[str, str] = {}  # besides this process's
         self._log: IO[bytes] | None = None
 
     @property
@@ -81,7 +82,7 @@ class Node:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=environment,
+            env=environment | self.environment,
         )
         self.paused = False
 

@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container
 from typing import Any, Final, Protocol, cast
 
 import pamqp.encode
@@ -51,6 +51,7 @@ class Crowd(Protocol):
 
     ended: bool
     ahead: dict[str, int]
+    without: frozenset[str]
 
     async def connect(self) -> Link: ...
 
@@ -61,10 +62,10 @@ class Crowd(Protocol):
     def waits_for_readers(self, queue: str) -> bool: ...
 
 
-async def prepare_features(link: Link) -> None:
-    """What is declared besides the queues of `history.QUEUES`."""
+async def prepare_features(link: Link, without: Container[str] = ()) -> None:
+    """What is declared besides the queues of `history.QUEUES`. without: lanes."""
     await link.declare_queue("grouped", table=GROUPED)
-    for exchange, (kind, arguments) in DELAYED.items():
+    for exchange, (kind, arguments) in DELAYED.items() if "later" not in without else ():
         table = pamqp.encode.field_table(arguments)
         await link.ask(method(0x0028000A, b"\0\0" + shortstr(exchange) + shortstr(kind) + b"\2" + table), 0x0028000B)
         await link.bind("due", exchange, "later.#")
@@ -92,19 +93,19 @@ class FeatureLoad:
 
     def clients(self) -> tuple[Awaitable[None], ...]:
         crowd, groups = self._crowd, self._history.groups
+        later, kept, numbered = (lane not in crowd.without for lane in ("later", "kept", "numbered"))
+        publishers = [queue for queue in ("retry", "moved", "redriven", "later", "kept") if queue not in crowd.without]
         return (
-            *(self._publish(queue, self._lot()) for queue in ("retry", "moved", "redriven", "later", "kept")),
+            *(self._publish(queue, self._lot()) for queue in publishers),
             crowd.work("retry", ("ack", "ack", "requeue", "requeue", "reject"), 15),
             crowd.work("moved", ("ack", "requeue"), 3),
             crowd.work("moved.to", ("ack", "ack", "requeue"), 20),
             crowd.work("revived", ("ack", "ack", "requeue"), 20),
-            crowd.work("due", ("ack", "ack", "requeue"), 20),
-            crowd.work("kept", ("ack", "ack", "ack", "requeue"), 20),
-            crowd.work("numbered", ("ack", "ack", "requeue"), 20),
-            self._publish_numbered(self._lot()),
+            *((crowd.work("due", ("ack", "ack", "requeue"), 20), self._cancel(self._lot())) if later else ()),
+            *((crowd.work("kept", ("ack", "ack", "ack", "requeue"), 20), self._rewind(self._lot())) if kept else ()),
+            *((crowd.work("numbered", ("ack", "ack", "requeue"), 20),) if numbered else ()),
+            *((self._publish_numbered(self._lot()),) if numbered else ()),
             self._operate(self._lot()),
-            self._cancel(self._lot()),
-            self._rewind(self._lot()),
             *(groups.publish(crowd.connect, who, 0.05) for who in (0, 1)),
             *(groups.consume(crowd.connect, self._has_ended) for _ in range(4)),
         )
@@ -112,7 +113,7 @@ class FeatureLoad:
     def drain(self) -> tuple[Awaitable[None], ...]:
         groups = self._history.groups
         consumers = (groups.consume(self._crowd.connect, self._has_ended) for _ in range(2))
-        return (*consumers, self._cancel_far(self._lot()))
+        return (*consumers, *((self._cancel_far(self._lot()),) if "later" not in self._crowd.without else ()))
 
     def _lot(self) -> random.Random:
         self._seed += 1

@@ -56,6 +56,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.violations: list[str] = []
+        self.clock_s = CLOCK_S
         self.life = 0
         self.stories: dict[int, list[tuple[int, Event]]] = {}
         self.totals: dict[str, int] = defaultdict(int)
@@ -193,7 +194,7 @@ class Judge:
         """The queue counts what comes back, and may let it wait."""
         if given.returns > DELIVERY_LIMITS.get(copy.queue, given.returns):
             self.violate(f"{text} came back {given.returns} times, more often than its queue allows", copy.message)
-        if at < copy.until - CLOCK_S:
+        if at < copy.until - self.clock_s:
             self.violate(f"{text} came {copy.until - at:.3f} s before its retry was due", copy.message)
         if copy.queue not in DELIVERY_LIMITS or copy.verdict != "requeue" or given.returns > copy.returns:
             return
@@ -218,14 +219,8 @@ class Judge:
             if state in ("never committed", "rolled back", "rollback"):
                 self.violate(f"{text} came although its transaction {sent.transaction} was {state}", copy.message)
         if not copy.times:
-            # What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile.
-            late = (
-                copy.queue in PASSES
-                or copy.unsafe
-                or (copy.life < self.life and (copy.queue in DROPPING or copy.perhaps))
-            )
             place = (copy.queue, sent.priority)
-            if copy.message < self._first.get(place, -1) and not late:
+            if copy.message < self._first.get(place, -1) and not self._may_be_late(copy):
                 self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
             self._first[place] = max(self._first.get(place, -1), copy.message)
         for number in copy.perhaps:  # a deletion is all or nothing: this one was nothing
@@ -234,6 +229,12 @@ class Judge:
                     if other is not copy:
                         other.perhaps.discard(number)
         copy.perhaps = {number for number in copy.perhaps if self._kinds[number] == "rewind"}
+
+    def _may_be_late(self, copy: Copy) -> bool:
+        """What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile."""
+        if copy.queue in PASSES or copy.unsafe:
+            return True
+        return copy.life < self.life and (copy.queue in DROPPING or bool(copy.perhaps))
 
     def _judge_passed(self, copy: Copy, given: Given, text: str) -> None:
         """Moved, sent back, or released when it was due."""
@@ -268,7 +269,7 @@ class Judge:
         if event.at < source.sent.due - CLOCK_S:
             self.violate(f"{letter} came {source.sent.due - event.at:.3f} s before it was due", letter.message)
         for reason, *_ in event.more.deaths:
-            if reason == "expired" and source.queue == "aged" and event.at - source.sent_at < TTL_S - CLOCK_S:
+            if reason == "expired" and source.queue == "aged" and event.at - source.sent_at < TTL_S - self.clock_s:
                 self.violate(f"{letter} expired {event.at - source.sent_at:.3f} s after it was sent", letter.message)
             limit = DELIVERY_LIMITS.get(source.queue, 0)
             if reason == "delivery_limit" and source.times + self.life - source.life <= limit:

@@ -17,7 +17,7 @@ import random
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container
 from typing import Any, Final
 
 import pamqp.encode
@@ -93,23 +93,32 @@ async def rule(ask: Ask, definition: dict[str, Any]) -> None:
     await ask("PUT", "/api/policies/%2F/ruled", {"pattern": "^ruled$", "definition": definition})
 
 
-async def prepare(port: int, ask: Ask) -> None:
-    """All queues, and the policy of `ruled`; there already after the first start."""
+async def prepare(port: int, ask: Ask, host: str = "127.0.0.1", without: Container[str] = ()) -> None:
+    """All queues, and the policy of `ruled`; there already after the first start. without: lanes."""
     await rule(ask, LETTERS_GO)
-    link = await connect(port, patience_s=PATIENCE_S)
-    for queue in QUEUES:
-        arguments = dict(ARGUMENTS.get(queue, {}))
-        if queue in LETTERS and queue != "ruled":
-            arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS[queue]}
-        await link.declare_queue(queue, table=pamqp.encode.field_table(arguments))
-    await prepare_features(link)
-    link.close()
+    link = await connect(port, host=host, patience_s=PATIENCE_S)
+    try:
+        for queue in queues(without):
+            arguments = dict(ARGUMENTS.get(queue, {}))
+            if queue in LETTERS and queue != "ruled":
+                arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": LETTERS[queue]}
+            await link.declare_queue(queue, table=pamqp.encode.field_table(arguments))
+        await prepare_features(link, without)
+    finally:
+        link.close()
     await link.gone.wait()
+
+
+def queues(without: Container[str] = ()) -> list[str]:
+    """Of all lanes but those."""
+    return [queue for queue in QUEUES if queue not in without and HOMES.get(queue) not in without]
 
 
 class Crowd:
     """All clients of one life of the broker. ask: its HTTP API. draining: nobody publishes, and everything is acked;
-    the stream is left alone."""
+    the stream is left alone. without: lanes of which there is nobody."""
+
+    without: frozenset[str] = frozenset()
 
     def __init__(self, port: int, ask: Ask, history: History, seed: int, *, draining: bool = False) -> None:
         self.port = port
@@ -126,7 +135,7 @@ class Crowd:
     def start(self) -> None:
         features = FeatureLoad(self, self._ask, self.history, self._seed)
         if self._draining:
-            for queue in QUEUES:
+            for queue in queues(self.without):
                 self._run(self.work(queue, ("ack",), 200))
             for client in features.drain():
                 self._run(client)
@@ -144,8 +153,11 @@ class Crowd:
         self._run(self._purges())
         self._run(self._deletions())
         self._run(self._policies())
-        for client in (*features.clients(), *StreamLoad(self, self._ask, self.history.stream, self._seed).clients()):
+        for client in (*features.clients(), *self.stream_load(self._ask, self._seed).clients()):
             self._run(client)
+
+    def stream_load(self, ask: Ask, seed: int) -> StreamLoad:
+        return StreamLoad(self, ask, self.history.stream, seed)
 
     async def gone(self) -> None:
         """After the broker has ended: everybody has noticed."""

@@ -13,8 +13,8 @@ OLD = LETTER_AGE_S + 5.0
 class Story:
     """Tells a judge what happened; each step takes a millisecond. messages: 1 is the first."""
 
-    def __init__(self) -> None:
-        self.judge = Judge()
+    def __init__(self, judge: Judge | None = None) -> None:
+        self.judge = judge or Judge()
         self.now = 1000.0
         self.number = 100
         self.last: dict[tuple[str, int], int] = {}

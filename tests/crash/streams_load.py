@@ -58,10 +58,18 @@ async def rule(ask: Ask, definition: dict[str, Any]) -> None:
     await ask("PUT", "/api/policies/%2F/kept", value)
 
 
-async def look(port: int, ask: Ask, story: StreamStory) -> None:
+async def look(port: int, ask: Ask, story: StreamStory, host: str = "127.0.0.1") -> None:
     """After a start: what is there, up to a message that is published now, and what is stored."""
     await rule(ask, POLICIES[0])  # whatever cuts now may have cut before
-    link = await connect(port, patience_s=PATIENCE_S)
+    link = await connect(port, host=host, patience_s=PATIENCE_S)
+    try:
+        await _look(link, ask, story)
+    finally:
+        link.close()
+    await link.gone.wait()
+
+
+async def _look(link: Link, ask: Ask, story: StreamStory) -> None:
     await link.declare_queue(STREAM, table=pamqp.encode.field_table(ARGUMENTS))
     stored = await stored_offsets(ask)
     confirms: asyncio.Queue[bool] = asyncio.Queue()
@@ -80,8 +88,6 @@ async def look(port: int, ask: Ask, story: StreamStory) -> None:
         message = await asyncio.wait_for(came.get(), PATIENCE_S)
         found.append(told(message))
         link.ack(message.tag)
-    link.close()
-    await link.gone.wait()
     story.found(found, {name: offset for name, (offset, _) in stored.items()})
 
 
@@ -92,7 +98,11 @@ async def stored_offsets(ask: Ask) -> dict[str, tuple[int, bool]]:
 
 
 class StreamLoad:
-    """The clients of one life. Each of its coroutines ends with the crowd, or raises what its link does."""
+    """The clients of one life. Each of its coroutines ends with the crowd, or raises what its link does. kinds: where
+    readers begin; policies: what cuts the stream."""
+
+    kinds: tuple[str, ...] = ("first", "last", "next", "offset", "time")
+    policies: tuple[dict[str, Any], ...] = POLICIES
 
     def __init__(self, crowd: Crowd, ask: Ask, story: StreamStory, seed: int) -> None:
         self._crowd = crowd
@@ -124,7 +134,7 @@ class StreamLoad:
                 if acked:
                     story.confirmed(number)
                 else:
-                    story.violate(f"message {number} was nacked")
+                    story.nacked(number)
 
         link.on_confirm = confirmed
         await link.confirm_select()
@@ -144,7 +154,7 @@ class StreamLoad:
     async def _read_anywhere(self, choose: random.Random) -> None:
         story = self._story
         while not self._crowd.ended:
-            kind = choose.choice(("first", "last", "next", "offset", "time"))
+            kind = choose.choice(self.kinds)
             argument: object = kind
             number = 0
             if kind == "offset":
@@ -209,5 +219,5 @@ class StreamLoad:
 
     async def _rule(self, choose: random.Random) -> None:
         while not self._crowd.ended:
-            await rule(self._ask, choose.choice(POLICIES))
+            await rule(self._ask, choose.choice(self.policies))
             await asyncio.sleep(choose.uniform(0.0, 0.4))

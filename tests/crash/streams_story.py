@@ -104,6 +104,9 @@ class StreamStory:
         self.confirmed_at[number] = time.time() if now is None else now
         self.newest = max(self.newest, number)
 
+    def nacked(self, number: int) -> None:
+        self.violate(f"message {number} was nacked")
+
     # -- readers
 
     def asks(self, kind: str, argument: int = 0, name: str = "") -> Reader:

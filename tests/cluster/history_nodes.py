@@ -1,0 +1,181 @@
+"""The history of `tests/crash/history.py` over several nodes: its lanes, its judge, and what is otherwise here.
+
+A life is that of a connection of all clients, by one node, to the vhost `/`; it ends when they have been closed, or
+when a story says so, and the next begins by any node when nothing is left of it: no connection, no batch on its way.
+The end counts as a power cut does: what had not been promised need not be there though it was seen, and a settlement
+counts when it is older than AGE_S and twice the slowest confirm, since that is how long Kafka may have been away.
+
+What else differs from one node:
+
+- A publish may be nacked; then it is not promised, and may come.
+- What was not promised at the end of a life went by another node than what is published then, and comes at any time.
+- Nodes have clocks of their own: what waits for its time may come earlier by so much as they are apart (`clock_s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from history import Event, History
+from history_copies import Copy
+from history_judge import Judge
+from history_load import PATIENCE_S, Crowd
+from quickclient import Gone, Link, connect
+from streams_load import POLICIES, Ask, StreamLoad
+from streams_story import StreamStory
+
+WITHOUT: Final = frozenset(("later", "kept", "numbered"))
+"""Lanes that a cluster refuses."""
+HEARD_S: Final = 0.3
+"""What was on its way to clients when they go is heard first."""
+_LOGIN: Final = "Basic " + b64encode(b"guest:guest").decode()
+
+
+class NodesJudge(Judge):
+    """clock_s: so far apart nodes' clocks may be."""
+
+    def __init__(self, clock_s: float = 0.0) -> None:
+        super().__init__()
+        self.clock_s += clock_s
+
+    def _nacked(self, event: Event) -> None:
+        """Not promised."""
+
+    def _may_be_late(self, copy: Copy) -> bool:
+        return super()._may_be_late(copy) or (copy.life < self.life and not copy.promised_at)
+
+
+class NodesStream(StreamStory):
+    """A nack is no promise; and whoever takes a slot writes a barrier, which has an offset and is no message."""
+
+    def ended(self, how: str) -> None:
+        super().ended(how)
+        self._after_cut = True
+
+    def nacked(self, number: int) -> None:
+        pass
+
+
+class StreamOfSetClocks(StreamLoad):
+    """Where clocks are set nothing is asked for by its time, and nothing is cut by it."""
+
+    kinds = ("first", "last", "next", "offset")
+    policies = tuple(each for each in POLICIES if "max-age" not in each)
+
+
+class NodesCrowd(Crowd):
+    """All clients of one life, by one node. broken: the first of them has lost its connection before the end."""
+
+    without = WITHOUT
+
+    def __init__(
+        self, address: tuple[str, int], http: tuple[str, int], history: History, seed: int, *, draining: bool = False
+    ) -> None:
+        self._http = http
+        super().__init__(address[1], self._asked, history, seed, draining=draining)
+        self.host = address[0]
+        self.broken = asyncio.Event()
+        self.why = ""
+        self.set_clocks = False
+
+    def stream_load(self, ask: Ask, seed: int) -> StreamLoad:
+        kind = StreamOfSetClocks if self.set_clocks else StreamLoad
+        return kind(self, ask, self.history.stream, seed)
+
+    async def connect(self) -> Link:
+        link = await connect(self.port, host=self.host, patience_s=PATIENCE_S)
+        self._links.append(link)
+        return link
+
+    async def gone(self) -> None:
+        """The end, for all of them. Raises: what has ended one of them otherwise than by its connection."""
+        await asyncio.sleep(HEARD_S)
+        self.ended = True
+        for link in self._links:
+            link.abort()
+        await asyncio.wait(self._tasks, timeout=1.0)
+        for task in self._tasks:
+            task.cancel()
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links:
+            link.abort()
+            await link.gone.wait()
+            if link.close_code not in (0, 320):
+                self.history.violations.append(f"a client was told {link.why}")
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    def _run(self, client: Awaitable[None]) -> None:
+        async def until_gone() -> None:
+            try:
+                await client
+            except (Gone, OSError) as error:
+                if not self.ended:
+                    self.why = self.why or repr(error)
+                    self.broken.set()
+
+        self._tasks.append(asyncio.create_task(until_gone()))
+        self._seed += 1
+
+    async def _asked(self, verb: str, path: str, value: object) -> object:
+        """Raises: OSError when the life ends. Any other no than "not now" is a violation."""
+        while not self.ended and not self.broken.is_set():
+            try:
+                status, answer = await request(self._http, verb, path, value)
+            except OSError:
+                status, answer = 503, None
+            if status < 400:
+                return answer
+            if status != 503 and not await self._breaks():
+                self.history.violations.append(f"{verb} {path} -> {status} {answer}")
+            await asyncio.sleep(0.2)
+        raise OSError("the life has ended")
+
+    async def _breaks(self) -> bool:
+        """Whether this was the end: a node forgets its jobs with the vhost, and says so before connections end."""
+        try:
+            async with asyncio.timeout(10):
+                await self.broken.wait()
+        except TimeoutError:
+            return self.ended
+        return True
+
+
+def asking(http: tuple[str, int]) -> Ask:
+    """One node's HTTP API. Raises: OSError for every no."""
+
+    async def ask(verb: str, path: str, value: object) -> object:
+        status, answer = await request(http, verb, path, value)
+        if status >= 400:
+            raise OSError(f"{verb} {path} -> {status} {answer}")
+        return answer
+
+    return ask
+
+
+async def request(
+    http: tuple[str, int], verb: str, path: str, value: object, patience_s: float = 30.0
+) -> tuple[int, Any]:
+    """(status, JSON). In this loop, so that it ends with who asks. Raises: OSError, TimeoutError too."""
+    body = b"" if value is None else json.dumps(value).encode()
+    head = (
+        f"{verb} {path} HTTP/1.0\r\nHost: {http[0]}\r\nAuthorization: {_LOGIN}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    async with asyncio.timeout(patience_s):
+        reader, writer = await asyncio.open_connection(*http)
+        try:
+            writer.write(head.encode() + body)
+            answer = await reader.read(-1)
+        finally:
+            writer.transport.abort()
+    top, _, content = answer.partition(b"\r\n\r\n")
+    if not content and not top:
+        raise OSError("closed without an answer")
+    status = int(top.split(b" ", 2)[1])
+    return status, json.loads(content) if content and b"application/json" in top else content.decode("utf-8", "replace")

@@ -1,0 +1,104 @@
+"""The judge of histories over nodes: what it lets pass that one node may not do, and nothing more."""
+
+from __future__ import annotations
+
+import pytest
+from history import TTL_S, Sent
+from history_nodes import NodesJudge, NodesStream
+from history_story import Story
+
+APART_S = 120.0
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story(NodesJudge())
+
+
+def late(story: Story) -> None:
+    """2 and 3 are published in one life and 1 in the life before, and 1 comes last."""
+    story.end("cut")
+    story.publish("work", 2, 3)
+    story.through("work", 2, 3)
+    story.through("work", 1)
+
+
+def test_a_nack_is_no_promise(story: Story) -> None:
+    for message in (1, 2):
+        story.note("publish", "work", message, Sent("confirm"))
+        story.note("nacked", "work", message)
+    story.publish("work", 3)
+    story.through("work", 2, 3)
+    assert not story.found()
+
+
+def test_a_nack_does_not_take_back_what_was_promised(story: Story) -> None:
+    story.publish("work", 1)
+    story.note("nacked", "work", 1)
+    assert "work 1 is lost" in story.found()
+
+
+def test_what_went_by_another_node_comes_at_any_time(story: Story) -> None:
+    story.note("publish", "work", 1, Sent("confirm"))
+    late(story)
+    assert not story.found()
+
+
+def test_what_was_promised_comes_before_what_is_published_then(story: Story) -> None:
+    story.publish("work", 1)
+    late(story)
+    assert "work 1 (priority 0) came first after 3" in story.found()
+
+
+def test_order_within_a_life(story: Story) -> None:
+    for message in (1, 2):
+        story.note("publish", "work", message, Sent("confirm"))
+    story.through("work", 2, 1)
+    assert "work 1 (priority 0) came first after 2" in story.found()
+
+
+@pytest.mark.parametrize("clock_s", [0.0, APART_S])
+def test_clocks_that_are_apart_expire_early(clock_s: float) -> None:
+    story = Story(NodesJudge(clock_s))
+    story.publish("aged", 1)
+    story.now += TTL_S / 2
+    story.through("aged.dead", 1, reason="expired")
+    assert ("expired" in story.found()) == (not clock_s)
+
+
+@pytest.mark.parametrize(("back", "allowed"), [(1, False), (2, True)])
+def test_an_ack_counts_when_it_is_older_than_kafka_was_away(story: Story, back: int, allowed: bool) -> None:
+    """A publish has waited for 3 s: the ack of 3 s ago need not be in Kafka, that of 11 s ago is."""
+    story.publish("work", 1, 2)
+    story.give("work", 1)
+    story.give("work", 2)
+    story.settle("work", 1)
+    story.hear("work", 8.0)
+    story.note("publish", "plain", 3, Sent("confirm"))
+    story.settle("work", 2)
+    story.hear("work", 3.0)
+    story.end("cut", 0.0)
+    story.through("work", back, again=True)
+    assert ("work 1 came back although it was settled" in story.found()) != allowed
+
+
+def test_a_stream_that_nacks() -> None:
+    stream = NodesStream()
+    number = stream.publish()
+    stream.nacked(number)
+    assert not stream.violations
+
+
+@pytest.mark.parametrize(("begins_at", "allowed"), [(2, True), (3, False)])
+def test_a_barrier_has_an_offset_and_no_message_lies_there(begins_at: int, allowed: bool) -> None:
+    """0 and 1 were seen; a new owner's first message is at 3 behind a barrier, or at 2 and 1 is lost."""
+    stream = NodesStream()
+    first = [stream.publish() for _ in range(2)]
+    for number in first:
+        stream.confirmed(number)
+        stream.see(number, number)
+    stream.ended("stop")
+    last = stream.publish()
+    stream.confirmed(last)
+    stream.found([*enumerate(first[: 4 - begins_at]), (3, last)], {})
+    assert (not stream.violations) == allowed, stream.violations
