@@ -337,6 +337,12 @@ class QueueLog:
         """
         raise NotImplementedError
 
+    def when_settled(self, done: Callable[[bool], None]) -> None:
+        """`done(True)` on the loop once what was settled before is as safe as the commit group of that turn makes it;
+        `done(False)` when it never will be. Local logs: that group is who is asked, and has answered.
+        """
+        done(not self.failed or self.deleted)
+
     def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
         """Goes over what is live from `offset` on in batches that were appended at `until_ms` (wall clock) or before.
 

@@ -76,9 +76,40 @@ def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[Que
 
 
 def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
+    remote: list[QueueLog] = []
     for store in settled:
         if store.failed and not store.deleted:
             safe = False
+        elif not store.local:
+            remote.append(store)
+    if safe and remote:
+        Elsewhere(channel, len(remote)).ask(remote)
+    else:
+        _say(channel, safe)
+
+
+@final
+class Elsewhere:
+    """Waits until settlements are safe that are not written on this node's disk: `count` logs have to say so."""
+
+    def __init__(self, channel: Channel, count: i64) -> None:
+        self.channel = channel
+        self._missing = count
+        self._safe = True
+
+    def ask(self, logs: list[QueueLog]) -> None:
+        for store in logs:
+            store.when_settled(self._told)
+
+    def _told(self, safe: bool) -> None:
+        self._missing -= 1
+        if not safe:
+            self._safe = False
+        if self._missing == 0:
+            _say(self.channel, self._safe)
+
+
+def _say(channel: Channel, safe: bool) -> None:
     if safe:
         channel.owner.finish_busy(channel, commands.frame(channel.number, TxCommitOk()))
     else:

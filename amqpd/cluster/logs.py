@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 from amqpd.cluster.fronts import DeleteRecords, Fronts
 from amqpd.cluster.producer import KafkaProducer
 from amqpd.cluster.reading_back import Read, ReadingBack, left_of
+from amqpd.cluster.settled_waits import SettledWaits
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import ClosedBatch
@@ -113,6 +114,7 @@ class SlotLogs(ReplicaKeeper):
         self._records: list[Keyed] = []
         self._tell_timer: asyncio.Handle | None = None
         self._told_s = 0.0
+        self._waits = SettledWaits()
         self.ended = ""
         producer.on_moved = self.moved
         producer.on_refused = self.refused
@@ -226,6 +228,8 @@ class SlotLogs(ReplicaKeeper):
 
     def moved(self, partition: Partition) -> None:
         """Kafka has more of it."""
+        if partition is self.settled:
+            self._waits.moved(int(partition.high_watermark))
         if self._changing and partition in self._changing and not partition.order:
             self._changing.discard(partition)
             late = self._late.pop(partition, None)
@@ -263,6 +267,7 @@ class SlotLogs(ReplicaKeeper):
         self.ended = text
         for log in list(self.logs.values()):
             self._end(log, text)
+        self._waits.refuse()
         self.on_room()
         self.on_fenced(text)
 
@@ -296,6 +301,7 @@ class SlotLogs(ReplicaKeeper):
             self._told_s = self._loop.time()
             self._telling.extend(self.changed)
             self.changed.clear()
+            self._waits.begin()
         until = time.perf_counter() + SLICE_S
         while self._telling:
             log = self._telling.popleft()
@@ -303,10 +309,25 @@ class SlotLogs(ReplicaKeeper):
             if time.perf_counter() >= until:
                 break
         self._write_records()
+        if self._waits.heard and not self._telling and not self._records:
+            self._waits.told(int(self.settled.next_offset))
+            self._waits.moved(int(self.settled.high_watermark))
         if self._telling and self._tell_timer is None:
             self._tell_timer = self._loop.call_soon(self._tell)
         elif self.changed:
             self._arm(TELL_PAUSE_S)
+
+    def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
+        """A transaction waits for no others: what there is is told at the end of this turn,
+        as long as fewer than WINDOW batches of `settled` are on the way.
+        """
+        if self.ended:
+            done(False)
+            return
+        self._waits.ask(log, done)
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+        self._tell_timer = self._loop.call_soon(self._tell)
 
     def _told_by(self, log: ReplicatedLog) -> list[Keyed]:
         """Nothing of one that is lost: its topic may be back one day."""
@@ -459,4 +480,5 @@ class SlotLogs(ReplicaKeeper):
             log.keeper = None
             if not log.failed:
                 self._end(log, self.ended)
+        self._waits.refuse()
         self.logs.clear()

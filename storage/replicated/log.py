@@ -63,6 +63,10 @@ class ReplicaKeeper:
         """See `QueueLog.open_soon`. Raises: OSError."""
         raise NotImplementedError
 
+    def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
+        """See `QueueLog.when_settled`; what the log has settled is noted."""
+        raise NotImplementedError
+
 
 @final
 class ReplicatedLog(LocalLog):
@@ -330,6 +334,14 @@ class ReplicatedLog(LocalLog):
         if not self.ready or self.deleted:
             return []  # where it starts is not known
         return settlements.tell(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
+
+    def when_settled(self, done: Callable[[bool], None]) -> None:
+        keeper = self.keeper
+        if keeper is None or self.failed or self.deleted:
+            done(self.deleted)
+        else:
+            self.note_all()
+            keeper.when_settled(self, done)
 
     def note_all(self) -> None:
         """What was settled up to now is noted, for the next `tell`."""

@@ -227,6 +227,30 @@ def test_transactions(nodes: Nodes) -> None:
     assert after.drain("orders") == [f"{number}" for number in range(3000)]
 
 
+def test_what_a_transaction_acked_does_not_come_back(nodes: Nodes) -> None:
+    """The owner is killed as soon as its tx.commit-ok is there."""
+    for turn in range(4):
+        client = Client(nodes, nodes.running[0].number)
+        client.channel.queue_declare("orders", durable=True)
+        client.channel.queue_declare("done", durable=True)
+        client.publish("orders", *(f"{turn}.{number}" for number in range(6)))
+        channel = client.connection.channel()
+        channel.tx_select()
+        acked = []
+        for number in range(4):
+            method, _, body = channel.basic_get("orders")
+            acked.append(body.decode())
+            if turn % 2:
+                channel.basic_publish("", "done", f"{turn}.{number}".encode(), pika.BasicProperties(delivery_mode=2))
+            channel.basic_ack(method.delivery_tag)
+        channel.tx_commit()
+        owner = nodes.owner_of("/")
+        after = killed(nodes)
+        assert not set(acked) & set(after.drain("orders"))
+        assert after.drain("done") == ([f"{turn}.{number}" for number in range(4)] if turn % 2 else [])
+        nodes.start(owner)
+
+
 def refused(nodes: Nodes, ask: Callable[[BlockingChannel], object]) -> str:
     client = Client(nodes, 1)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as answer:
