@@ -18,7 +18,7 @@ USERS_MAX: Final = 1000
 
 
 async def memory_high_watermark(call: Call) -> Reply:
-    """Above which publishers are held: a share of the memory, or bytes. Looked at at once."""
+    """Sets the memory alarm, above which publishers have to wait: a share of the memory, or bytes. Checked at once."""
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
         alarms.limit_memory_bytes(number("bytes", fields["bytes"], 1, BYTES_MAX))
@@ -29,7 +29,9 @@ async def memory_high_watermark(call: Call) -> Reply:
 
 
 async def disk_free_limit(call: Call) -> Reply:
-    """Below which publishers are held: bytes, or a multiple of the memory there is. Looked at at once."""
+    """Sets the disk alarm, below which publishers have to wait: bytes, or a multiple of the memory there is. Checked
+    at once.
+    """
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
         limit_bytes = number("bytes", fields["bytes"], 0, BYTES_MAX)

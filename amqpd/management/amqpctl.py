@@ -39,7 +39,7 @@ async def version(call: Call) -> Reply:
 
 
 async def stop_app(call: Call) -> Reply:
-    """AMQP goes, the admin API stays. Answers when the clients are gone."""
+    """Disconnects AMQP clients and lets none in; the admin API stays. Answers when the clients are gone."""
     await call.server.stop_app()
     return NO_CONTENT
 
@@ -86,7 +86,7 @@ async def close_connection(call: Call) -> Reply:
 
 
 async def close_all_connections(call: Call) -> Reply:
-    """All, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
+    """Closes all connections, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
     why = reason(call.text("reason", ""))
     limit = number("limit", call.fields().get("limit", 0), 0, PACE_MAX)
     delay_ms = number("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)

@@ -47,7 +47,7 @@ async def by_source(call: Call) -> Reply:
 
 
 async def forget(call: Call) -> Reply:
-    """Counts of logins begin anew."""
+    """Sets the counts of logins to zero."""
     this_node(call)
     call.broker.auth.attempts.forget()
     return NO_CONTENT

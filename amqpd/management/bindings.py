@@ -171,7 +171,7 @@ def _between(ends: Ends) -> list[Binding]:
 
 
 async def get_between(call: Call) -> Reply:
-    """Bindings between the two."""
+    """Bindings between the exchange and the destination."""
     vhost = call.vhost()
     try:
         ends = _ends(call)
@@ -197,7 +197,7 @@ def _check(call: Call, ends: Ends, routing_key: str) -> None:
 
 
 async def post_binding(call: Call) -> Reply:
-    """Binds; 201 and where it is found; also when it was there already."""
+    """Makes a binding; 201 and where it is found; also when it was there already."""
     ends = _ends(call)
     key = call.text("routing_key", "")
     if len(key.encode()) > 255:

@@ -34,8 +34,9 @@ async def move_vhost(call: Call) -> Reply:
 
 
 async def rebalance(call: Call) -> Reply:
-    """Evens out who serves what. rabbit: leaders of queues; here vhosts, by slots. A node by itself has nothing to
-    even out."""
+    """Moves vhosts so that all nodes serve about as many. rabbit: leaders of queues; here vhosts, by slots. A node by
+    itself has nothing to even out.
+    """
     if call.cluster is None:
         return NO_CONTENT
     return reply({"moves": await call.cluster.rebalance()})

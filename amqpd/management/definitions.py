@@ -33,7 +33,7 @@ Shown: TypeAlias = dict[str, Any] | None
 
 
 async def get_definitions(call: Call) -> Reply:
-    """Of the whole broker."""
+    """All definitions of the broker, as one document."""
     return await document(definitions_of(call.broker))
 
 

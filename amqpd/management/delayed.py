@@ -23,7 +23,9 @@ LIMIT_MAX: Final = 10_000
 
 
 async def get_delayed(call: Call) -> Reply:
-    """Those that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may read."""
+    """Delayed messages that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may
+    read.
+    """
     vhost = call.vhost()
     limit = number("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
     if "exchange" in call.params:

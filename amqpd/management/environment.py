@@ -51,7 +51,7 @@ async def os_environment(call: Call) -> Reply:
 
 
 async def command_line(call: Call) -> Reply:
-    """Each argument of the process; what hides in options of passwords and URLs is hidden."""
+    """Command line of the broker's process; what hides in options of passwords and URLs is hidden."""
     found: list[str] = []
     for argument in sys.argv:
         name, equals, value = argument.partition("=")
@@ -145,7 +145,7 @@ def _suite(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def memory(call: Call) -> Reply:
-    """What is resident, by what it is for."""
+    """Resident memory, by what it is used for."""
     found = memory_by_use(call)
     return reply({**found, "total": {"rss": sum(found.values())}, "strategy": "rss"})
 

@@ -52,7 +52,7 @@ class Watch:
 
 
 async def get_events(call: Call) -> Reply:
-    """What came since `position`; without one, or with one of before the last start, where to begin."""
+    """Events since `position`; without one, or with one of before the last start, where to begin."""
     events = call.broker.catalogue.events
     watch = events.watcher
     if not isinstance(watch, Watch):

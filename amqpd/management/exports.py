@@ -85,7 +85,9 @@ async def put_export(call: Call) -> Reply:
 
 
 async def commit_export(call: Call) -> Reply:
-    """All below `offset` is exported. `id`: the queue's, so that a namesake declared later is not meant."""
+    """Reports that all messages below `offset` are exported. `id`: the queue's, so that a namesake declared later is
+    not meant.
+    """
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
         raise NotThere("the queue was deleted and declared anew")

@@ -75,7 +75,7 @@ async def get_deprecated(_call: Call) -> Reply:
 
 
 async def get_deprecated_used(call: Call) -> Reply:
-    """Those that are in use now.
+    """Deprecated features that are in use now.
     Rates are always collected. Cost: a look at each channel and queue, as far as the first."""
     slices = Slices()
     used = {"management_metrics_collection"}

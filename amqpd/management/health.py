@@ -70,7 +70,7 @@ async def check_alarms(call: Call) -> Reply:
 
 
 async def check_audit(call: Call) -> Reply:
-    """The audit log takes records. RabbitMQ has no such check; the broker goes on without."""
+    """Whether the audit log can be written. RabbitMQ has no such check; the broker goes on without."""
     trouble = call.broker.audit.trouble()
     return reply({"status": "failed", "reason": trouble}, 503) if trouble else _ok()
 

@@ -14,7 +14,7 @@ from amqpd.management.router import Route
 
 
 async def get_vhost_limits(call: Call) -> Reply:
-    """Of the vhosts that have some."""
+    """Limits of all virtual hosts that have any."""
     items = [
         {"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits.value
     ]
@@ -42,7 +42,7 @@ async def delete_vhost_limit(call: Call) -> Reply:
 
 
 async def get_user_limits(call: Call) -> Reply:
-    """Of the users that have some; without the tag monitoring only one's own."""
+    """Limits of all users that have any; without the tag monitoring only one's own."""
     only = call.params.get("user")
     own = call.caller.user.name
     if only != own and not call.caller.has(Role.MONITORING):

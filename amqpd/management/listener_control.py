@@ -13,8 +13,9 @@ from amqpd.management.slices import Slices
 
 
 async def suspend(call: Call) -> Reply:
-    """Lets no more clients in. rabbit: the listeners are still told of, as they are to come back. The admin API goes
-    on: it has to hear so."""
+    """Stops listening for AMQP clients; those connected stay. rabbit: the listeners are still told of, as they are to
+    come back. The admin API goes on: it has to hear so.
+    """
     await call.server.suspend_listeners()
     return NO_CONTENT
 

@@ -34,7 +34,9 @@ WHY: Final = "Node was put into maintenance mode"
 
 
 async def drain(call: Call) -> Reply:
-    """Nobody gets in any more; who is in has `grace_s` to go and is closed then. Answers when they are told so."""
+    """Takes the node out of service: no client gets in any more; who is in has `grace_s` to go and is closed then.
+    Answers when they are told so.
+    """
     grace_s = call.fields().get("grace_s", 0)
     if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s <= GRACE_MAX_S:
         raise BadRequest(f"grace_s is a number of seconds from 0 to {GRACE_MAX_S:g}")

@@ -126,7 +126,7 @@ def _memory(call: Call) -> dict[str, Any]:
 
 
 async def get_relative_memory(call: Call) -> Reply:
-    """In per cent of all, rounded up."""
+    """What its memory is used for, in per cent, rounded up."""
     this_node(call)
     sizes = memory_sizes(call)
     total = max(1, sum(sizes.values()))

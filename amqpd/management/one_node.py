@@ -15,7 +15,7 @@ ACTIONS: Final = ("sync", "cancel_sync")
 
 
 async def rebalance(_call: Call) -> Reply:
-    """All leaders are here already."""
+    """Does nothing, as on a single node of RabbitMQ."""
     return NO_CONTENT
 
 
@@ -29,14 +29,16 @@ async def act(call: Call) -> Reply:
 
 
 async def start_vhost(call: Call) -> Reply:
-    """A vhost that is there runs. rabbit: 400 for one that is not, and for another node."""
+    """Answers 204 if the vhost exists: a vhost that exists is running. rabbit: 400 for one that is not, and for another
+    node.
+    """
     if call.params["node"] != call.node or call.params["vhost"] not in call.broker.vhosts:
         raise BadRequest(f"no vhost '{call.params['vhost']}' on a node '{call.params['node']}'")
     return NO_CONTENT
 
 
 async def reset_stats(call: Call) -> Reply:
-    """Rates begin anew; counters are the objects' own and stay."""
+    """Resets rates; counters are the objects' own and stay."""
     this_node(call)
     call.rates.forget()
     return NO_CONTENT
@@ -48,7 +50,7 @@ async def login(_call: Call) -> Reply:
 
 
 async def no_extra_tables(call: Call) -> Reply:
-    """Memory of tables. rabbit: tables of Erlang's ETS; there is no such memory here."""
+    """Memory of Erlang's tables (ETS): zero, as there are none."""
     this_node(call)
     return reply({"ets_tables_memory": {"total": 0}})
 

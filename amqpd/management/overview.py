@@ -181,7 +181,7 @@ async def extensions(call: Call) -> Reply:
 
 
 async def auth_attempts(call: Call) -> Reply:
-    """How one logs in here: with basic auth. rabbit: its servers of OAuth 2 (UAA), of which there is none."""
+    """Which ways to log in the page has: basic auth. rabbit: its OAuth 2 servers (UAA), of which there are none."""
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 

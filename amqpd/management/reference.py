@@ -129,7 +129,7 @@ async def get_rabbitmqadmin(_call: Call) -> Reply:
 
 
 async def _moved(place: str, _call: Call) -> Reply:
-    """The page is elsewhere."""
+    """Redirects to where that is now."""
     return Reply(301, headers={"Location": place})
 
 

@@ -49,7 +49,7 @@ def log_file() -> Path | None:
 
 
 async def set_level(call: Call) -> Reply:
-    """Until the next start, or SIGHUP."""
+    """Sets the log level until the next start or SIGHUP."""
     level = call.text("level")
     if level not in LEVELS:
         raise BadRequest(f"level {level} is not supported. Try one of {', '.join(LEVELS)}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def get_offsets(call: Call) -> Reply:
-    """All of one stream's, by name."""
+    """Stored offsets of a stream, by consumers' names."""
     queue, store = await _stream(call)
     stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
     return await listing(call, stored, partial(_item, store), lambda each: each[0])
@@ -52,7 +52,7 @@ async def put_offset(call: Call) -> Reply:
 
 
 async def delete_offset(call: Call) -> Reply:
-    """Forgets the name."""
+    """Removes a stored offset."""
     queue, _ = await _stream(call)
     name = call.params["name"]
     if not await finished(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):

@@ -21,9 +21,9 @@ FRAMES_MAX: Final = 3
 
 
 async def get_threads(_call: Call) -> Reply:
-    """Threads. `user_s` and `system_s` since its start, `state` as the kernel calls it (R runs, S waits, D waits for
-    a disk),
-    and `at`: the innermost functions, the last called first; empty for a thread that is not Python's.
+    """Threads of the process, and their processor time. `user_s` and `system_s` since its start, `state` as the kernel
+    calls it (R runs, S waits, D waits for a disk), and `at`: the innermost functions, the last called first; empty
+    for a thread that is not Python's.
     """
     named = {thread.native_id: thread for thread in threading.enumerate()}
     frames = sys._current_frames()  # the one way to see where other threads are

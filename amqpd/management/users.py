@@ -108,7 +108,7 @@ async def put_user(call: Call) -> Reply:
 
 
 async def put_password(call: Call) -> Reply:
-    """Another password, the same tags; an empty password_hash leaves none that opens."""
+    """Changes the password and keeps the tags; an empty password_hash leaves none that opens."""
     name = call.params["user"]
     if call.fields().get("password_hash") == "":
         await call.broker.auth.change_password(name)
@@ -202,7 +202,7 @@ async def get_topic_permissions(call: Call) -> Reply:
 
 
 async def get_topic_permission(call: Call) -> Reply:
-    """Counts by exchange. rabbit: a list, one entry per exchange."""
+    """The user's topic permissions in the virtual host, one per exchange."""
     rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
     exchange = call.params.get("exchange")
     rows = [row for row in rows if exchange in (None, row.exchange)]

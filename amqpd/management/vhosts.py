@@ -136,7 +136,7 @@ async def protect_vhost(call: Call) -> Reply:
 
 
 async def release_vhost(call: Call) -> Reply:
-    """Ends the protection."""
+    """Takes the protection from deletion away."""
     await _protected(call.any_vhost(), False)
     return NO_CONTENT
 

@@ -18,7 +18,7 @@ Every setting has one name, and may be given in three places; the later wins:
 | the command line | `--amqp.port 5673` |
 
 A file whose name ends in `.conf` is RabbitMQ's own: [rabbitmq.conf](../rabbitmq-conf.md). Sizes may be written with `KiB`,
-`MiB` and `GiB`. A name that is none, and a value that cannot be used, are refused, all of them at once, with exit code 64.
+`MiB` and `GiB`. An unknown name, or a value that cannot be used, is refused with exit code 64; all mistakes are named at once.
 
 ```sh
 amqpd --print-settings                       # each setting, its value, and where that came from; secrets are hidden
