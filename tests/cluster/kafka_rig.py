@@ -180,6 +180,12 @@ class Broker:
         return f"{self.host.address}:{self.port}"
 
 
+def new_cluster_id() -> str:
+    """As Kafka makes them: none begins with "-", which its tools take for an option."""
+    first, *others = uuid.uuid4().bytes
+    return urlsafe_b64encode(bytes([first & 0x7F, *others])).decode().rstrip("=")
+
+
 class Kafka:
     """A cluster. settings: of all brokers, besides and instead of those here. hosts: where they stand; one a broker.
     java_options: of the brokers.
@@ -198,7 +204,7 @@ class Kafka:
         self.settings = settings or {}
         self.secure = secure
         self.java_options = java_options
-        self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.cluster_id = new_cluster_id()
         self.brokers: dict[int, Broker] = {}
         for number in range(1, brokers + 1):
             host = hosts[number - 1] if hosts else Host("", "127.0.0.1")
