@@ -5,6 +5,7 @@ What only reads says so: one node, running. What would change the membership is 
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
 from amqpd.cli.terminal import bold
 
 GROUP: Final = "Cluster"
+LOOK_S: Final = 1.0
 ALONE: Final = "Nodes of amqpd join and leave a cluster by the settings cluster.*, not by this command"
 
 
@@ -86,7 +88,7 @@ def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | Non
 
 
 def await_online_nodes(context: Context) -> None:
-    """rabbit: 70 where there are not so many in time. There never will be, so nobody waits."""
+    """rabbit: 70 where there are not so many in time. A node by itself never has a second one, so nobody waits."""
     text = context.operands[0]
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"Bad argument: {text} is no number of nodes")
@@ -94,8 +96,15 @@ def await_online_nodes(context: Context) -> None:
     context.say(
         f"Will wait for at least {text} nodes to join the cluster of {context.node}. Timeout: {timeout_s} seconds."
     )
-    context.client.get("/api/amqpd/ping")
-    if int(text) > 1:
+    cluster = cluster_of(context)
+    until = time.monotonic() + timeout_s
+    while cluster is not None and len(cluster["nodes"]) < int(text) and time.monotonic() < until:
+        time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+        cluster = cluster_of(context)
+    if cluster is not None and len(cluster["nodes"]) < int(text):
+        there = ", ".join(sorted(each["name"] for each in cluster["nodes"]))
+        raise Failure(SOFTWARE, f"Error: after {timeout_s} seconds there are {len(cluster['nodes'])} nodes: {there}")
+    if cluster is None and int(text) > 1:
         raise Failure(SOFTWARE, f"Error: not enough nodes will join {context.node}'s cluster. {ALONE}.")
     context.done()
 
@@ -124,8 +133,11 @@ def change_cluster_node_type(context: Context) -> None:
 
 
 def forget_cluster_node(context: Context) -> None:
-    context.say(f"Removing node {context.operands[0]} from the cluster")
-    context.client.get("/api/amqpd/ping")
+    name = context.operands[0]
+    context.say(f"Removing node {name} from the cluster")
+    cluster = cluster_of(context)
+    if cluster is not None and any(each["name"] == name for each in cluster["nodes"]):
+        raise Failure(UNAVAILABLE, f"node {name} runs: `drain` moves its vhosts, and once stopped it has left")
     raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
 
 
@@ -137,8 +149,9 @@ def force_boot(context: Context) -> None:
 
 def discover_peers(context: Context) -> None:
     context.say("Discovering peers nodes ...")
-    context.client.get("/api/amqpd/ping")
-    context.done("No peers discovered")
+    cluster = cluster_of(context)
+    peers = [] if cluster is None else [each["name"] for each in cluster["nodes"] if each["name"] != cluster["node"]]
+    context.done("\n".join(sorted(peers)) or "No peers discovered")
 
 
 def rename_cluster_node(context: Context) -> None:
@@ -153,12 +166,12 @@ COMMANDS: Final = (
     Command(
         "await_online_nodes",
         GROUP,
-        "Waits for so many nodes to be online: there is one",
+        "Waits until so many nodes are in the cluster; a node by itself is one",
         await_online_nodes,
         "<count> [--timeout <timeout>]",
         1,
         1,
-        (("<count>", "1 succeeds when the broker runs, more cannot"),),
+        (("<count>", "1 succeeds when the broker runs; more need a cluster"),),
         examples=(("await_online_nodes 1", "0: the broker runs"),),
     ),
     Command(
@@ -184,9 +197,9 @@ COMMANDS: Final = (
     Command(
         "discover_peers",
         "Monitoring, observability and health checks",
-        "Performs peer discovery: amqpd has no peers",
+        "Shows the other nodes of the cluster, which find each other in Kafka",
         discover_peers,
-        examples=(("discover_peers", "none"),),
+        examples=(("discover_peers", "none where the node is by itself"),),
         needs_app=False,
     ),
     Command(
@@ -200,7 +213,7 @@ COMMANDS: Final = (
     Command(
         "forget_cluster_node",
         GROUP,
-        "Removes a node from the cluster: there is no other",
+        "Removes a node from the cluster: refused, one that is stopped has left it",
         forget_cluster_node,
         "<node>",
         1,

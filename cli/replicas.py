@@ -1,6 +1,7 @@
-"""Replicas of queues and streams, as RabbitMQ answers on a single node: each has one, here, and it leads.
+"""Replicas of queues and streams, as RabbitMQ answers on a single node: each has one, where its vhost is, and it leads.
 
-What asks is told so; what would move a replica finds no other node. Exit codes and texts are RabbitMQ's.
+What asks is told so; what would add or move a replica finds no other node, or is told that copies are Kafka's and a
+vhost moves as a whole. Exit codes and texts are RabbitMQ's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ REPLICATION: Final = "Replication"
 MONITORING: Final = "Monitoring, observability and health checks"
 PAGE_COUNT: Final = 100
 KINDS: Final = ("all", "classic", "quorum", "stream")
+COPIES: Final = "copies of queues are Kafka's, as many for all as cluster.replication_factor says"
 NOT_FOUND: Final = Failure(UNAVAILABLE, "not_found")
 
 
@@ -54,21 +56,24 @@ def one_member(saying: str, kind: str, context: Context) -> None:
             raise Failure(UNAVAILABLE, "last_member")
         context.done()  # rabbit: on a node that has none it is gone already
         return
+    if cluster_of(context) is not None:
+        raise Failure(UNAVAILABLE, COPIES)
     raise Failure(UNAVAILABLE, "node_not_running")
 
 
 def quorum_status(context: Context) -> None:
     context.say(f"Status of quorum queue {context.operands[0]} on node {context.node} ...")
-    queue_of(context, "quorum")
+    queue = queue_of(context, "quorum")
     columns = ("Node Name", "Raft State", "Membership")
-    context.show(columns, [[context.node, "leader", "voter"]])
+    context.show(columns, [[queue.get("node", context.node), "leader", "voter"]])
 
 
 def stream_status(context: Context) -> None:
     context.say(f"Status of stream {context.operands[0]} on node {context.node} ...")
     queue = queue_of(context, "stream")
     columns = ("role", "node", "messages", "first_offset", "readers")
-    row = ["writer", context.node, queue.get("messages"), queue.get("retained_first_offset"), queue.get("consumers")]
+    node = queue.get("node", context.node)
+    row = ["writer", node, queue.get("messages"), queue.get("retained_first_offset"), queue.get("consumers")]
     context.show(columns, [row])
 
 
@@ -107,6 +112,8 @@ def reclaim_quorum_memory(context: Context) -> None:
 def one_leader(kind: str, context: Context) -> None:
     context.say(f"Transferring leadership of {context.operands[0]} ...")
     queue_of(context, kind)
+    if cluster_of(context) is not None:
+        raise Failure(UNAVAILABLE, "a queue is served where its vhost is: `move_vhost` takes the vhost to another node")
     raise Failure(UNAVAILABLE, "there is no other node that could lead it")
 
 
@@ -157,7 +164,7 @@ def _command(
 
 COMMANDS: Final = (
     _command(
-        "add_member", "Adds a replica of a quorum queue: there is no other node",
+        "add_member", "Adds a replica of a quorum queue: refused, in a cluster copies are Kafka's",
         partial(one_member, "Adding a replica for", "quorum"), "add_member -p shop orders rabbit@other", "69",
         _QUEUE, _NODE, options=("membership",),
     ),
@@ -167,7 +174,7 @@ COMMANDS: Final = (
         _QUEUE, _NODE,
     ),
     _command(
-        "add_replica", "Adds a replica of a stream: there is no other node",
+        "add_replica", "Adds a replica of a stream: refused, in a cluster copies are Kafka's",
         partial(one_member, "Adding a replica for", "stream"), "add_replica events rabbit@other", "69", _QUEUE, _NODE,
     ),
     _command(
@@ -176,13 +183,13 @@ COMMANDS: Final = (
         _QUEUE, _NODE,
     ),
     _command(
-        "grow", "Adds replicas of quorum queues on a node: there is no other",
+        "grow", "Adds replicas of quorum queues on a node: changes none, copies are Kafka's",
         partial(many_members, "Growing quorum queues"), "grow rabbit@other all", "0, and no queue is changed",
         _NODE, ("<all | even>", "which queues"), group="Cluster",
         options=("vhost-pattern", "queue-pattern", "errors-only"),
     ),
     _command(
-        "shrink", "Removes replicas of quorum queues from a node: no other has one",
+        "shrink", "Removes replicas of quorum queues from a node: changes none",
         partial(many_members, "Shrinking quorum queues"), "shrink rabbit@other", "0, and no queue is changed",
         _NODE, group="Cluster", options=("errors-only",),
     ),
@@ -193,11 +200,11 @@ COMMANDS: Final = (
     ),
     _command(
         "quorum_status", "Displays who leads a quorum queue", quorum_status, "quorum_status -p shop orders",
-        "the only node leads it", _QUEUE, group=MONITORING,
+        "the node that serves its vhost leads it", _QUEUE, group=MONITORING,
     ),
     _command(
         "stream_status", "Displays who writes a stream, and what is in it", stream_status, "stream_status events",
-        "the only node writes it", _QUEUE, group=MONITORING,
+        "the node that serves its vhost writes it", _QUEUE, group=MONITORING,
     ),
     _command(
         "coordinator_status", "Displays who coordinates streams", coordinator_status, "coordinator_status",
@@ -217,7 +224,7 @@ COMMANDS: Final = (
         _QUEUE,
     ),
     _command(
-        "transfer_leadership", "Moves the leader of a quorum queue: there is no other node",
+        "transfer_leadership", "Moves the leader of a quorum queue: refused, move_vhost moves all of a vhost",
         partial(one_leader, "quorum"), "transfer_leadership orders rabbit@other", "69", _QUEUE, _NODE,
     ),
     _command(

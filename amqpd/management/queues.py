@@ -64,9 +64,12 @@ _ACK_MODES: Final = {
 def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     """A queue as RabbitMQ shows it. Reads a queue's log if nobody has since the start: up to 25 ms after a kill.
 
-    One whose log cannot be read now is `down` and shown without its messages.
+    One whose log cannot be read now is `down` and shown without its messages, as one is whose log comes back from Kafka
+    (`syncing`, RabbitMQ's word for a copy that is being filled).
     """
-    opened = queue.can_open()
+    store = queue.store
+    coming = is_coming(store)
+    opened = not coming and queue.can_open()
     store = queue.store
     owner: Any = queue.exclusive_owner
     shown = parted(call.rates.details(queue, QUEUE, spans(call.query)))
@@ -85,7 +88,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
         "policy": followed.policy or None,
         "operator_policy": followed.operator_policy or None,
         "effective_policy_definition": dict(followed.definition),
-        "state": "running" if opened and (store is None or not store.failed) else "down",
+        **state_item(store, opened),
         "degraded": store is not None and store.degraded,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
         **shown.lengths,
@@ -113,6 +116,22 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     return item
 
 
+def is_coming(store: QueueLog | None) -> bool:
+    """Whether what is live of its log is still being read back from Kafka, or is to be."""
+    return isinstance(store, LocalLog) and not store.local and not store.ready and not store.failed
+
+
+def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
+    """opened: whether its log can be used. state_reason: why it is not running; null where it is."""
+    if is_coming(store):
+        return {"state": "syncing", "state_reason": "its messages are being read back from Kafka"}
+    if opened and (store is None or not store.failed):
+        return {"state": "running", "state_reason": None}
+    about = {} if store is None or store.local else store.about()
+    why = about.get("refused") or "its log cannot be used; the broker's log says why"
+    return {"state": "down", "state_reason": why}
+
+
 def _replicas(call: Call, queue: Queue) -> dict[str, Any]:
     """rabbit: where a quorum queue or a stream has its copies: here."""
     if queue.kind not in ("quorum", "stream"):
@@ -134,7 +153,7 @@ def plain_item(call: Call, queue: Queue, totals: bool) -> dict[str, Any]:
         "exclusive": queue.exclusive_owner is not None,
         "arguments": plain(queue.arguments),
         "node": call.node,
-        "state": "running" if queue.store is None or not queue.store.failed else "down",
+        "state": state_item(queue.store, True)["state"],
         **({"policy": followed.policy} if followed.policy else {}),
         **_replicas(call, queue),
     }

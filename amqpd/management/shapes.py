@@ -224,7 +224,8 @@ class Queue(TypedDict):
     exclusive: bool
     arguments: _Table
     node: str
-    state: Literal["running", "down"]
+    state: Literal["running", "syncing", "down"]
+    state_reason: NotRequired[str | None]
     policy: NotRequired[str | None]
     operator_policy: NotRequired[str | None]
     effective_policy_definition: NotRequired[_Table]

@@ -230,6 +230,7 @@ def test_definitions_that_are_there_are_not_imported_again(broker: FakeBroker, c
 def test_refusals(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
     broker.answers[APP] = (200, {"running": True, "node": "n@h"})
     broker.answers["GET", "/api/amqpd/ping"] = (200, {})
+    broker.answers["GET", "/api/amqpd/cluster"] = (200, {"clustered": False, "node": "n@h"})
     broker.answers["POST", "/api/amqpd/reset"] = (409, {"error": "app_running", "reason": "it runs"})
     result = ctl(*line.split())
     assert result.code == code, result
@@ -246,3 +247,25 @@ def test_a_hash_that_rabbitmq_makes_too(ctl: Ctl) -> None:
     assert hashlib.sha256(data[:4] + b"s3cret").digest() == data[4:]
     assert ctl("hash_password", "s3cret").out != result.out
     assert "s3cret" not in ctl("hash_password", "s3cret").out
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("await_online_nodes 2", 0, "Will wait for at least 2 nodes"),
+        ("await_online_nodes 3 --timeout 1", 70, "after 1 seconds there are 2 nodes: n@h, other@h"),
+        ("forget_cluster_node other@h", 69, "node other@h runs: `drain` moves its vhosts, and"),
+        ("forget_cluster_node gone@h", 69, "The node selected is not in the cluster"),
+        ("discover_peers", 0, "other@h"),
+        ("add_member q other@h", 69, "copies of queues are Kafka's"),
+        ("transfer_leadership q other@h", 69, "`move_vhost` takes the vhost to another node"),
+        ("quorum_status q", 0, "other@h"),
+    ],
+)
+def test_in_a_cluster(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
+    cluster = {"clustered": True, "node": "n@h", "nodes": [{"name": "n@h"}, {"name": "other@h"}]}
+    broker.answers["GET", "/api/amqpd/cluster"] = (200, cluster)
+    broker.answers["GET", "/api/queues/%2F/q"] = (200, {"name": "q", "type": "quorum", "node": "other@h"})
+    result = ctl(*line.split())
+    assert result.code == code, result
+    assert text in result.out + result.err

@@ -160,7 +160,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "x-cancel-on-ha-failover",
             boolean,
             "consumer_arguments",
-            "ignored: one node",
+            "ignored: a queue has no copies on other nodes",
             "",
             CLASSIC,
         ),

@@ -30,7 +30,7 @@ const NODE: Column<Queue> = { title: "Node", sort: "node", cell: (queue) => <Nam
 const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => queue.vhost };
 // What the list shows, and no more, is encoded and sent.
 const FIELDS = [
-  "name,vhost,node,type,durable,auto_delete,exclusive,arguments,state,policy,degraded,idle_since,messages,messages_ready,messages_unacknowledged,consumers",
+  "name,vhost,node,type,durable,auto_delete,exclusive,arguments,state,state_reason,policy,degraded,idle_since,messages,messages_ready,messages_unacknowledged,consumers",
   ...["publish", "deliver_get", "ack"].map((name) => `message_stats.${name}_details.rate`),
 ].join();
 
