@@ -76,6 +76,41 @@ def nodes(brokers: kafka_rig.Kafka, tmp_path: Path) -> Iterator[amqpd_nodes.Node
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def network() -> Iterator[kafka_hosts.Network]:
+    """Hosts of three brokers, and of three nodes behind them."""
+    kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
+    with kafka_hosts.Network(6, number=1) as found:
+        yield found
+
+
+@pytest.fixture
+def hosts(network: kafka_hosts.Network) -> list[kafka_hosts.Host]:
+    """Of `network`, all of them reached."""
+    for host in network.hosts:
+        host.heal()
+    return network.hosts
+
+
+@pytest.fixture(scope="module")
+def far_brokers(
+    network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[kafka_rig.Kafka]:
+    """On hosts of their own."""
+    with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=network.hosts[:3]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def far_nodes(
+    hosts: list[kafka_hosts.Host], far_brokers: kafka_rig.Kafka, tmp_path: Path
+) -> Iterator[amqpd_nodes.Nodes]:
+    """On hosts of their own."""
+    name = f"far-{os.getpid()}-{next(_names)}"
+    with amqpd_nodes.Nodes(tmp_path, far_brokers, 3, name=name, hosts=hosts[3:]) as nodes:
+        yield nodes
+
+
 @pytest.fixture
 def access(kafka: kafka_rig.Kafka) -> KafkaAccess:
     """How `kafka` is reached."""

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import kafka_hosts
 import kafka_rig
 import pytest
 from account import Account
@@ -108,30 +107,6 @@ async def test_without_the_barrier_a_zombie_writes_on(tmp_path: Path, brokers: K
     ):
         await stopped_owner(nodes, brokers, 3, 20)
     note("planted 4", seen=str(seen.value)[:300])
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[list[Host]]:
-    """Of three brokers, and of three nodes."""
-    kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
-    with kafka_hosts.Network(6, number=1) as network:
-        yield network.hosts
-
-
-@pytest.fixture(scope="module")
-def far_brokers(hosts: list[Host], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """On hosts of their own."""
-    with Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=hosts[:3]) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def far_nodes(hosts: list[Host], far_brokers: Kafka, tmp_path: Path) -> Iterator[Nodes]:
-    """On hosts of their own."""
-    for host in hosts:
-        host.heal()
-    with Nodes(tmp_path, far_brokers, 3, name=f"far-{tmp_path.name}"[:60], hosts=hosts[3:]) as nodes:
-        yield nodes
 
 
 @pytest.mark.on_demand
