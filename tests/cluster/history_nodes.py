@@ -50,7 +50,28 @@ class NodesJudge(Judge):
 
 
 class NodesStream(StreamStory):
-    """A nack is no promise; and whoever takes a slot writes a barrier, which has an offset and is no message."""
+    """A nack is no promise; and whoever takes a slot writes a barrier, which has an offset and is no message.
+
+    barriers: offsets below a stored one that nobody has acked, nor ever seen: none of them may show a message later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barriers: set[int] = set()
+
+    def see(self, offset: int, number: int) -> None:
+        super().see(offset, number)
+        if offset in self.barriers:
+            self.violate(f"offset {offset} shows {number}, and was passed over by what is stored for a reader")
+
+    def _not_beyond(self, offset: int) -> None:
+        last = offset
+        while last > max(self.acked, 0) and last - 1 not in self.at:
+            last -= 1
+        if last <= self.acked < offset:
+            self.barriers.update(range(last, offset))
+            offset = last
+        super()._not_beyond(offset)
 
     def ended(self, how: str) -> None:
         super().ended(how)

@@ -102,3 +102,24 @@ def test_a_barrier_has_an_offset_and_no_message_lies_there(begins_at: int, allow
     stream.confirmed(last)
     stream.found([*enumerate(first[: 4 - begins_at]), (3, last)], {})
     assert (not stream.violations) == allowed, stream.violations
+
+
+@pytest.mark.parametrize(
+    ("shows", "broken"), [("nothing", ""), ("a message", "passed over"), ("one unacked", "stored")]
+)
+def test_what_is_stored_for_a_reader_lies_behind_a_barrier(shows: str, broken: str) -> None:
+    """It has acked 0 to 2; 3 is a barrier, and 4 is stored for it; or 3 is a message after all, known before or not."""
+    stream = NodesStream()
+    numbers = [stream.publish() for _ in range(4)]
+    reader = stream.asks("first", 0, "reader")
+    stream.begins(reader)
+    for number in numbers[:3]:
+        stream.given(reader, number, number)
+        stream.acks(reader, number)
+    if shows == "one unacked":
+        stream.see(3, 3)
+    stream.tells("reader", 4, False)
+    if shows == "a message":
+        stream.see(3, 3)
+    assert bool(stream.violations) == bool(broken)
+    assert broken in "".join(stream.violations)
