@@ -187,7 +187,10 @@ async def test_an_old_epoch_stays_out_where_kafka_forgets_producers(tmp_path: Pa
 
 @pytest.mark.on_demand
 async def test_without_the_hourly_record_an_old_epoch_comes_in(tmp_path: Path) -> None:
-    """Planted: it is left out."""
+    """Planted: it is left out. Who hears of the new owner before he sends writes nothing: one of several does.
+    What it has written may be told by the next turn's clients, to whom it is strange.
+    """
     kafka_rig.need(kafka_rig.missing())
-    with pytest.raises(AssertionError, match=r"a zombie has confirmed|had has been stored|epoch \d+ behind"):
-        await forgotten_producers(tmp_path, "no-keep-alive", 1)
+    wrong = r"a zombie has confirmed|had has been stored|epoch \d+ behind|was never published"
+    with pytest.raises(AssertionError, match=wrong):
+        await forgotten_producers(tmp_path, "no-keep-alive", 5)
