@@ -293,8 +293,10 @@ class Nodes:
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.put(number, f"/api/permissions/{_quoted(name)}/guest", everything)
 
-    def put(self, number: int, path: str, body: object, timeout_s: float = 60.0) -> None:
-        """A change by that node, asked for again while what it is about moves. Raises: NodeFailed; OSError."""
+    def put(self, number: int, path: str, body: object, timeout_s: float = 180.0) -> None:
+        """A change by that node, asked for again while what it is about moves or Kafka is slow. Raises: NodeFailed;
+        OSError.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             try:

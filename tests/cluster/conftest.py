@@ -5,9 +5,11 @@ Where it cannot be had its tests are skipped with the reason, unless TEST_REQUIR
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -27,7 +29,7 @@ TEST_TIMEOUT_S = 1200
 REAL = {"kafka", "replicated_kafka", "brokers", "far_brokers", "forgetful", "obliging", "secure"}
 """Fixtures that start a real Kafka: what has none of them is no long test."""
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"
-"""Sockets that a stock client has left open at a node that was killed: found by the collector in any test."""
+"""Sockets that a stock client has left open where a node or a broker was killed: found by the collector in any test."""
 _names = count(1)
 
 
@@ -40,6 +42,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         real = bool(REAL & set(getattr(item, "fixturenames", ())))
         if Path(__file__).parent in item.path.parents and real and item.get_closest_marker("on_demand") is None:
             item.add_marker(pytest.mark.ci_long)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a test of this folder leaves of such sockets is found here, once nothing of it is kept, its log neither: at
+    the session's end pytest would end with a traceback.
+    """
+    result = yield
+    long = item.get_closest_marker("ci_long") or item.get_closest_marker("on_demand")
+    if Path(__file__).parent in item.path.parents and long:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ again, their moments not quite.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import time
@@ -240,7 +239,6 @@ def far_brokers(network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathF
     """On hosts of their own."""
     with Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=network.hosts[:3]) as cluster:
         yield cluster
-    gc.collect()  # kafka-python leaves a socket at each broker that is down: found here, where conftest.py lets it pass
 
 
 async def written(
