@@ -89,7 +89,7 @@ def no_barrier() -> None:
 
     async def fence_queues(
         self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
-    ) -> list[Any]:
+    ) -> tuple[list[Any], dict[str, str]]:
         topics = [self.options.queues_topic(row.id) for row in vhosts]
         counts = await self._reader.brokers.partitions(topics)
         found = []
@@ -99,7 +99,7 @@ def no_barrier() -> None:
                 opened = producer.open(topic, number, end)
                 unfenced.add(opened)
                 found.append(opened)
-        return found
+        return found, {}
 
     def numbered(self: SlotLogs, partition: Any) -> Replica:
         if partition in unfenced and partition not in self._replicas:
@@ -117,7 +117,7 @@ def no_old_barrier() -> None:
 
     async def fenced(
         self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
-    ) -> list[Any]:
+    ) -> tuple[list[Any], dict[str, str]]:
         return await fence_queues(self, producer, vhosts, notes, key, held, None)
 
     async def taken(producer: KafkaProducer, transactional_id: str, partitions: Any, recorded: Any = None) -> Any:
@@ -154,7 +154,11 @@ def fast_keep_alive() -> None:
 
 def no_keep_alive() -> None:
     """The hourly record is left out."""
-    Takeovers.keep_alive = lambda self, owned: None  # type: ignore[method-assign]
+
+    def left_out(self: Takeovers, owned: Any) -> None:
+        """Nothing is written."""
+
+    Takeovers.keep_alive = left_out  # type: ignore[method-assign]
 
 
 def short_poll() -> None:

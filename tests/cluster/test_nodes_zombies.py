@@ -109,15 +109,10 @@ async def test_without_the_barrier_a_zombie_writes_on(tmp_path: Path, brokers: K
     note("planted 4", seen=str(seen.value)[:300])
 
 
-@pytest.mark.on_demand
-@pytest.mark.parametrize("how", ["both ways", "from Kafka", "to Kafka"])
-async def test_an_owner_that_is_cut_off_from_kafka(
-    far_nodes: Nodes, far_brokers: Kafka, hosts: list[Host], how: str
-) -> None:
-    """Acceptance 3: its clients still reach it. After 12 s it confirms and delivers nothing of a replicated queue; the
-    others serve what was its; once it is healed it owns nothing that it should not.
+async def cut_off(nodes: Nodes, kafka: Kafka, hosts: Sequence[Host], how: str) -> None:
+    """Its clients still reach it. After 12 s it confirms and delivers nothing of a replicated queue; the others serve
+    what was its; once it is healed it owns nothing that it should not.
     """
-    nodes = far_nodes
     brokers = [host.address for host in hosts[:3]]
     async with loaded(nodes) as load:
         alone = await owner_of(nodes, "red")
@@ -132,12 +127,38 @@ async def test_an_owner_that_is_cut_off_from_kafka(
             before = near.account.confirmed, sum(map(len, near.account.seen.values()))
             await asyncio.sleep(5)
             assert (near.account.confirmed, sum(map(len, near.account.seen.values()))) == before
-            await served(load, his, since)
+            took = await served(load, his, since)
             for vhost in his:
                 assert await owner_of(nodes, vhost) != alone
             nodes[alone].host.heal()
             await flowing(load, VHOSTS)
-    await epochs_never_fall(access_to(far_brokers), nodes.name)
+    barriers = await epochs_never_fall(access_to(kafka), nodes.name)
+    seconds = {vhost: round(each, 1) for vhost, each in took.items()}
+    note("cut off", how=how, served=seconds, partitions=len(barriers), told=load.account.told())
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("how", ["both ways", "from Kafka", "to Kafka"])
+async def test_an_owner_that_is_cut_off_from_kafka(
+    far_nodes: Nodes, far_brokers: Kafka, hosts: list[Host], how: str
+) -> None:
+    """Acceptance 3."""
+    await cut_off(far_nodes, far_brokers, hosts, how)
+
+
+@pytest.mark.on_demand
+async def test_without_the_barrier_one_that_is_cut_off_writes_on(
+    far_brokers: Kafka, hosts: list[Host], tmp_path: Path
+) -> None:
+    """Planted: the new owner writes no barriers to the queues' partitions."""
+    for host in hosts:
+        host.heal()
+    with (
+        Nodes(tmp_path, far_brokers, 3, name="planted-3", hosts=hosts[3:], plant="no-barrier") as nodes,
+        pytest.raises(AssertionError, match=SEEN) as seen,
+    ):
+        await cut_off(nodes, far_brokers, hosts, "from Kafka")
+    note("planted 3", seen=str(seen.value)[:300])
 
 
 @pytest.mark.on_demand

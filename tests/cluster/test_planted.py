@@ -41,6 +41,11 @@ def positional(function: Any) -> list[Any]:
     return [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
 
 
+def returned(function: Any) -> str:
+    """What kind of thing: of `list[int]` the list."""
+    return str(inspect.signature(function).return_annotation).partition("[")[0]
+
+
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_it_is_called_as_what_it_stands_for(
     fault: str, before: dict[Any, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,3 +62,4 @@ def test_it_is_called_as_what_it_stands_for(
     for original, planted in changed:
         if callable(original) and not isinstance(original, type):
             assert len(positional(planted)) == len(positional(original)), f"{original} is called otherwise"
+            assert returned(planted) in (returned(original), "Any"), f"{original} answers otherwise"
