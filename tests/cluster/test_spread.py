@@ -54,7 +54,9 @@ class Two(Gather):
     """Of a node whose cluster has one more, which serves `eu`."""
 
     def __init__(self, server: Server, other: Server) -> None:
-        view: Any = SimpleNamespace(me="one@host", knows=lambda vhost: vhost == "eu", owner_of=lambda _: TWO)
+        view: Any = SimpleNamespace(
+            me="one@host", knows=lambda vhost: vhost == "eu", owner_of=lambda _: TWO, position=lambda: 0
+        )
         nothing: Any = None
         super().__init__(server.broker, view, nothing)
         self.other = other

@@ -36,7 +36,7 @@ class TestTable:
                 assert route.role == Role.ADMINISTRATOR, route
 
     def test_what_rabbitmq_does_not_have_is_documented(self) -> None:
-        shown = {"vhost": "V", "queue": "Q", "file": "F", "user": "U", "name": "N", "job": "J"}
+        shown = {"vhost": "V", "queue": "Q", "file": "F", "user": "U", "name": "N", "job": "J", "node": "X"}
         ours = {
             (route.method, re.sub(r"{(\w+)}", lambda name: shown[name[1]], route.path.removeprefix("api/amqpd/")))
             for route in ROUTES
