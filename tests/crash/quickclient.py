@@ -10,6 +10,7 @@ It sends no heartbeats, and waits for ever for a broker that stands still, unles
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -238,6 +239,12 @@ class Link(asyncio.Protocol):
             return
         self.write(HEARTBEAT)
         self._beats = self.loop.call_later(each_s, self._beat, each_s, silent)
+
+    def limit_received(self, size_bytes: int) -> None:
+        """The kernel keeps so many bytes for this client, and about as many more, while they are not read."""
+        assert self._transport is not None
+        used = self._transport.get_extra_info("socket")
+        used.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
 
     def pause_reading(self) -> None:
         assert self._transport is not None

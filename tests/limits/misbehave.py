@@ -20,6 +20,8 @@ from quickclient import Gone, Link, connect, method
 PLAIN: Final = b"\x00\x00"
 DURABLE: Final = b"\x10\x00\x02"
 MIB: Final = 1 << 20
+RECEIVED_SIZE_BYTES: Final = 256 * 1024
+"""What the kernel takes for a client that does not read: else as much as the machine allows, on some 32 MiB."""
 
 
 def ready() -> None:
@@ -171,6 +173,7 @@ async def slow_consumers(port: int, seconds: float) -> str:
     links: list[Link] = []
     for _ in range(50):
         links.append(await connect(port))
+        links[-1].limit_received(RECEIVED_SIZE_BYTES)
     ready()
     with contextlib.suppress(TimeoutError):
         # The parent says when; it measures before.
