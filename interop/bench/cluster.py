@@ -2,9 +2,9 @@
 nodes of RabbitMQ with quorum queues, side by side. `--help` lists the options, README.md has the results.
 
 Both are started once and stay: a run is made of one, then of the other, in turning order, while the one that is not
-measured idles (what that takes is measured first, and told). Each is run before anything counts, so that Java and
-Erlang have compiled what they compile. Every delivery is checked. CPU is that of the three nodes, and with it that of
-Kafka's three brokers.
+measured idles (what that takes is measured first, and told). Each does all of it before anything counts, so that Java
+and Erlang have compiled what they compile. Every delivery is checked. CPU is that of the three nodes, and with it that
+of Kafka's three brokers.
 
 Exit codes: 0 measured, whatever the figures are; 1 nothing could be measured or a run failed; 130 on Ctrl-C, SIGTERM.
 """
@@ -64,7 +64,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scenarios", metavar="NAME,...", default=",".join(names), help=f"of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--time", type=float, default=4.0, metavar="SECONDS", help="per measurement (default: 4)")
-    parser.add_argument("--warm-up", type=float, default=15.0, metavar="SECONDS", help="of each before (default: 15)")
+    parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS", help="of each before (default: 30)")
     parser.add_argument("--alone", action="store_true", help="amqpd only")
     parser.add_argument("--synced", action="store_true", help="Kafka syncs each batch before it is confirmed")
     parser.add_argument("--limit", type=float, default=20.0, metavar="MINUTES", help="no round begins later")
@@ -127,7 +127,8 @@ def _measure(given: argparse.Namespace, program: Path, sides: Sequence[Side], fo
     try:
         for side in sides:
             say(f"{side.name} is warmed up for {given.warm_up:g} s")
-            _once(program, side, given.chosen[0], given.warm_up / given.chosen[0].longer)
+            for scenario in given.chosen:
+                _once(program, side, scenario, given.warm_up / len(given.chosen) / scenario.longer)
         time.sleep(SETTLE_S)
         for side in sides:
             found.idle_cores[side.name] = side.idle_cores(IDLE_S)
