@@ -9,9 +9,10 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies besi
 sys.path.append(str(Path(__file__).parents[1] / "crash"))  # quickclient
 
 import amqpd_nodes
+import fake_kafka
 import kafka_hosts
 import kafka_rig
+import slot_of
 
 from amqpd.cluster.access import KafkaAccess
 
@@ -137,3 +140,31 @@ def access(kafka: kafka_rig.Kafka) -> KafkaAccess:
 def topic() -> str:
     """A name that no other test has."""
     return f"topic-{os.getpid()}-{next(_names)}"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[fake_kafka.FakeKafka]:
+    """Two brokers in this process, with the topics of a cluster `shop`."""
+    async with fake_kafka.FakeKafka(brokers=2) as kafka:
+        kafka.create(slot_of.META, 4)
+        kafka.create(slot_of.SETTLED, 4)
+        yield kafka
+
+
+@pytest.fixture
+async def take(fake: fake_kafka.FakeKafka, tmp_path: Path) -> AsyncIterator[slot_of.Take]:
+    """Takes a slot of that cluster, once more at each call."""
+    made: list[slot_of.Slot] = []
+    topics = slot_of.FakeTopics(fake)
+
+    async def more(**options: Any) -> slot_of.Slot:
+        directory = tmp_path / f"{len(made)}"
+        vhosts = options.pop("vhosts", (slot_of.VHOST, slot_of.OTHER))
+        slot = slot_of.Slot(fake.access, topics, directory, vhosts=vhosts, **options)
+        made.append(slot)
+        return await slot.take()
+
+    yield more
+    for slot in made:
+        if slot.rows is not None:
+            await slot.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from amqpd.cluster.reader import KafkaReader
 from amqpd.cluster.reading_rows import read_rows
 from amqpd.cluster.rows import SlotChange
 from amqpd.cluster.slot_rows import SlotRows
-from amqpd.storage.metadata.rows import VhostRow
+from amqpd.storage.metadata.rows import QueueRow, VhostRow
+from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.replicated.partition import UNKNOWN, Partition
 from amqpd.storage.replicated.requests import ProducerId
 from amqpd.storage.storage import Storage
@@ -186,3 +187,24 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+VHOST = VhostRow("/", "v" * 32)
+OTHER = VhostRow("shop", "w" * 32)
+TOPIC = topic_name(VHOST.id)
+Take = Callable[..., Awaitable[Slot]]
+"""Another owner of the slot: `Slot`'s options."""
+
+
+def queue(number: int, vhost: str = "/", **columns: Any) -> QueueRow:
+    return QueueRow(vhost, f"q{number}", columns.pop("id", f"{number:032x}"), **columns)
+
+
+def held(slot: Slot) -> set[tuple[str, object]]:
+    rows = {(type(row).__name__, row) for table in TABLES for row in slot.rows.table.rows(table.row)}
+    return rows | {("note", (key, tuple(sorted(note.items())))) for key, note in slot.rows.table.notes.items()}
+
+
+async def answered(answers: list[BaseException | None], count: int = 1) -> list[BaseException | None]:
+    await until(lambda: len(answers) >= count)
+    return answers

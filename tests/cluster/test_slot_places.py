@@ -1,0 +1,485 @@
+"""The places of a slot's queues in Kafka, and topics that queues have for themselves: read back by the next owner."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kafka import FakeKafka
+from kafka_logs import create_topic
+from kafka_rig import Kafka
+from slot_of import META, OTHER, SETTLED, TOPIC, VHOST, Slot, Take, answered, held, queue, topic_name, until
+
+from amqpd.cluster import own_places, producer
+from amqpd.cluster.access import KafkaAccess
+from amqpd.cluster.connection import KafkaLost
+from amqpd.cluster.options import ClusterOptions
+from amqpd.cluster.placement import READY_MIN, STEP
+from amqpd.cluster.producer import KafkaRefused, init_producer_id
+from amqpd.cluster.reader import read
+from amqpd.cluster.rows import OWN_TOPIC
+from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.topics import Topics
+from amqpd.protocol.codec import encode_table
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.metadata.metadata import WriteFailed
+from amqpd.storage.metadata.rows import (
+    Delete,
+    ExchangeRow,
+    Put,
+    StoredOffsetRow,
+)
+from amqpd.storage.replicated.log import ReplicatedLog
+
+
+class TestPlaces:
+    async def test_each_queue_has_a_partition_of_its_own(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        assert TOPIC not in fake.topics
+        await slot.rows.write([Put(queue(0))])
+        assert len(fake.topics[TOPIC]) == STEP
+        for number in range(1, 20):
+            await slot.rows.write([Put(queue(number))])
+        places = [slot.placement.places[queue(number).id] for number in range(20)]
+        assert [place.topic for place in places] == [TOPIC] * 20
+        assert [place.number for place in places] == list(range(20))
+        assert all(place.first_offset == 1 for place in places)  # behind the barrier
+        assert slot.placed == {queue(number).id: places[number] for number in range(20)}
+        await slot.rows.write([Put(queue(50, "shop"))])
+        assert slot.placement.places[queue(50).id].topic == topic_name(OTHER.id)
+
+    async def test_many_at_once_get_as_many_as_they_need(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(1200)])
+        assert len({place.number for place in slot.placement.places.values()}) == 1200
+        prepared = [call for call in slot.topics.calls if call[0] == "prepare"]  # type: ignore[attr-defined]
+        assert len(prepared) <= 4
+
+    async def test_a_declaration_waits_for_no_topic_where_partitions_are_ready(self, take: Take) -> None:
+        """More are made in the background, before they run out."""
+        slot = await take()
+        await slot.rows.write([Put(queue(0))])
+        for number in range(1, 40):
+            topic = slot.placement._topic(VHOST.id)
+            assert topic.ready
+            await slot.rows.write([Put(queue(number))])
+            await asyncio.sleep(0.01)
+        assert len(topic.ready) >= READY_MIN
+
+    async def test_a_deleted_queue_s_partition_is_used_again_behind_a_record_of_ours(
+        self, fake: FakeKafka, take: Take
+    ) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0))])
+        place = slot.placement.places[queue(0).id]
+        partition = slot.placement.partition(place)
+        slot.logs.write(partition, [_message(b"of the first")])
+        slot.producer.flush()
+        await slot.rows.write([Delete(queue(0))])
+        assert queue(0).id not in slot.placement.places
+        assert queue(0).id not in slot.placed
+        topic = slot.placement._topic(VHOST.id)
+        await until(lambda: partition in topic.ready)
+        assert fake.topics[TOPIC][place.number].first == place.first_offset + 1  # it was emptied
+        for number in range(1, STEP + 1):
+            await slot.rows.write([Put(queue(number))])
+        again = next(
+            each for each in slot.placement.places.values() if each.number == place.number and each.topic == TOPIC
+        )
+        assert again.first_offset == place.first_offset + 2  # the message, and the marker behind it
+        assert partition.high_watermark >= again.first_offset
+
+    async def test_what_kafka_refuses_to_empty_is_used_again_all_the_same(self, take: Take) -> None:
+        """It costs space, and no partition."""
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(STEP)])
+        slot.topics.failing += [KafkaRefused("TOPIC_AUTHORIZATION_FAILED")]  # type: ignore[attr-defined]
+        places = {place.number for place in slot.placement.places.values()}
+        await slot.rows.write([Delete(queue(number)) for number in range(STEP)])
+        ready = slot.placement._of[TOPIC].ready
+        await until(lambda: places <= {int(each.number) for each in ready})
+
+    async def test_one_that_is_refused_costs_the_others_nothing(self, fake: FakeKafka, take: Take) -> None:
+        """Of partitions that are about to be used again, and of new ones."""
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(3)])
+        topic = slot.placement._of[TOPIC]
+        await until(lambda: not topic.growing.locked() and len(topic.ready) >= READY_MIN)
+        places = [slot.placement.places[queue(number).id].number for number in range(3)]
+        fake.fail(TOPIC, places[1], 87)
+        await slot.rows.write([Delete(queue(number)) for number in range(3)])
+        await until(lambda: {places[0], places[2]} <= {int(each.number) for each in topic.ready})
+        made = topic.made
+        fake.fail(TOPIC, made + 1, 87)
+        count = len(topic.ready) + 1
+        await slot.rows.write([Put(queue(100 + number)) for number in range(count)])
+        await until(lambda: not topic.growing.locked())
+        assert topic.refused == [made + 1]
+        held = {place.number for place in slot.placement.places.values()} | {int(each.number) for each in topic.ready}
+        assert held == set(range(topic.made)) - {places[1], made + 1}
+        await slot.rows.write([Put(queue(200 + number)) for number in range(len(topic.ready) + 1)])
+        await until(lambda: not topic.growing.locked())
+        assert topic.refused == []
+        held = {place.number for place in slot.placement.places.values()} | {int(each.number) for each in topic.ready}
+        assert held == set(range(topic.made)) - {places[1]}
+        assert not slot.fenced
+
+    async def test_what_is_freed_while_something_else_is_under_way(self, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0))])
+        topic = slot.placement._of[TOPIC]
+        place = slot.placement.places[queue(0).id]
+        async with topic.growing:  # it is being grown, for a long time
+            slot.placement._start(slot.placement._grow(topic, READY_MIN))
+            await slot.rows.write([Delete(queue(0))])
+            await until(lambda: place.number in {int(each.number) for each in topic.ready})
+
+    async def test_places_that_were_not_written_are_free(self, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0))])
+        ready = len(slot.placement._topic(VHOST.id).ready)
+        (error,) = await answered(slot.submit(Put(queue(1)), Put(StoredOffsetRow("none", "c", 1, 0))))
+        assert isinstance(error, WriteFailed)
+        assert queue(1).id not in slot.placement.places
+        assert queue(1).id not in slot.placed
+        assert len(slot.placement._topic(VHOST.id).ready) == ready
+
+    async def test_a_vhost_that_is_not_here(self, take: Take) -> None:
+        slot = await take(vhosts=(VHOST,))
+        (error,) = await answered(slot.submit(Put(queue(0, "shop"))))
+        assert "vhost 'shop' is not served by this node" in str(error)
+
+    async def test_kafka_cannot_make_partitions(self, take: Take) -> None:
+        """Whoever waits for one is told; those behind him go on."""
+        slot = await take()
+        slot.topics.failing += [KafkaLost("Kafka is away")]  # type: ignore[attr-defined]
+        first, second = slot.submit(Put(queue(0))), slot.submit(Put(queue(1)))
+        (error,) = await answered(first)
+        assert isinstance(error, WriteFailed)
+        assert "no place for a queue: Kafka is away" in str(error)
+        assert await answered(second) == [None]
+
+    async def test_what_goes_on_while_partitions_are_made(self, fake: FakeKafka, take: Take) -> None:
+        """What was applied before is written, and what comes behind, but for other queues: they keep their order."""
+        slot = await take()
+        gate = asyncio.Event()
+        prepare = slot.topics.prepare_queues
+
+        async def slow(vhost_id: str, partitions: int) -> int:
+            await gate.wait()
+            return await prepare(vhost_id, partitions)
+
+        slot.topics.prepare_queues = slow  # type: ignore[method-assign]
+        before = slot.submit(Put(ExchangeRow("/", "x", "topic")))
+        order: list[int] = []
+        for number in range(20):
+            slot.rows.submit([Put(queue(number))], lambda _, number=number: order.append(number))  # type: ignore[misc]
+        behind = slot.submit(Put(ExchangeRow("/", "y", "topic")))
+        large = slot.submit(*(Put(ExchangeRow("/", f"z{number}", "topic")) for number in range(3000)))
+        assert await answered(before) == [None]
+        assert await answered(behind) == [None]
+        assert order == []
+        assert slot.rows.waiting_count in (20, 21)
+        gate.set()
+        await until(lambda: len(order) == 20)
+        assert order == list(range(20))
+        assert await answered(large) == [None]
+        assert slot.rows.waiting_count == 0
+
+    async def test_given_up_while_partitions_are_made(self, take: Take) -> None:
+        slot = await take()
+
+        async def never(_vhost_id: str, _partitions: int) -> int:
+            await asyncio.Event().wait()
+            return 0
+
+        slot.topics.prepare_queues = never  # type: ignore[method-assign]
+        waiting = slot.submit(Put(queue(0)))
+        await asyncio.sleep(0)
+        slot.rows.fail("the slot was given up")
+        assert [str(error) for error in waiting] == ["the slot was given up"]
+
+    async def test_a_vhost_s_topic_goes_with_it(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(3)])
+        await slot.rows.write([Delete(VHOST)])
+        assert slot.placement.places == {}
+        slot.topics.failing += [KafkaLost("away")]  # type: ignore[attr-defined]
+        with pytest.raises(WriteFailed, match="is not deleted: away"):
+            await slot.placement.drop_vhost(VHOST.id)
+        await slot.placement.drop_vhost(VHOST.id)
+        assert TOPIC not in fake.topics
+        # nothing waits for its partitions any more
+        slot.logs.keep_alive(slot.key.encode())
+        await slot.producer.stored(slot.producer.partitions)
+        assert not slot.fenced
+
+    async def test_the_next_owner_gives_out_what_is_free(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(5)])
+        await slot.rows.write([Delete(queue(2))])
+        places = dict(slot.placement.places)
+        await slot.close()
+        after = await take()
+        assert after.placement.places == places
+        taken = {place.number for place in places.values()}
+        await after.rows.write([Put(queue(number)) for number in range(10, 14)])
+        new = [after.placement.places[queue(number).id] for number in range(10, 14)]
+        assert not {place.number for place in new} & taken
+        for place in new:
+            assert place.first_offset == fake.topics[TOPIC][place.number].end
+
+    async def test_the_next_owner_empties_what_no_queue_has(self, fake: FakeKafka, take: Take) -> None:
+        """Of a queue whose owner ended before he could."""
+        slot = await take()
+        await slot.rows.write([Put(queue(number)) for number in range(2)])
+        places = [slot.placement.places[queue(number).id] for number in range(2)]
+        for place in places:
+            slot.logs.write(slot.placement.partition(place), [_message(b"old")])
+        slot.producer.flush()
+        await slot.producer.stored(slot.producer.partitions)
+        slot.topics.failing += [KafkaLost("away")] * 100  # type: ignore[attr-defined]
+        await slot.rows.write([Delete(queue(0))])
+        await slot.close()
+        slot.topics.failing.clear()  # type: ignore[attr-defined]
+        after = await take()
+        await until(lambda: fake.topics[TOPIC][places[0].number].first == 2)
+        assert fake.topics[TOPIC][places[1].number].first == 0
+        assert after.placement.places == {queue(1).id: places[1]}
+
+
+class TestOwnTopics:
+    ORDERS = encode_table({"x-kafka-topic": "orders"})
+    NOTE = (OWN_TOPIC, "orders")
+
+    async def test_it_comes_and_goes_with_its_queue(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
+        place = slot.placement.places[queue(0).id]
+        assert place == ("orders", 0, 1)
+        assert slot.placement.partition(place).shared
+        assert slot.placement.places[queue(1).id].topic == TOPIC
+        await slot.close()
+        after = await take()
+        assert after.placement.places[queue(0).id] == place
+        assert after.placement.partition(place).shared
+        await after.rows.write([Delete(queue(0))])
+        await until(lambda: "orders" not in fake.topics)
+        assert queue(0).id not in after.placement.places
+        # nothing waits for its partition any more
+        after.logs.keep_alive(after.key.encode())
+        await after.producer.stored(after.producer.partitions)
+
+    async def test_one_that_is_there_is_refused(self, fake: FakeKafka, take: Take) -> None:
+        """It was asked for before; this is who was quicker."""
+        slot = await take()
+        fake.create("orders", 1)
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        assert isinstance(error, WriteFailed) and "TOPIC_ALREADY_EXISTS" in str(error)
+        assert "orders" in fake.topics
+
+    async def test_a_queue_that_was_not_written_leaves_none(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        wrong = Put(StoredOffsetRow("none", "c", 1, 0))
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
+        assert isinstance(error, WriteFailed)
+        await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in slot.rows.table.notes)
+
+    async def test_the_topic_for_a_queue_that_gets_no_place_goes(self, fake: FakeKafka, take: Take) -> None:
+        """Its own topic is made; then Kafka cannot make a partition for the one that came with it."""
+        slot = await take()
+        slot.topics.prepare_queues = _refusing  # type: ignore[method-assign]
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
+        assert "POLICY_VIOLATION" in str(error)
+        assert ("make own", "orders") in slot.topics.calls  # type: ignore[attr-defined]
+        await until(lambda: "orders" not in fake.topics)
+
+    async def test_a_crash_behind_the_queue_s_end_leaves_no_topic(
+        self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else nobody could ever have one of that name again."""
+        monkeypatch.setattr(own_places, "RETRY_S", 0.02)
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS))])
+        slot.topics.failing += [KafkaLost("away")] * 3  # type: ignore[attr-defined]
+        await slot.rows.write([Delete(queue(0))])
+        await until(lambda: not slot.topics.failing)  # type: ignore[attr-defined]
+        await slot.close()
+        slot.topics.failing += [KafkaRefused("not yet")]  # type: ignore[attr-defined]
+        after = await take()
+        await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+
+    async def test_a_crash_before_the_queue_came_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        make, made = slot.topics.make_own, asyncio.Event()
+
+        async def never_answered(name: str, mark: int) -> None:
+            await make(name, mark)
+            made.set()
+            await asyncio.Event().wait()
+
+        slot.topics.make_own = never_answered  # type: ignore[method-assign]
+        slot.submit(Put(queue(0, arguments=self.ORDERS)))
+        await made.wait()
+        await slot.close()
+        del slot.topics.make_own  # type: ignore[method-assign]
+        after = await take()
+        await until(lambda: "orders" not in fake.topics)
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+
+    async def test_one_that_somebody_else_made_at_that_moment_stays(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        fake.create("orders", 1)
+        slot.topics.marks["orders"] = 5  # type: ignore[attr-defined]  # by another node, for another queue
+        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        assert "TOPIC_ALREADY_EXISTS" in str(error)
+        await until(lambda: self.NOTE not in slot.rows.table.notes)
+        assert "orders" in fake.topics
+
+    async def test_one_that_is_deleted_under_its_queue_ends_that_queue_alone(
+        self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(producer, "TOPIC_GONE_S", 0.3)
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
+        partition = slot.placement.partition(slot.placement.places[queue(0).id])
+        del fake.topics["orders"], slot.topics.marks["orders"]  # type: ignore[attr-defined]
+        slot.logs.write(partition, [_message(b"mine")])
+        slot.producer.flush()
+        await until(lambda: partition.closed)
+        assert partition.text == "its topic is gone"
+        await slot.rows.write([Put(queue(2))])
+        assert not slot.fenced
+        await slot.close()
+        after = await take()
+        fake.create("orders", 1)
+        lost = after.placement.partition(after.placement.places[queue(0).id])
+        assert (lost.closed, lost.text) == (3, "its topic is gone")
+        await after.rows.write([Put(queue(3))])
+        await after.rows.write([Delete(queue(0))])
+        await until(lambda: self.NOTE not in after.rows.table.notes)
+        assert "orders" in fake.topics, "which somebody else has made since"
+        assert not after.fenced
+
+    async def test_a_vhost_s_end_takes_them_along(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
+        await slot.rows.write([Delete(VHOST)])
+        await slot.placement.drop_vhost(VHOST.id)
+        await until(lambda: not {"orders", TOPIC} & fake.topics.keys())
+
+    async def test_whoever_else_writes_to_it_ends_that_queue_alone(self, fake: FakeKafka, take: Take) -> None:
+        slot = await take()
+        await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
+        partition = slot.placement.partition(slot.placement.places[queue(0).id])
+        fake.append("orders", 0, fake.topics["orders"][0].batches[0])
+        slot.logs.write(partition, [_message(b"mine")])
+        slot.producer.flush()
+        await until(lambda: partition.closed)
+        assert "a batch of offset 1 is stored at 2: somebody else writes to it" in partition.text
+        await slot.rows.write([Put(queue(2))])
+        assert not slot.fenced
+
+
+async def _refusing(_vhost_id: str, _partitions: int) -> int:
+    raise KafkaRefused("POLICY_VIOLATION")
+
+
+def _message(body: bytes) -> Any:
+    from amqpd.storage.replicated.keyed import Keyed
+
+    return Keyed(b"", body)
+
+
+class TestRealKafka:
+    async def test_rows_and_places(self, kafka: Kafka, access: KafkaAccess, tmp_path: Path) -> None:
+        """Three owners, one after the other; a queue's partition is used again, and shows nothing of before."""
+        for name in (META, SETTLED):
+            create_topic(kafka.bootstrap, name, 4, cleanup_policy="compact")
+        options = ClusterOptions(
+            access=access, cluster="shop", node="a", secret=b"s", listen=("", 0), address=("a", 0), slots=4,
+            replication_factor=1, required_insync=1, max_message_bytes=8 << 20, session_timeout_s=6,
+            heartbeat_s=0.5, delivery_timeout_s=30,
+        )  # fmt: skip
+        async with Topics(options) as topics:
+            slots: list[Slot] = []
+            for turn in range(3):
+                slot = Slot(access, topics, tmp_path / f"{turn}", vhosts=(VHOST,))
+                await slot.take()
+                if slots:
+                    assert held(slot) == held(slots[-1])
+                slots.append(slot)
+                first = 20 * turn
+                await slot.rows.write([Put(queue(number)) for number in range(first, first + 20)])
+                for number in range(first, first + 10):
+                    partition = slot.placement.partition(slot.placement.places[queue(number).id])
+                    slot.logs.write(partition, [_message(b"body of %d" % number)])
+                slot.producer.flush()
+                await slot.producer.stored(slot.producer.partitions)
+                await slot.rows.write([Delete(queue(number)) for number in range(first, first + 10)])
+                await until(lambda: not slot.placement._freed and not slot.placement._tasks)  # noqa: B023
+                assert not slot.fenced
+            last = slots[-1]
+            for queue_id, place in last.placement.places.items():
+                end = int(last.placement.partition(place).next_offset)
+                async for batch in read(access, place.topic, place.number, place.first_offset, end):
+                    assert BatchHeader(batch, 0).base_offset < place.first_offset or b"body" not in batch, queue_id
+            assert len(last.placement.places) == 30
+            for slot in slots[:-1]:
+                (error,) = await answered(slot.submit(Put(ExchangeRow("/", "late", "topic"))))
+                assert isinstance(error, WriteFailed)
+            await last.rows.write([Delete(VHOST)])
+            await last.placement.drop_vhost(VHOST.id)
+            assert await topics.describe([TOPIC]) == {}
+            for slot in slots:
+                await slot.close()
+
+
+async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(
+    fake: FakeKafka, take: Take, tmp_path: Path
+) -> None:
+    """What it has of the later epoch goes behind what is on the way of the one before: a copy of that would be refused,
+    and end the slot.
+    """
+    slot = await take()
+    await slot.rows.write([Put(queue(0))])
+    loop = asyncio.get_running_loop()
+    storage = ClusterStorage(tmp_path / "data", post=loop.call_soon_threadsafe, later=loop.call_later)
+    storage.places[queue(0).id] = Placed(slot.logs, slot.placement.places[queue(0).id])
+    log = storage.open_queue(VHOST.id, queue(0).id, "q0", "/")
+    assert isinstance(log, ReplicatedLog)
+    partition = log.partition
+    assert partition is not None
+
+    def publish() -> None:
+        log.append(RecordRoute(b"x", b"k"), b"\x10\x00\x02body", 0, 3, 3, 7, True)
+        storage.commits.end_of_turn()
+        slot.logs.send()
+
+    publish()
+    await until(lambda: not partition.order)  # from here on more than one is sent at a time
+    held = fake.topics[TOPIC][int(partition.number)]
+    produce, former, late = held.produce, int(slot.logs.held.epoch), loop.time() + 1
+
+    def later(batch: bytes) -> tuple[int, int]:
+        """What is of the epoch before is to be sent again until something later is there, or for a while."""
+        waits = loop.time() < late and held.producers[int(slot.logs.held.producer_id)][0] == former
+        return (6, -1) if waits and BatchHeader(batch, 0).producer_epoch == former else produce(batch)
+
+    held.produce = later  # type: ignore[method-assign]
+    publish()
+    slot.logs.renew(await init_producer_id(fake.access, slot.key, slot.logs.held))
+    publish()
+    storage.delete_queue(log)
+    await slot.rows.write([Delete(queue(0))])
+    ready = slot.placement._of[TOPIC].ready
+    await until(lambda: slot.fenced or partition in ready)
+    assert not slot.fenced
+    epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in fake.topics[TOPIC][int(partition.number)].batches]
+    assert epochs == sorted(epochs)
+    storage.close(clean=False)
