@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from amqpd.cluster import preamble as words
@@ -408,8 +409,15 @@ class Relays(Elsewhere):
         making = self._linking.get(key)
         if making is None:
             making = self._linking[key] = self.loop.create_task(self._link(node))
-            making.add_done_callback(lambda _: self._linking.pop(key, None))
+            making.add_done_callback(partial(self._linked, key))
         await asyncio.shield(making)
+
+    def _linked(self, key: str, making: asyncio.Task[None]) -> None:
+        """Clients that waited may have gone: then nobody else asks how it ended."""
+        self._linking.pop(key, None)
+        error = None if making.cancelled() else making.exception()
+        if error is not None and not isinstance(error, (NotReached, Refused)):
+            log.error("a link to another node could not be made", exc_info=error)
 
     async def _link(self, node: Node) -> None:
         link = Link(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())

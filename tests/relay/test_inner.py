@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -22,6 +24,7 @@ from amqpd.cluster.identity import NAME, identity, peer_context
 from amqpd.cluster.inner import Connector, NotReached, Refused
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.preamble import BadPreamble, Client, Preamble
+from amqpd.cluster.relay import Relays
 from amqpd.cluster.rows import PutNote
 from amqpd.storage.metadata.metadata import Put, UserRow, WriteFailed
 
@@ -274,3 +277,32 @@ class TestChangesForSlot0:
                 transport.abort()
 
         assert b'"error"' in run(go)
+
+
+async def test_a_link_that_fails_when_its_clients_have_gone_is_told_nowhere_as_a_bug() -> None:
+    """They gave up while it was being made; the loop hears of no error, and the next client is told why."""
+    loop = asyncio.get_running_loop()
+    heard: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, context: heard.append(context))
+    go = asyncio.Event()
+
+    async def unreached(*_: object) -> None:
+        await go.wait()
+        raise NotReached("node b at 127.0.0.1:1: no answer")
+
+    connector: Any = SimpleNamespace(open=unreached, preamble=lambda _: None)
+    broker: Any = SimpleNamespace(loop=loop, alarms=SimpleNamespace(heard=[], raised={}))
+    view: Any = SimpleNamespace(listeners=[])
+    relays = Relays(broker, view, connector)
+    node: Any = SimpleNamespace(name="b", fingerprint="ab")
+    waiting = asyncio.create_task(relays._link_to(node))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go.set()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert heard == []
+    with pytest.raises(NotReached, match="no answer"):
+        await relays._link_to(node)
