@@ -6,12 +6,14 @@ test_blocked_connection, which sets and clears the alarm with the control comman
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 import pika
 import pytest
+from pika.exceptions import AMQPConnectionError
 
 from amqpd.testing import BrokerProcess
 
@@ -47,3 +49,5 @@ def test_publishers_are_told_and_held(tmp_path: Path, setting: str, value: objec
             assert consumer.basic_get("q", auto_ack=True)[2] == b"before"
             consumer.queue_declare("another", exclusive=True)
         broker.kill()  # a held publisher would not answer its connection.close, and be waited for
+        with contextlib.suppress(AMQPConnectionError):
+            publisher.close()  # hears of the end, and gives its sockets back
