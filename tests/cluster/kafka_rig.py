@@ -11,7 +11,7 @@ have a controller. Its processes end with this one, whatever happens to it, and 
 Listeners of each broker: `PLAINTEXT` (also between brokers); `PROXIED`, the same under the address that is told to
 clients as that of a proxy; `SECURE`, SASL (PLAIN, SCRAM) inside TLS, where a key store is given.
 
-Jars: AMQPD_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them, or beside the environment that
+Jars: TEST_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them, or beside the environment that
 runs the tests. Java 17 or later: JAVA_HOME, else the path.
 """
 
@@ -76,7 +76,7 @@ _QUIET = (
 def jars() -> Path | None:
     """The folder of Kafka's jars, if there is one."""
     beside = Path(sys.prefix).parent / ".venv" / "kafka"
-    for place in (os.environ.get("AMQPD_KAFKA_JARS"), ROOT / ".venv" / "kafka", beside):
+    for place in (os.environ.get("TEST_KAFKA_JARS"), ROOT / ".venv" / "kafka", beside):
         if place and list(Path(place).glob("kafka_2.13-*.jar")):
             return Path(place)
     return None

@@ -121,3 +121,8 @@ class Slot:
 
     def bodies(self, number: int = 0) -> list[bytes]:
         return [record.body for record in self.live(number)]
+
+
+async def owner(kafka: FakeKafka, first: dict[int, int], queues: int = 1) -> Slot:
+    """The next one, who has read back what is there."""
+    return await Slot(kafka, queues, first).open()
