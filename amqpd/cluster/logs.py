@@ -42,6 +42,7 @@ from amqpd.storage.replicated.log import ReplicaKeeper, ReplicatedLog
 from amqpd.storage.replicated.partition import WINDOW, Partition
 from amqpd.storage.replicated.requests import ProducerId
 from amqpd.storage.replicated.settlements import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
+from amqpd.storage.settle.settled import DELIVERED
 
 TELL_DELAY_S: Final = 0.01
 TELL_PAUSE_S: Final = 0.05
@@ -334,6 +335,14 @@ class SlotLogs(ReplicaKeeper):
         records = log.tell()
         return [] if log in self._lost else records
 
+    def _unread(self, log: ReplicatedLog) -> list[Keyed]:
+        """Of one that was not read back yet: what those before may have delivered, where they were not given up. Else
+        the next owner would go by what they had told, since this one is.
+        """
+        settlements = log.settlements
+        settlements.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
+        return settlements.tell(settlements.head, int(log.end_offset), 0, 0)
+
     def _write_records(self) -> None:
         if not self._records:
             return
@@ -456,7 +465,7 @@ class SlotLogs(ReplicaKeeper):
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
             log.note_all()
-            self._records += self._told_by(log)
+            self._records += self._told_by(log) if log.ready else self._unread(log)
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S

@@ -70,6 +70,33 @@ async def test_given_up_cleanly() -> None:
     assert third.log.redelivered(4)
 
 
+async def test_what_a_killed_owner_delivered_is_known_over_one_who_never_read_it() -> None:
+    """The owner between has taken over from a killed one, and is given up cleanly before it has read the log."""
+    kafka, first = FakeKafka(), dict[int, int]()
+    slot = await owner(kafka, first)
+    slot.append(b"a", b"b", b"c")
+    slot.turn()
+    slot.log.settle(1, 1)
+    slot.log.mark_delivered(2)
+    slot.sync()
+    slot.log.mark_delivered(3)  # and was killed before it could tell
+    between = Slot(kafka, 1, first)
+    await between.logs.take_back(kafka.read(SETTLED, 0, 0, int(between.logs.settled.next_offset)))
+    log = between.add(0, first[0])
+    assert not log.ready
+    await between.logs.give_up()
+    await between.logs.close()
+    nxt = await owner(kafka, first)
+    assert nxt.logs.taken_cleanly
+    assert nxt.bodies() == [b"b", b"c"]
+    assert [nxt.log.redelivered(offset) for offset in (2, 3)] == [True, True]
+    nxt.append(b"d")
+    await nxt.logs.give_up()
+    await nxt.logs.close()
+    third = await owner(kafka, first)
+    assert [third.log.redelivered(each.offset) for each in third.live()] == [True, True, False]
+
+
 async def test_a_queue_that_kafka_refuses_does_not_cost_the_others_what_they_have_settled() -> None:
     kafka, first = FakeKafka(), dict[int, int]()
     slot = await owner(kafka, first, 2)
