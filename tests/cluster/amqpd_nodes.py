@@ -59,6 +59,7 @@ class Node:
         self.paused = False
         self.starts = 0  # that have become ready
         self.environment: dict[str, str] = {}  # besides this process's
+        self.python = sys.executable  # whose amqpd it runs
         self._log: IO[bytes] | None = None
 
     @property
@@ -197,7 +198,7 @@ class Nodes:
         """Starts it; with `wait` until it is ready."""
         node = self[number]
         program = [str(PLANTED), self.plant] if self.plant else ["-m", "amqpd"]
-        node.begin([sys.executable, "-P", *program, *self.arguments(node)])
+        node.begin([node.python, "-P", *program, *self.arguments(node)])
         if wait:
             self.wait_until_ready(number)
 
@@ -280,7 +281,7 @@ class Nodes:
     def ctl(self, number: int, *arguments: str, timeout_s: float = 120.0) -> str:
         """What amqpctl prints, of that node. Raises: NodeFailed."""
         node = self[number]
-        command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(node.directory / "data"), *arguments]
+        command = [node.python, "-P", "-m", "amqpd.cli", "--data-dir", str(node.directory / "data"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         if done.returncode:
             raise NodeFailed(f"{' '.join(arguments)}: {done.returncode} {done.stdout} {done.stderr}")
