@@ -132,7 +132,7 @@ class Storage(LogKeeper):
         auto_delete, arguments (an encoded field table): for its queue.json.
         """
         queue_id = queue_id or secrets.token_hex(16)
-        log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
+        log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, True)
         self.set_policy(store, policy)
         self._stores[store] = None
@@ -151,7 +151,7 @@ class Storage(LogKeeper):
         """The store of an existing queue. Reads nothing: the log is recovered by its first use or by
         `store.recover()`.
         """
-        log = self._log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
+        log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
         self.set_policy(store, policy)
         self._stores[store] = None
@@ -160,15 +160,8 @@ class Storage(LogKeeper):
 
     def open_own(self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes) -> LocalLog:
         """The store of a queue of the broker's own, in a directory beside `vhosts`; otherwise as `open_queue`."""
-        log = Log(
-            self.filesystem,
-            [self.data_dir, f"{self.data_dir}/{directory}"],
-            partial(describe, name, vhost_name, False, arguments, queue_id),
-            self.segment_size_bytes,
-            self._place.boot,
-            self._resources.reserve,
-            True,
-        )
+        described = partial(describe, name, vhost_name, False, arguments, queue_id)
+        log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], described)
         store = LocalLog(self.context, log, "", queue_id, name, self, False)
         self._stores[store] = None
         self._openings.expect(store)
@@ -188,15 +181,7 @@ class Storage(LogKeeper):
         """
         queue_id = secrets.token_hex(16)
         root = f"{self.data_dir}/{SPILL}"
-        log = Log(
-            self.filesystem,
-            [root, f"{root}/{queue_id}"],
-            partial(describe, name, "", False, b"", queue_id),
-            self.segment_size_bytes,
-            self._place.boot,
-            self._resources.reserve,
-            False,
-        )
+        log = self._log([root, f"{root}/{queue_id}"], partial(describe, name, "", False, b"", queue_id), durable=False)
         store = LocalLog(self.context, log, "", queue_id, name, self, True)
         store.next_offset = first_offset
         self._stores[store] = None
@@ -218,15 +203,7 @@ class Storage(LogKeeper):
 
     def _log_at(self, chain: list[str], name: str, vhost_name: str, vhost_id: str, ready: bool) -> LocalLog:
         log_id = os.path.basename(chain[-1])
-        log = Log(
-            self.filesystem,
-            chain,
-            partial(describe, name, vhost_name, False, b"", log_id),
-            self.segment_size_bytes,
-            self._place.boot,
-            self._resources.reserve,
-            True,
-        )
+        log = self._log(chain, partial(describe, name, vhost_name, False, b"", log_id))
         store = LocalLog(self.context, log, vhost_id, log_id, name, self, ready)
         self._stores[store] = None
         return store
@@ -396,18 +373,16 @@ class Storage(LogKeeper):
         """
         self._place.move(queue_id, source, target)
 
-    def _log(
+    def _queue_log(
         self, vhost_id: str, queue_id: str, name: str, vhost_name: str, auto_delete: bool, arguments: bytes
     ) -> Log:
-        return Log(
-            self.filesystem,
-            self._place.queue_chain(vhost_id, queue_id),
-            partial(describe, name, vhost_name, auto_delete, arguments, queue_id),
-            self.segment_size_bytes,
-            self._place.boot,
-            self._resources.reserve,
-            True,
-        )
+        described = partial(describe, name, vhost_name, auto_delete, arguments, queue_id)
+        return self._log(self._place.queue_chain(vhost_id, queue_id), described)
+
+    def _log(self, chain: list[str], described: Callable[[], bytes], durable: bool = True) -> Log:
+        """At the end of `chain`. described: what its queue.json shall say."""
+        size_bytes, boot, reserve = self.segment_size_bytes, self._place.boot, self._resources.reserve
+        return Log(self.filesystem, chain, described, size_bytes, boot, reserve, durable)
 
     def recover(self, store: LocalLog) -> None:
         """Fills the log from the disk; once, before its first use. Raises: OSError; UnknownFormat; DamagedLog."""

@@ -20,7 +20,6 @@ from amqpd.storage.data_directory import SPILL
 from amqpd.storage.description import describe
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.log import Log
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 from amqpd.storage.replicated.log import ReplicatedLog
 from amqpd.storage.settle.hold import Hold
@@ -70,15 +69,8 @@ class ClusterStorage(Storage):
         if placed is None:
             raise LogUnusable(f"queue '{name}' in vhost '{vhost_name}' has no place in Kafka")
         root = f"{self.data_dir}/{SPILL}"
-        log = Log(
-            self.filesystem,
-            [root, f"{root}/{secrets.token_hex(16)}"],  # one of an earlier time may still be on its way out
-            partial(describe, name, vhost_name, auto_delete, arguments, queue_id),
-            self.segment_size_bytes,
-            self._place.boot,
-            self._resources.reserve,
-            False,
-        )
+        chain = [root, f"{root}/{secrets.token_hex(16)}"]  # one of an earlier time may still be on its way out
+        log = self._log(chain, partial(describe, name, vhost_name, auto_delete, arguments, queue_id), durable=False)
         store = ReplicatedLog(self.context, log, vhost_id, queue_id, name, self, placed.logs)
         self.set_policy(store, policy)
         self._stores[store] = None
