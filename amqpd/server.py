@@ -260,6 +260,8 @@ class Server:
             return "the broker is drained for maintenance"
         if self._suspended:
             return "the listeners are suspended"
+        if self.node is not None and self.node.cut_off:
+            return self.node.cut_off
         return "" if self.app_running else "the broker does not listen for clients"
 
     async def stop_app(self) -> None:

@@ -64,8 +64,15 @@ def sections(cluster: Found) -> tuple[tuple[str, list[str]], ...]:
     vhosts = [
         f"Vhost: {each['name']}, node: {each['node'] or '(moving)'}, slot: {each['slot']}" for each in cluster["vhosts"]
     ]
+    state = "answers" if cluster["kafka_answers"] else "does not answer this node"
     brokers, keeper = ", ".join(cluster["kafka"]), cluster["metadata_node"] or "(moving)"
-    kafka = [f"Brokers: {brokers}", f"Users and vhosts kept by: {keeper}", promise]
+    kafka = [
+        f"Brokers: {brokers}",
+        f"Kafka {state}",
+        *([cluster["cut_off"]] if cluster["cut_off"] else []),
+        f"Users and vhosts kept by: {keeper}",
+        promise,
+    ]
     return (("Vhosts", vhosts or ["(none)"]), ("Kafka", kafka))
 
 

@@ -71,6 +71,10 @@ class Owner(NamedTuple):
         """What an owner writes to its own `meta`."""
         return PutNote((OWNER, slot), self._asdict())
 
+    def was_before(self, other: Owner) -> bool:
+        """It wrote the slot before that one; False where the producer ids differ, which says nothing."""
+        return self.producer_id == other.producer_id and self.epoch < other.epoch
+
     @staticmethod
     def of(note: Any) -> Owner:
         """Raises: Newer, not as this version writes it."""
@@ -164,6 +168,10 @@ class ClusterState:
     def owner_of(self, slot: int) -> Owner | None:
         """Who has said last that it serves it; it may be gone since. None: nobody ever did."""
         return self.owners.get(slot)
+
+    def hear(self, slot: int, owner: Owner) -> None:
+        """That owner has said so to this node, which Kafka does not answer: here as if it had been read."""
+        self._keep_owner(slot, owner)
 
     def owner_of_vhost(self, vhost: str) -> Owner | None:
         """None: there is no such vhost, or nobody has served it yet."""
@@ -287,14 +295,19 @@ class ClusterState:
             self._tell_vhost(row.name)
 
     def _take_owner(self, slot: int, value: bytes | None) -> None:
-        before = self.owners.get(slot)
         try:
             owner = None if value is None else Owner.of(decode_object(value))
         except (Foreign, Newer) as error:
             self.foreign_count += 1
             logger.error("%s %d: its owner cannot be read and is passed over: %s", self.topic, slot, error)
             return
-        if owner == before:
+        before = self.owners.get(slot)
+        if before is not None and owner is not None and owner.was_before(before):
+            return  # that a later one has come since was heard while Kafka did not answer
+        self._keep_owner(slot, owner)
+
+    def _keep_owner(self, slot: int, owner: Owner | None) -> None:
+        if owner == self.owners.get(slot):
             return
         if owner is None:
             del self.owners[slot]

@@ -42,6 +42,12 @@ class Controlled(Protocol):
     def inner(self) -> InnerFrontEnd: ...
 
     @property
+    def kafka_answers(self) -> bool: ...
+
+    @property
+    def cut_off(self) -> str: ...
+
+    @property
     def peers(self) -> list[Peer]: ...
 
     async def wish(self, slot: int, node: str | None) -> None: ...
@@ -88,6 +94,8 @@ class Control(ClusterControl):
             "slots": options.slots,
             "metadata_node": None if keeper is None else keeper.name,
             "kafka": list(options.access.kafka),
+            "kafka_answers": node.kafka_answers,
+            "cut_off": node.cut_off,
             "confirms": {
                 "promise": "replicated",
                 "replication_factor": options.replication_factor,

@@ -40,7 +40,7 @@ _LENGTH: Final = struct.Struct(">I")
 Write: TypeAlias = "Callable[[Sequence[SlotChange]], Awaitable[int]]"
 
 
-class _Frames(asyncio.Protocol):
+class Frames(asyncio.Protocol):
     """One message each way. came: it has come, or is none, or the connection has ended without it (None)."""
 
     def __init__(self, came: Callable[[bytes | None], None]) -> None:
@@ -93,7 +93,7 @@ async def forward(connector: Connector, node: Node, changes: Sequence[SlotChange
         if not answered.done():
             answered.set_result(message)
 
-    frames = _Frames(came)
+    frames = Frames(came)
     try:
         await connector.open(node, connector.preamble(words.WRITE), frames)
     except (NotReached, Refused) as error:
@@ -132,10 +132,10 @@ class Writer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        frames = _Frames(came)
+        frames = Frames(came)
         welcome(transport, frames)
 
-    async def _answer(self, node: str, frames: _Frames, message: bytes) -> None:
+    async def _answer(self, node: str, frames: Frames, message: bytes) -> None:
         try:
             offset = await self._write(changes_from_json(json.loads(message)))
         except (MetadataError, Foreign, Newer, ValueError, RecursionError) as error:

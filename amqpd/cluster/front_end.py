@@ -2,6 +2,7 @@
 
     AMQP     a client of another node, whose vhost is here            relayed.py
     LINK     whether that node is there                               link.py
+    SERVED   what this node serves, for one that Kafka leaves alone    hearsay.py
     HTTP     requests of another node's admin API                     inner_http.py, gather.py
     WRITE    changes of what is the cluster's, for slot 0's owner     forward.py
 """
@@ -93,6 +94,18 @@ class InnerFrontEnd(FrontEnd):
     def refused_count(self) -> int:
         """Sockets that were no node's, since the start."""
         return 0 if self._door is None else self._door.refused_count
+
+    def cut_off(self, why: str) -> None:
+        """All clients go, 320, and no connection is opened any more; "": they are again. The node confirms nothing, and
+        cannot ask who could serve its clients: they have to find him.
+        """
+        self.relays.closed = why
+        self._view.tell()  # connections that wait for an owner are refused
+        if why:
+            self.relays.force_all(why)
+            for connection in list(self._amqp.connections):
+                connection.control.force(why)
+            self._broker.turn.want()
 
     async def forward(self, node: Node, changes: Sequence[SlotChange]) -> int:
         """Slot 0's owner writes them. Returns the offset behind. Raises: WriteFailed; NotOwner, nothing was written."""

@@ -95,6 +95,19 @@ class Assignor:
             logger.error("%s", error)
 
 
+class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
+    """heard: told when a heartbeat was sent that the group has answered, and knows this member by."""
+
+    heard: Callable[[float], None]
+
+    async def _do_heartbeat(self) -> bool:
+        sent_s = asyncio.get_running_loop().time()
+        known = bool(await super()._do_heartbeat())
+        if known:
+            self.heard(sent_s)
+        return known
+
+
 class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """This node's membership. assigned: told the generation and its slots at each assignment, on the loop."""
 
@@ -120,6 +133,8 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         self._coordinator: Any = None
         self._task: asyncio.Task[None] | None = None
         self.problem = "not joined yet"  # "": it is a member
+        self.heard_s = 0.0
+        """When the last sign of life was sent that the group has answered, by the loop's clock."""
 
     # -- its life
 
@@ -191,7 +206,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         self._subscription = SubscriptionState()
         self._subscription.subscribe(topics={self._topic}, listener=self)
         self._client.set_topics({self._topic})
-        self._coordinator = GroupCoordinator(
+        self._coordinator = _Coordinator(
             self._client,
             self._subscription,
             group_id=self._group,
@@ -202,6 +217,10 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
             max_poll_interval_ms=int(MAX_POLL_INTERVAL_S * 1000),
             rebalance_timeout_ms=self._session_timeout_ms,
         )
+        self._coordinator.heard = self._heard
+
+    def _heard(self, sent_s: float) -> None:
+        self.heard_s = max(self.heard_s, sent_s)
 
     async def _each_second(self) -> None:
         """Polls; raises what the coordinator cannot see to by itself."""
@@ -229,6 +248,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
 
     def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
         self.problem = ""
+        self._heard(asyncio.get_running_loop().time())
         slots = frozenset(each.partition for each in assigned if each.topic == self._topic)
         self._assigned(self.generation, slots)
         if self._assignor.heard != self._assignor.asked:

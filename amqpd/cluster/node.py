@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue.restore import Findings, Report
+from amqpd.cluster import preamble as words
 from amqpd.cluster.access import split
 from amqpd.cluster.assignment import Member, Peer
 from amqpd.cluster.cluster_state import ClusterState
@@ -27,6 +28,7 @@ from amqpd.cluster.connection import KafkaLost, KafkaUnfit
 from amqpd.cluster.control import Control
 from amqpd.cluster.follow import follow
 from amqpd.cluster.front_end import InnerFrontEnd
+from amqpd.cluster.hearsay import Hearsay
 from amqpd.cluster.lease import Leases
 from amqpd.cluster.members import Assignor, Members
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
@@ -184,6 +186,20 @@ class ClusterNode:
         """Slots that this node serves."""
         return self.takeovers.owned
 
+    @property
+    def kafka_answers(self) -> bool:
+        """Whether it has, the group or what a slot has written, and was asked less than the session time-out ago; else
+        others may have all of this node's slots.
+        """
+        answered = (owned.producer.answered_s for owned in self.owned.values())
+        asked_s = max(self._members.heard_s, *answered, 0.0)
+        return asyncio.get_running_loop().time() - asked_s <= self.options.session_timeout_s
+
+    @property
+    def cut_off(self) -> str:
+        """Why it opens no connection; "": it does."""
+        return self.inner.hearsay.cut_off
+
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -212,6 +228,7 @@ class ClusterNode:
             self.options.replication_factor, self.options.required_insync,
         )  # fmt: skip
         self.leases.start()
+        self.inner.hearsay.start()
         self._upkeep = asyncio.get_running_loop().create_task(self._look_after())
         self._members.start()
         deadline = time.monotonic() + JOIN_S
@@ -239,6 +256,7 @@ class ClusterNode:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
         self.leases.stop()
+        await self.inner.hearsay.stop()
         ends = (self.takeovers.close(), self.state.close(), self.reader.close(), self.topics.close())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
@@ -389,6 +407,16 @@ class NodeFrontEnd(InnerFrontEnd):
         options, write = node.options, node.metadata.write_own
         super().__init__(node.broker, amqp, admin, node.view, options.secret, options.listen, write)
         self.control = Control(node)
+        self.hearsay = Hearsay(
+            self.connector,
+            node.view,
+            node.state,
+            lambda: node.owned,
+            lambda: node.kafka_answers,
+            options.session_timeout_s,
+            self.cut_off,
+        )
+        self._kinds[words.SERVED] = self.hearsay.take
         self._node = node
         self._joined = False
 

@@ -35,8 +35,8 @@ SECRET_BYTES_MIN: Final = 16
 WAIT_S: Final = 5.0
 """How long it all may take, TLS included."""
 
-AMQP, HTTP, LINK, WRITE = "amqp", "http", "link", "write"
-KINDS: Final = (AMQP, HTTP, LINK, WRITE)
+AMQP, HTTP, LINK, SERVED, WRITE = "amqp", "http", "link", "served", "write"
+KINDS: Final = (AMQP, HTTP, LINK, SERVED, WRITE)
 
 WELCOME, NOT_MINE, REFUSED, WRONG_SECRET = range(4)
 """Answers: from here on it carries what was asked for; another node runs that vhost, or none; no, for what the text

@@ -328,6 +328,9 @@ class Relays(Elsewhere):
         refused = ""
         while True:
             now = self.loop.time()
+            if self.closed:
+                handover.refuse(ConnectionForced(self.closed))
+                return
             if vhost in self._broker.vhosts:
                 handover.stay()
                 return

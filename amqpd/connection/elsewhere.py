@@ -89,7 +89,9 @@ class Handover:
 
 
 class Elsewhere:
-    """The vhosts that other nodes run."""
+    """The vhosts that other nodes run. closed: why this node opens no vhost just now, wherever it runs; "": it does."""
+
+    closed = ""
 
     def runs(self, vhost: str) -> bool:
         """Whether there is such a vhost, though not here; perhaps nobody runs it just now."""

@@ -284,6 +284,9 @@ class Handshake(Control):
         connection = self.connection
         user = self._user
         assert user is not None  # the step says so
+        elsewhere = self.connections.elsewhere
+        if elsewhere is not None and elsewhere.closed:
+            raise ConnectionForced(elsewhere.closed)
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
             self._look_elsewhere(command, user)

@@ -5,7 +5,8 @@ themselves; it keeps its messages, the admin API stays, and so it is until `revi
 `rabbitmq-upgrade drain` closes them at once, with the same text, and forgets it at a restart.
 
 `/health/live`: the loop answers. `/health/ready`: clients can connect; 503 before the listeners are there, after
-`stop_app` and `suspend_listeners`, while it is drained and while it stops. Neither says more than that.
+`stop_app` and `suspend_listeners`, while it is drained, while it stops, and while a node of a cluster reaches neither
+Kafka nor another node. Neither says more than that.
 """
 
 from __future__ import annotations

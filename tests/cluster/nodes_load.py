@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -51,17 +51,26 @@ class Load:
     patience_s: float = OPEN_TIMEOUT_S
     closes: list[tuple[float, int, str]] = field(default_factory=list)  # when, code, text
     served: dict[str, list[Served]] = field(default_factory=dict)
+    silences_s: dict[str, float] = field(default_factory=dict)
+    """Of each client, the longest time in which it got no delivery, or no confirm; `listen_anew` begins it."""
+    _heard_at: dict[str, float] = field(default_factory=dict)
     _begun: int = 0
 
     # -- who takes part
 
     def publish(self, vhost: str, queue: str, rate: float = 100.0, burst: int = 5) -> None:
         """A publisher: so many messages a second, some at once."""
-        self._run(self._publish(vhost, queue, rate, burst))
+        self._run(self._publish(vhost, queue, rate, burst, self._client(vhost, queue)))
 
     def consume(self, vhost: str, queue: str, prefetch: int = 50) -> None:
         """A consumer that acks what it is given, in groups."""
-        self._run(self._consume(vhost, queue, prefetch))
+        self._run(self._consume(vhost, queue, prefetch, self._client(vhost, queue)))
+
+    def _client(self, vhost: str, queue: str) -> str:
+        """A name for one: of `silences_s`."""
+        client = f"{vhost} {queue} {len(self.tasks)}"
+        self._heard_at[client] = time.monotonic()
+        return client
 
     def _run(self, client: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(client))
@@ -110,6 +119,26 @@ class Load:
         self.closes.append((time.monotonic(), link.close_code, link.why))
         self._leave(link)
 
+    def listen_anew(self) -> None:
+        """What is in `silences_s` begins now."""
+        self.silences_s = dict.fromkeys(self._heard_at, 0.0)
+        self._heard_at = dict.fromkeys(self._heard_at, time.monotonic())
+
+    def silent_s(self, vhosts: Sequence[str]) -> float:
+        """The longest silence of a client of these vhosts, one that lasts among them."""
+        now = time.monotonic()
+        of = [client for client in self._heard_at if client.split()[0] in vhosts]
+        return max(max(self.silences_s.get(each, 0.0), now - self._heard_at[each]) for each in of)
+
+    def all_heard_since(self, at: float, vhosts: Sequence[str]) -> bool:
+        """Whether each client of these vhosts has got a delivery, or a confirm, since then."""
+        return all(heard > at for client, heard in self._heard_at.items() if client.split()[0] in vhosts)
+
+    def _hears(self, client: str) -> None:
+        now = time.monotonic()
+        self.silences_s[client] = max(self.silences_s.get(client, 0.0), now - self._heard_at[client])
+        self._heard_at[client] = now
+
     def first_since(self, queue: str, since: float) -> float:
         """When the first delivery came over a connection that was opened after `since`; 0.0: none yet. Some of them see
         none: a node that is cut off lets clients in until it knows that it has lost the vhost.
@@ -119,17 +148,25 @@ class Load:
 
     # -- publishers
 
-    async def _publish(self, vhost: str, queue: str, rate: float, burst: int) -> None:
+    async def _publish(self, vhost: str, queue: str, rate: float, burst: int, client: str) -> None:
         while self.publishing:
             link = await self._connect(vhost)
             session = self.account.session(queue)
-            link.on_confirm = _confirms(self.account, session)
+            link.on_confirm = self._confirms(session, client)
             with contextlib.suppress(Gone, TimeoutError, OSError):
                 await link.confirm_select()
                 await self._publish_over(link, session, queue, rate, burst)
             if self.publishing:
                 self._lost(link)
                 await asyncio.sleep(_PAUSE_S)
+
+    def _confirms(self, session: Session, client: str) -> Callable[[int, bool, bool], None]:
+        def confirmed(tag: int, multiple: bool, acked: bool) -> None:
+            if acked:
+                self._hears(client)
+            self.account.answered(session, tag, multiple, acked)
+
+        return confirmed
 
     async def _publish_over(self, link: Link, session: Session, queue: str, rate: float, burst: int) -> None:
         while self.publishing:
@@ -148,15 +185,15 @@ class Load:
 
     # -- consumers
 
-    async def _consume(self, vhost: str, queue: str, prefetch: int) -> None:
+    async def _consume(self, vhost: str, queue: str, prefetch: int, client: str) -> None:
         while True:
             link = await self._connect(vhost)
             with contextlib.suppress(Gone, TimeoutError, OSError):
-                await self._consume_over(link, queue, prefetch)
+                await self._consume_over(link, queue, prefetch, client)
             self._lost(link)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _consume_over(self, link: Link, queue: str, prefetch: int) -> None:
+    async def _consume_over(self, link: Link, queue: str, prefetch: int, client: str) -> None:
         account = self.account
         waiting: list[tuple[int, Name]] = []
         served = self.served.setdefault(queue, [])
@@ -164,6 +201,7 @@ class Load:
         cancelled = asyncio.Event()
 
         def delivered(message: Message) -> None:
+            self._hears(client)
             if not served[-1].first_at:
                 served[-1] = served[-1]._replace(first_at=time.monotonic())
             name = account.delivered(queue, message.properties, message.body, message.redelivered)
@@ -224,10 +262,3 @@ class Load:
         for end in ends:
             if isinstance(end, Exception):
                 raise end
-
-
-def _confirms(account: Account, session: Session) -> Any:
-    def confirmed(tag: int, multiple: bool, acked: bool) -> None:
-        account.answered(session, tag, multiple, acked)
-
-    return confirmed

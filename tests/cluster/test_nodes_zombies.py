@@ -13,11 +13,13 @@ from pathlib import Path
 import kafka_rig
 import pytest
 from account import Account
-from amqpd_nodes import Node, Nodes
+from amqpd_nodes import Node, NodeFailed, Nodes
 from kafka_hosts import Host
 from kafka_rig import Kafka
 from nodes_load import Load
 from nodes_story import (
+    QUIET_MACHINE,
+    SERVED_S_MAX,
     VHOSTS,
     count,
     epochs_never_fall,
@@ -27,8 +29,9 @@ from nodes_story import (
     owner_of,
     owners_of,
     served,
+    until,
 )
-from quickclient import connect
+from quickclient import Gone, connect
 
 from amqpd.cluster.access import KafkaAccess
 
@@ -110,31 +113,46 @@ async def test_without_the_barrier_a_zombie_writes_on(tmp_path: Path, brokers: K
 
 
 async def cut_off(nodes: Nodes, kafka: Kafka, hosts: Sequence[Host], how: str) -> None:
-    """Its clients still reach it. After 12 s it confirms and delivers nothing of a replicated queue; the others serve
-    what was its; once it is healed it owns nothing that it should not.
+    """Its clients still reach it, and so do the other nodes. After 12 s it has ended all connections to what was its,
+    so it confirms and delivers nothing more; the others serve that, and clients that come back to it too. Once it is
+    healed it owns nothing that it should not.
     """
     brokers = [host.address for host in hosts[:3]]
     async with loaded(nodes) as load:
         alone = await owner_of(nodes, "red")
         his = [each for each, owner in (await owners_of(nodes)).items() if owner == alone]
         async with patient(nodes[alone], his) as near:
-            since = time.monotonic()
+            since, before = time.monotonic(), set(near.links)
+            load.listen_anew()
+            near.listen_anew()
             if how != "to Kafka":
                 nodes[alone].host.drop_from(*brokers)
             if how != "from Kafka":
                 nodes[alone].host.drop_to(*brokers)
             await asyncio.sleep(12)
-            before = near.account.confirmed, sum(map(len, near.account.seen.values()))
-            await asyncio.sleep(5)
-            assert (near.account.confirmed, sum(map(len, near.account.seen.values()))) == before
+            assert not near.links & before, "a connection is open to a vhost that another node serves"
             took = await served(load, his, since)
             for vhost in his:
                 assert await owner_of(nodes, vhost) != alone
+            await flowing(near, [f"{vhost}.near" for vhost in his])  # through the node that is cut off
+            await until(lambda: all(each.all_heard_since(since + 12, his) for each in (load, near)), 180)
+            stood_still_s = [round(each.silent_s(his), 1) for each in (load, near)]
+            if QUIET_MACHINE:
+                assert max(stood_still_s) <= SERVED_S_MAX, stood_still_s
+            told = await asyncio.to_thread(nodes.api, alone, "GET", "/api/amqpd/cluster")
+            assert (told["kafka_answers"], told["cut_off"]) == (False, "")
             nodes[alone].host.heal()
             await flowing(load, VHOSTS)
     barriers = await epochs_never_fall(access_to(kafka), nodes.name)
     seconds = {vhost: round(each, 1) for vhost, each in took.items()}
-    note("cut off", how=how, served=seconds, partitions=len(barriers), told=load.account.told())
+    note(
+        "cut off",
+        how=how,
+        served=seconds,
+        stood_still_s=stood_still_s,
+        partitions=len(barriers),
+        told=load.account.told(),
+    )
 
 
 @pytest.mark.on_demand
@@ -144,6 +162,37 @@ async def test_an_owner_that_is_cut_off_from_kafka(
 ) -> None:
     """Acceptance 3."""
     await cut_off(far_nodes, far_brokers, hosts, how)
+
+
+@pytest.mark.on_demand
+async def test_an_owner_that_reaches_nobody_but_its_clients(far_nodes: Nodes, hosts: list[Host]) -> None:
+    """It cannot ask who serves them, so it sends them away, with the reason, and lets nobody in."""
+    nodes = far_nodes
+    async with loaded(nodes) as load:
+        alone = await owner_of(nodes, "red")
+        his = [each for each, owner in (await owners_of(nodes)).items() if owner == alone]
+        node = nodes[alone]
+        others = [host.address for host in hosts if host is not node.host]
+        since = time.monotonic()
+        load.listen_anew()
+        node.host.drop_from(*others)
+        node.host.drop_to(*others)
+        took = await served(load, his, since)
+        await until(lambda: load.all_heard_since(since + 12, his), 180)
+        stood_still_s = round(load.silent_s(his), 1)
+        with pytest.raises(Gone, match="reaches neither Kafka nor another node"):
+            await connect(node.amqp[1], vhost="red", host=node.amqp[0])
+        told = await asyncio.to_thread(nodes.api, alone, "GET", "/api/amqpd/cluster")
+        assert not told["kafka_answers"]
+        assert "connect to another node" in told["cut_off"]
+        with pytest.raises(NodeFailed, match="503.*reaches neither Kafka"):
+            await asyncio.to_thread(nodes.api, alone, "GET", "/health/ready")
+        node.host.heal()
+        await until(lambda: node.told.count("clients are let in again") == 1, 60)
+        await flowing(load, VHOSTS)
+    note("alone", served={vhost: round(each, 1) for vhost, each in took.items()}, stood_still_s=stood_still_s)
+    if QUIET_MACHINE:
+        assert stood_still_s <= SERVED_S_MAX
 
 
 @pytest.mark.on_demand

@@ -3,6 +3,7 @@
     relay_node.py NAME TABLE SECRET [options of amqpd]
 
 TABLE is a directory. The test's are `owners.json` (vhost -> name of the node that runs it, null for nobody),
+`NAME.closed` (why that node sends its clients away, as where it is cut off),
 `NAME.troubled`, which makes a node answer 503 to all that others ask, and `NAME.position` (how far it has read what is
 the cluster's). `NAME.json` (host, port, fingerprint of the inner port) is written by each node when it listens, and
 `NAME.seen` has the owners it knows of.
@@ -118,6 +119,10 @@ class Port(FrontEnd):
 
     def _look(self) -> None:
         self._table.look()
+        closed = self._folder / f"{self._table.me}.closed"
+        why = closed.read_text("utf-8") if closed.exists() else ""
+        if why != self.inner.relays.closed:
+            self.inner.cut_off(why)
         for vhost in self._table.mine():
             if vhost not in self._broker.vhosts and vhost not in self._making:
                 self._making[vhost] = self._broker.loop.create_task(self._make(vhost))

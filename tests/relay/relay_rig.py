@@ -102,6 +102,12 @@ class Rig:
         aside.write_text(str(offset), "utf-8")
         aside.rename(self.table / f"{name}.position")
 
+    def close(self, name: str, why: str) -> None:
+        """That node sends its clients away; "": it lets them in again."""
+        aside = self.table / f"{name}.closed.new"
+        aside.write_text(why, "utf-8")
+        aside.rename(self.table / f"{name}.closed")
+
     def node(self, name: str) -> Node:
         """How its inner port is reached."""
         said: dict[str, Any] = json.loads((self.table / f"{name}.json").read_text("utf-8"))
