@@ -431,10 +431,16 @@ class Handshake(Control):
         self.finished()
 
     def finished(self) -> None:
-        """Writes what is left and closes the socket."""
+        """Writes what is left and closes the socket; it goes to no other node any more."""
+        self._stop_waiting()
         if self.connection.ending.state != CLOSED:
             self.connection.output.flush()
             self.wire.close()
+
+    def _stop_waiting(self) -> None:
+        if self._task is not None:
+            self._task.cancel()  # a password check that nobody waits for costs nothing
+            self._task = None
 
     def _about(self) -> dict[str, object]:
         """Fields of a log record."""
@@ -453,9 +459,7 @@ class Handshake(Control):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            self._task.cancel()  # a password check that nobody waits for costs nothing
-            self._task = None
+        self._stop_waiting()
         connection = self.connection
         was_open = self.step == OPEN and connection.opened is not None
         if connection.ending.state == RUNNING:

@@ -198,7 +198,30 @@ def test_a_client_that_goes_while_open_waits_leaves_nothing(nodes: Rig) -> None:
     wait_until(lambda: connections(nodes, "b") == [], "and is gone")
 
 
-def handshake(sock: Any) -> None:
+def test_a_client_that_waits_when_its_node_stops_is_taken_nowhere(nodes: Rig) -> None:
+    """Another one that does not answer holds the stop up, until the vhost has an owner again."""
+    import socket
+
+    nodes.own("w", "b")
+    nodes.own("v", None)
+    address = ("127.0.0.1", nodes["a"].amqp_port)
+    with socket.create_connection(address, timeout=60) as holds, socket.create_connection(address, timeout=60) as waits:
+        handshake(holds, "w")
+        holds.recv(4096)
+        handshake(waits)
+        time.sleep(0.2)
+        stopping = threading.Thread(target=nodes["a"].stop)
+        stopping.start()
+        assert waits.recv(4096) == b"", "it hears no more"
+        nodes.own("v", "b")
+        time.sleep(0.5)
+        assert nodes["a"].running
+        assert connections(nodes, "b") == [], "nobody has brought it there"
+    stopping.join()
+    assert nodes.problems("a") == []
+
+
+def handshake(sock: Any, vhost: str = "v") -> None:
     """As far as connection.open."""
     sock.sendall(HEADER)
     sock.recv(4096)
@@ -206,5 +229,5 @@ def handshake(sock: Any) -> None:
     sock.sendall(commands.frame(0, ok))
     sock.recv(4096)
     sock.sendall(
-        commands.frame(0, commands.ConnectionTuneOk(0, 131072, 0)) + commands.frame(0, commands.ConnectionOpen("v"))
+        commands.frame(0, commands.ConnectionTuneOk(0, 131072, 0)) + commands.frame(0, commands.ConnectionOpen(vhost))
     )
