@@ -375,6 +375,10 @@ class LocalLog(TurnLog):
         settlements = self._settlements
         return settlements is not None and settlements.redelivered(offset)
 
+    def seen_earlier(self, offset: i64) -> bool:
+        settlements = self._settlements
+        return settlements is not None and settlements.seen_earlier(offset)
+
     # -- the end of a turn
 
     def write(self) -> None:

@@ -384,3 +384,9 @@ class QueueLog:
     def redelivered(self, offset: i64) -> bool:
         """Whether a consumer may have seen it: in an earlier life of the broker, or because it was given back."""
         raise NotImplementedError
+
+    def seen_earlier(self, offset: i64) -> bool:
+        """Whether it had left its queue's order in an earlier life of the broker, as far as is known: a consumer may
+        have seen it, or another queue have it as a dead letter. A log that cannot tell says so of more.
+        """
+        return self.redelivered(offset)

@@ -34,6 +34,7 @@ WRITTEN: Final = (
     Header("x-first-death-queue", "text", "the queue in which it died first", "dead-letters"),
     Header("x-first-death-reason", "text", "why: rejected, expired, maxlen or delivery_limit", "dead-letters"),
     Header("x-first-death-exchange", "text", "the exchange that it had been published to then", "dead-letters"),
+    Header("x-death-redelivered", "true", "dead letters, after a crash: it may have come to its queues before", "dead-letters"),
     Header("x-delivery-count", "number", "of quorum queues: how often it came back", "retries"),
     Header("x-delivered-at", "as it was sent", "when it was due, if it was published with `x-deliver-at`", "delays"),
     Header("x-delayed-redelivered", "true", "after a crash: it may have come to its queues before", "delays"),

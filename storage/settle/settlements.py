@@ -22,6 +22,7 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.settle.settled import tally
 
 _NO_LIMIT: Final[i64] = 1 << 60
+_NONE: Final[set[int]] = set()
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
 _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 
@@ -42,6 +43,7 @@ class Settlements:
         self.delivered_mark: i64 = delivered_mark
         self.due: bool = False
         self._seen_end: i64 = delivered_mark + 1  # offsets below it may have been delivered in an earlier life
+        self._returned_earlier: set[int] = set(returned) if returned else _NONE  # in an earlier life too
         self._returns: list[int] = []  # of this turn
         # settlements of this turn: the open run, and those before it
         self._run_first: i64 = -1
@@ -148,6 +150,12 @@ class Settlements:
         if offset < self._seen_end:
             return True
         return len(self.returned) > 0 and offset in self.returned
+
+    def seen_earlier(self, offset: i64) -> bool:
+        """See `QueueLog.seen_earlier`."""
+        if offset < self._seen_end:
+            return True
+        return len(self._returned_earlier) > 0 and offset in self._returned_earlier
 
     def seen(self, end: i64) -> None:
         """Whatever is live below `end` may have been delivered."""

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import pytest
 
+from amqpd.broker.delivery import Entry
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
 from amqpd.broker.publishing.dead_letters import HELD_MAX
-from amqpd.broker.publishing.deaths import Dresser, address, is_cycle, with_death
+from amqpd.broker.publishing.deaths import REDELIVERED, Dresser, address, is_cycle, with_death
+from amqpd.broker.publishing.republisher import RETRY_MS
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.storage.log.record import Record
 
 
 def death(properties: Properties, reason: str = "rejected", queue: str = "q", *, keep_keys: bool = True) -> Properties:
     encoded = encode_properties(properties)
     return decode_properties(with_death(encoded, reason, queue, "x", "key", 1_700_000_000, keep_keys=keep_keys))
+
+
+def live(room, name: str) -> list[Record]:
+    return list(room.vhost.queue(name).store.cursor.read(0, 1 << 20).records)
+
+
+def given(room, queue) -> Entry:
+    """To a consumer. A queue that is still being read is asked again."""
+    while (entry := queue.get(False)) is None:
+        assert queue.waits()
+        room.turns()
+    return entry
+
+
+def marked(record: Record) -> bool:
+    """Whether it says that there may be a copy of it."""
+    return bool((decode_properties(record.properties).headers or {}).get(REDELIVERED))
 
 
 class TestStory:
@@ -234,6 +254,70 @@ class TestSafety:
         room.restart()
         got = room.get(room.vhost.queue("q"))
         assert (got.body, got.redelivered) == (b"1", True)
+
+    @pytest.mark.parametrize("priorities", [0, 3])
+    @pytest.mark.parametrize("reason", ["expired", "maxlen", "rejected"])
+    def test_a_kill_before_the_source_is_settled_repeats_it_marked(self, room, reason: str, priorities: int) -> None:
+        room.queue("dead")
+        limits = {"expired": {"x_message_ttl": 50}, "maxlen": {"x_max_length": 1}, "rejected": {}}[reason]
+        if priorities:
+            limits = {**limits, "x_max_priority": priorities}
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **limits)
+        room.storage.commits.on_commit = lambda generation, failed: None  # nobody hears that the target is synced
+        for body in (b"1", b"2"):
+            room.publish("q", body)
+        if reason == "rejected":
+            queue.reject(queue.get(False))
+            room.turn.want()
+        room.advance(100)
+        died = [b"1", b"2"] if reason == "expired" else [b"1"]
+        assert [record.body for record in live(room, "dead")] == died
+        room.restart(down_ms=100)
+        queue = room.vhost.queue("q")
+        queue.prepare()
+        if reason == "rejected":
+            queue.reject(given(room, queue))
+        room.turn.want()
+        room.advance(100)
+        assert [(record.body, marked(record)) for record in live(room, "dead")] == [
+            *((body, False) for body in died),
+            *((body, True) for body in died),
+        ]
+        if reason == "rejected":  # what was not on its way has no copy
+            queue.reject(given(room, queue))
+            room.turn.want()
+            room.turns()
+            assert not marked(live(room, "dead")[-1])
+
+    def test_what_came_back_in_this_life_has_no_copy(self, room) -> None:
+        room.queue("dead")
+        queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+        room.publish("q", b"1")
+        entry = queue.get(False)
+        queue.requeue(entry, True)
+        queue.reject(queue.get(False))
+        room.turn.want()
+        room.turns()
+        assert [marked(record) for record in live(room, "dead")] == [False]
+
+    def test_tried_again_for_one_target_the_copy_of_the_other_says_so(self, room) -> None:
+        """A log on another machine fails after both have got it."""
+        room.exchange("dlx", "fanout")
+        near, far = room.queue("near"), room.queue("far")
+        for queue in (near, far):
+            room.bind("dlx", queue)
+        queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="dlx")
+        on_commit = room.storage.commits.on_commit
+        room.storage.commits.on_commit = lambda generation, failed: on_commit(generation, [far.store])
+        room.publish("q", b"1")
+        room.advance(100)
+        assert (near.store.record_count, queue.store.record_count) == (1, 1)
+        room.storage.commits.on_commit = on_commit
+        room.publish("q", b"2")
+        room.advance(RETRY_MS + 100)
+        found = sorted((record.body, marked(record)) for record in live(room, "near"))
+        assert found == [(b"1", False), (b"1", True), (b"2", False)]
+        assert queue.store.record_count == 0
 
     def test_a_target_whose_log_failed_gets_it_later(self, room) -> None:
         dead = room.queue("dead")

@@ -9,6 +9,8 @@ What else differs from one node:
 
 - A publish may be nacked; then it is not promised, and may come.
 - What was not promised at the end of a life went by another node than what is published then, and comes at any time.
+- A letter is repeated by each owner that finds it unsettled, several of them between two lives. All but the first copy
+  say so: an owner that does not know what the one before has done takes all for repeated.
 - Nodes have clocks of their own: what waits for its time may come earlier by so much as they are apart (`clock_s`).
 """
 
@@ -44,6 +46,9 @@ class NodesJudge(Judge):
 
     def _nacked(self, event: Event) -> None:
         """Not promised."""
+
+    def _unmarked_max(self, copy: Copy) -> int:
+        return copy.possible if copy.passed else 1
 
     def _may_be_late(self, copy: Copy) -> bool:
         return super()._may_be_late(copy) or (copy.life < self.life and not copy.promised_at)

@@ -66,6 +66,27 @@ def test_clocks_that_are_apart_expire_early(clock_s: float) -> None:
     assert ("expired" in story.found()) == (not clock_s)
 
 
+@pytest.mark.parametrize(("marked", "allowed"), [((False, True, True), True), ((False, False, True), False)])
+def test_a_letter_that_two_owners_repeat_between_two_lives(marked: tuple[bool, ...], allowed: bool) -> None:
+    story = Story(NodesJudge())
+    story.publish("aged", 1)
+    story.now += TTL_S
+    story.give("aged.dead", 1, reason="expired", marked=marked[0])
+    story.end("cut", 0.01)
+    for each in marked[1:]:
+        story.through("aged.dead", 1, reason="expired", marked=each)
+    assert ("aged.dead 1 came again without redelivered" not in story.found()) == allowed
+
+
+def test_a_letter_is_not_repeated_without_another_owner(story: Story) -> None:
+    """Though it says so."""
+    story.publish("aged", 1)
+    story.now += TTL_S
+    story.through("aged.dead", 1, reason="expired")
+    story.through("aged.dead", 1, reason="expired", marked=True)
+    assert "aged.dead 1 came again without redelivered" in story.found()
+
+
 @pytest.mark.parametrize(("back", "allowed"), [(1, False), (2, True)])
 def test_an_ack_counts_when_it_is_older_than_kafka_was_away(story: Story, back: int, allowed: bool) -> None:
     """A publish has waited for 3 s: the ack of 3 s ago need not be in Kafka, that of 11 s ago is."""

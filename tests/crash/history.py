@@ -218,7 +218,7 @@ class History:
             self.violations.append(f"{queue}: {name} {found} does not belong there")
         self.given += 1
         delivery = self.next_number()
-        marked = bool(headers.get("x-source-redelivered") or headers.get("x-delayed-redelivered"))
+        marked = any(headers.get(f"x-{each}-redelivered") for each in ("source", "delayed", "death"))
         home = headers.get("x-source-queue", "")
         returns = headers.get("x-delivery-count", 0)
         self.note("given", queue, found, Given(delivery, message.redelivered, by, returns, deaths, marked, home))

@@ -180,15 +180,20 @@ class Judge:
     def _judge_again(self, copy: Copy, given: Given, text: str) -> None:
         """A repeat is marked, and comes when nobody has the message."""
         if not given.redelivered:
-            copy.unmarked += 1
+            letter = copy.source is not None and not copy.passed
+            copy.unmarked += not (letter and given.marked)
             other = not given.marked if copy.passed else copy.possible == 1
-            if copy.unmarked > copy.possible or (copy.times and other):
+            if copy.unmarked > self._unmarked_max(copy) or (copy.times and other):
                 self.violate(f"{text} came again without redelivered, seen in life {copy.given_in}", copy.message)
         if copy.given_in == self.life and copy.possible == 1:
             if copy.held:
                 self.violate(f"{text} came although {copy.by} holds it", copy.message)
             elif copy.verdict in ("ack", "reject") and not copy.transaction:
                 self.violate(f"{text} came again in the life in which it was settled ({copy.verdict})", copy.message)
+
+    def _unmarked_max(self, copy: Copy) -> int:
+        """A kill between two writes may leave a letter and not the mark at its source."""
+        return copy.possible
 
     def _judge_return(self, copy: Copy, given: Given, at: float, text: str) -> None:
         """The queue counts what comes back, and may let it wait."""

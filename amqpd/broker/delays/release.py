@@ -102,7 +102,7 @@ class Release(Origin):
         if keys is None:
             keys = [envelope.routing_key]
         properties = without_delay(properties)
-        if self._again:
+        if self._again or self.again:
             properties = with_headers(properties, {REDELIVERED: True})
         info = scan(properties, 0, len(properties))
         destinations = router.route(vhost, exchange, keys, PropertiesView(envelope, properties), exchange)

@@ -4,6 +4,10 @@ The message goes to `x-dead-letter-exchange` under `x-dead-letter-routing-key`, 
 What its headers tell then, and which of its targets would make a cycle, is deaths.py's. An exchange that is missing
 drops it. Order, slices, retries, and that a crash loses none, are the republisher's.
 
+A crash, or the next owner of a vhost, may publish one again, and then it says so (deaths.REDELIVERED): what is about
+to be published is marked in its queue's log as what is delivered is, so the next life knows of which there may be a
+copy already. The mark is written with the turn, before what that turn appends elsewhere is safe.
+
 A dead letter that a log can give back is not kept in memory when many wait: a range of offsets waits in its place, so
 that a million messages that expire at once leave their queue at once, for some bytes. What only memory has is bounded:
 while too much of it waits, queues drop nothing more for its age (`is_behind`).
@@ -32,6 +36,8 @@ HELD_MAX: Final = 1000
 # From how many on, or from how many bytes in memory, queues drop nothing more for its age.
 BEHIND_COUNT: Final = 65536
 BEHIND_BYTES: Final = 32 * 1024 * 1024
+# Why messages end that no consumer was given.
+NOT_DELIVERED: Final = ("expired", "maxlen")
 
 
 @final
@@ -96,6 +102,10 @@ class DeadLetters:
         """
         dying = self._dying_of(queue, reason)
         offset: i64 = -1 if entry is None else entry.offset
+        if entry is not None and not entry.redelivered and reason in NOT_DELIVERED:
+            store = queue.store
+            if store is not None and queue.backing.has(offset):
+                queue.order.mark_delivered(store, offset)
         held = message is not None and (entry is None or len(self._republisher.line) < HELD_MAX)
         if not held and queue.backing.has(offset):
             if entry is not None:
@@ -105,7 +115,12 @@ class DeadLetters:
             self._republisher.add(dying, message, offset)
 
     def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
-        """Publishes all messages with these offsets that are not settled; the queue's log has them, and nobody else."""
+        """Publishes all messages with these offsets that are not settled; the queue's log has them, and nobody else.
+        Of all that was before them nothing is ready.
+        """
+        store = queue.store
+        if store is not None:
+            store.mark_delivered(last)
         self._republisher.add_range(self._dying_of(queue, reason), first, last)
 
     def _dying_of(self, queue: Queue, reason: str) -> Dying:
@@ -131,4 +146,8 @@ class DeadLetters:
         if self._slice != republisher.slice_number:
             self._slice = republisher.slice_number
             self._dresser.begin(republisher.timers.wall_ms() // 1000)
-        return self._dresser.dress(dying.queue, envelope, properties, dying.reason)
+        again = dying.again
+        if not again:
+            store = dying.queue.store
+            again = store is not None and dying.queue.backing.has(dying.offset) and store.seen_earlier(dying.offset)
+        return self._dresser.dress(dying.queue, envelope, properties, dying.reason, again)

@@ -4,6 +4,9 @@ Its headers tell the story, newest first: `x-death`, an array of tables {count, 
 routing-keys, original-expiration}, one per (queue, reason), and x-first-death-reason, -queue, -exchange. Its expiration
 goes: it must not expire again at once.
 
+One that may be in its queues already, since a crash, or a log that failed, came before it was settled at its source,
+says so: REDELIVERED is true. It is on more of them than are there twice (`QueueLog.seen_earlier`), and stays.
+
 A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
 itself would run for ever.
 
@@ -33,6 +36,7 @@ from amqpd.protocol.codec import PRODUCER_ID, CodecError, Long, Timestamp, decod
 from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration, without_headers
 from amqpd.routing.looks import CHANCE, MEMORY, ROUTING_KEY
 
+REDELIVERED: Final = "x-death-redelivered"
 # As far as a death is counted, whatever number a client began with.
 COUNT_MAX: Final = 1 << 62
 # What one slice remembers of each sort.
@@ -59,8 +63,8 @@ class Dresser:
     def __init__(self, vhosts: Mapping[str, VHost]) -> None:
         self._vhosts = vhosts
         self._time_s = 0
-        self._made: dict[tuple[Queue, str, Envelope, bytes], Dressed | None] = {}
-        self._first: dict[tuple[Queue, str, Envelope, bytes | None], FirstDeath | None] = {}
+        self._made: dict[tuple[Queue, str, Envelope, bytes, bool], Dressed | None] = {}
+        self._first: dict[tuple[Queue, str, Envelope, bytes | None, bool], FirstDeath | None] = {}
 
     def begin(self, time_s: int) -> None:
         """Another slice. time_s: of the deaths, seconds since 1970."""
@@ -68,15 +72,17 @@ class Dresser:
         self._made.clear()
         self._first.clear()
 
-    def dress(self, queue: Queue, envelope: Envelope, properties: bytes, reason: str) -> Dressed | None:
+    def dress(
+        self, queue: Queue, envelope: Envelope, properties: bytes, reason: str, again: bool = False
+    ) -> Dressed | None:
         """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
-        STAYS: its vhost is about to go on elsewhere.
+        STAYS: its vhost is about to go on elsewhere. again: it may have been published before.
 
         Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
         """
         if PRODUCER_ID in properties:
             properties = without_headers(properties, NUMBERS)  # in another queue it might pass for a copy
-        key = (queue, reason, envelope, properties)
+        key = (queue, reason, envelope, properties, again)
         if key in self._made:
             return self._made[key]
         name = queue.rules.dead_letter_exchange
@@ -87,11 +93,11 @@ class Dresser:
         dressed: Dressed | None = None
         if exchange is not None and router.looks_at(vhost, exchange) & (CHANCE | MEMORY):
             # The next one like it may go another way.
-            return address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
+            return address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
         if exchange is not None:
-            dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason)
+            dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason, again)
             if dressed is None:
-                dressed = address(vhost, queue, exchange, envelope, properties, reason, self._time_s)
+                dressed = address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
         if len(self._made) >= REMEMBERED_MAX:
             self._made.clear()
         self._made[key] = dressed
@@ -105,6 +111,7 @@ class Dresser:
         envelope: Envelope,
         properties: bytes,
         reason: str,
+        again: bool,
     ) -> Dressed | None:
         """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
         if b"-death" in properties:
@@ -113,13 +120,13 @@ class Dresser:
         if info.sender_selected:
             return None
         expiration = info.expiration
-        key = (queue, reason, envelope, expiration)
+        key = (queue, reason, envelope, expiration, again)
         if key in self._first:
             first = self._first[key]
         else:
             first = None
             if router.looks_at(vhost, exchange) == ROUTING_KEY:
-                first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s)
+                first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s, again)
             if len(self._first) >= REMEMBERED_MAX:
                 self._first.clear()
             self._first[key] = first
@@ -140,12 +147,15 @@ def first_death(
     expiration: bytes | None,
     reason: str,
     time_s: int,
+    again: bool,
 ) -> FirstDeath:
     """exchange: the dead-letter exchange, where the routing key alone matters."""
     key = queue.rules.dead_letter_key
     out = Envelope(exchange.name, envelope.routing_key if key is None else key)
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
+    if again:
+        headers[REDELIVERED] = True
     entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
     destinations = router.route(vhost, exchange, [out.routing_key], NO_MESSAGE)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
@@ -159,11 +169,19 @@ def address(
     properties: bytes,
     reason: str,
     time_s: int,
+    again: bool = False,
 ) -> Dressed:
     """The message as it goes out, and where to. exchange: the dead-letter exchange."""
     key = queue.rules.dead_letter_key
     changed = with_death(
-        properties, reason, queue.name, envelope.exchange, envelope.routing_key, time_s, keep_keys=key is None
+        properties,
+        reason,
+        queue.name,
+        envelope.exchange,
+        envelope.routing_key,
+        time_s,
+        keep_keys=key is None,
+        again=again,
     )
     info = scan(changed, 0, len(changed))
     out = Envelope(exchange.name, envelope.routing_key if key is None else key)
@@ -203,7 +221,15 @@ def first_headers(reason: str, queue: str, exchange: str) -> dict[str, object]:
 
 
 def with_death(
-    properties: bytes, reason: str, queue: str, exchange: str, routing_key: str, time_s: int, *, keep_keys: bool
+    properties: bytes,
+    reason: str,
+    queue: str,
+    exchange: str,
+    routing_key: str,
+    time_s: int,
+    *,
+    keep_keys: bool,
+    again: bool = False,
 ) -> bytes:
     """`properties` with this death told in the headers, and without expiration.
 
@@ -219,13 +245,16 @@ def with_death(
     if "x-death" not in table:
         changes = first_headers(reason, queue, exchange)
     changes["x-death"] = merged(death, past) if isinstance(past, list) else [death]
+    if again:
+        changes[REDELIVERED] = True
     drop = () if keep_keys else ("CC",)
     bare = without_expiration(properties)
     try:
         changed = with_headers(bare, changes, drop)
     except CodecError:
         # A forged x-death that nests as deep as tables may: it starts anew.
-        changed = with_headers(bare, {"x-death": [death]}, drop)
+        changes["x-death"] = [death]
+        changed = with_headers(bare, changes, drop)
     return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else with_headers(bare, {}, drop)
 
 

@@ -48,13 +48,14 @@ class Origin:
     """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
 
     Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
-    message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none.
-    went: how many of them were.
+    message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none;
+    again: whether an earlier try in this life may have brought it to some of its targets. went: how many of them were.
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.offset: i64 = -1
+        self.again = False
         self.went = Went()
 
     def log(self) -> QueueLog | None:
@@ -122,6 +123,7 @@ class Pending:
 
     first, last: offsets at the source, ends included; -1: a message that never had one. size: bytes of each body.
     message: of a single one, where it is in memory; None: the log has it, as it has those of a longer range.
+    again_end: those below it were published before, to some of their targets at least.
     """
 
     def __init__(self, origin: Origin, first: i64, last: i64, size: i64, message: Message | None) -> None:
@@ -130,6 +132,7 @@ class Pending:
         self.last = last
         self.size = size
         self.message = message
+        self.again_end: i64 = -1
         # The logs that it was published to, while it is not safe there: whether the local ones are synced, and how many
         # of the others have not answered.
         self.targets: list[QueueLog] = []

@@ -188,6 +188,7 @@ class Republisher(Confirmer):
         origin = pending.origin
         targets: list[QueueLog] = []
         origin.offset = pending.first
+        origin.again = pending.first < pending.again_end
         dressed = None if origin.gone() else origin.dress(message.envelope, message.properties())
         if dressed is STAYS:
             origin.kept(pending.first)
@@ -225,6 +226,7 @@ class Republisher(Confirmer):
             body = record.body
             body_size: i64 = len(body)
             origin.offset = offset
+            origin.again = offset < pending.again_end
             dressed = origin.dress(origin.envelope_of(record.exchange, record.routing_key), record.properties)
             if targets:
                 targets = []
@@ -276,6 +278,7 @@ class Republisher(Confirmer):
             return False
         outcome = offer(dressed.destinations, message, targets)
         if outcome == FAILED:
+            pending.again_end = pending.first + 1
             self._try_later(pending)
             return False
         if outcome == REFUSED and pending.origin.refused(pending.first):
@@ -402,6 +405,7 @@ class Republisher(Confirmer):
         if pending.failed:
             pending.failed = False
             pending.synced = False
+            pending.again_end = pending.last + 1
             self._try_later(pending)
         else:
             self._settling.add(pending)

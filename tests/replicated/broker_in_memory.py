@@ -1,0 +1,121 @@
+"""One owner of a slot with a vhost in it: queues over partitions in memory, dead letters, time and turns by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from kafka_in_memory import FakeKafka
+from slot_in_memory import Slot, queue_id
+
+from amqpd.broker.catalogue.catalogue import Catalogue
+from amqpd.broker.catalogue.vhost import VHost
+from amqpd.broker.delays.delays import Delays
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.turn import Turn
+from amqpd.broker.hosting import BrokerHost
+from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.publishing.dead_letters import DeadLetters
+from amqpd.broker.publishing.republisher import Republisher
+from amqpd.broker.queues.make_queue import make_queue
+from amqpd.broker.queues.opening import Opener
+from amqpd.broker.queues.pump_retries import PumpRetries
+from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queues.windows import Windows
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.storage.metadata.metadata import VhostRow
+
+SOURCE, TARGET = "source", "target"
+
+
+class Owner(Slot):
+    """Of the queues `source` and `target`: the first dead-letters to the second, beside what `arguments` say."""
+
+    def __init__(self, kafka: FakeKafka, first_offsets: dict[int, int], arguments: dict[str, object]) -> None:
+        super().__init__(kafka, 2, first_offsets)
+        self.arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": TARGET, **arguments}
+        self.clock = self.storage.context.clock
+        self._soon: list[Callable[[], None]] = []
+        self._later: list[tuple[float, Callable[[], None]]] = []
+
+    async def open(self) -> Owner:
+        """Its queues are read back and served."""
+        await super().open()
+        timers = Timers(self._call_later, self.clock)
+        self.broker_turn = Turn(self.storage, self._soon.append, timers)
+        self.storage.commits.on_commit = self.broker_turn.committed
+        metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
+        catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
+        vhosts: dict[str, VHost] = {}
+        self.republisher = Republisher(self.broker_turn, timers, self._soon.append)
+        dead_letters = DeadLetters(self.republisher, vhosts)
+        delays = Delays(self.storage, self.broker_turn, timers, self.republisher, vhosts, self._soon.append)
+        host = BrokerHost(
+            *("/", "v", self.broker_turn, timers, Windows(), self.storage, Opener(self._soon.append)),
+            *(PumpRetries(self._call_later), dead_letters, catalogue.stored_offsets, lambda _: None, delays),
+        )
+        self.vhost = vhosts["/"] = VHost(catalogue, VhostRow("/", "v"), host, {})
+        for number, (name, arguments) in enumerate(((SOURCE, self.arguments), (TARGET, {}))):
+            queue = make_queue(host, name, True, False, None, arguments, self.queues[number])
+            queue.id = queue_id(number)
+            self.vhost.add_queue(queue)
+            queue.prepare()
+        return self
+
+    def _post(self, call: Callable[..., None], *args: object) -> None:
+        self._soon.append(partial(call, *args))
+
+    def _call_later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
+        self._later.append((self.clock.monotonic() + delay_s, partial(call, *args)))
+
+    @property
+    def source(self) -> Queue:
+        return self.vhost.queues[SOURCE]
+
+    @property
+    def target(self) -> Queue:
+        return self.vhost.queues[TARGET]
+
+    def run(self) -> None:
+        """Turns, until the loop is idle: what was appended is on its way to Kafka, and not answered."""
+        self.broker_turn.want()
+        while self._soon or self.posted:
+            soon = self._soon[:]
+            self._soon.clear()
+            for call in soon:
+                call()
+            self.turn()
+
+    def advance(self, ms: int) -> None:
+        """Both clocks go on."""
+        self.clock.now_ms += ms
+        due = [call for at, call in self._later if at <= self.clock.monotonic()]
+        self._later = [each for each in self._later if each[0] > self.clock.monotonic()]
+        for call in due:
+            call()
+        self.run()
+
+    def publish(self, *bodies: bytes, priority: int = 0) -> None:
+        encoded = encode_properties(Properties(delivery_mode=2, priority=priority))
+        for body in bodies:
+            message = make_message(Envelope("", SOURCE), encoded, body, True, scan(encoded, 0, len(encoded)))
+            assert self.source.offer(message)
+        self.run()
+
+    def answer(self) -> None:
+        """Kafka answers for all there is, messages and settlements, until nothing is left."""
+        for _ in range(3):
+            self.run()
+            self.sync()
+        self.run()
+
+    def letters(self) -> list[tuple[bytes, bool]]:
+        """What lies in the target, and whether it says that there may be a copy of it."""
+        found = []
+        for record in self.live(1):
+            headers = decode_properties(record.properties).headers or {}
+            assert "x-death" in headers
+            found.append((record.body, bool(headers.get("x-death-redelivered"))))
+        return found
