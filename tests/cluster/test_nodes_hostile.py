@@ -188,7 +188,7 @@ def _own_topics(brokers: Kafka) -> list[str]:
 
 
 async def _declare_topics(nodes: Nodes, topics: int) -> None:
-    link = await connect(nodes[1].amqp[1], vhost="hostile", patience_s=900)
+    link = await connect(nodes[1].amqp[1], vhost="hostile", patience_s=300 + 3 * topics)
     tables = [field_table(shortstr("x-kafka-topic") + b"S" + _longstr(f"many.{each}")) for each in range(topics)]
     await asyncio.gather(*(link.declare_queue(f"q{each}", table=table) for each, table in enumerate(tables)))
     link.close()
