@@ -43,6 +43,12 @@ GO = """path => new Promise(done => {
     addEventListener("hashchange", drawn, {once: true});
     location.hash = path;
 })"""
+# What waits for the first figures to be painted has begun, and has asked.
+PAINTED = """() => new Promise(done => {
+    let frames = 4;
+    const next = () => (frames -= 1) ? requestAnimationFrame(next) : setTimeout(done);
+    next();
+})"""
 
 
 def missing(why: str) -> NoReturn:
@@ -124,6 +130,7 @@ class Screen:
     def settled(self) -> None:
         """There is a page, and nothing is on its way to it."""
         self.page.locator("main h1, main > .failure").first.wait_for()
+        self.page.evaluate(PAINTED)
         quiet, until = 0, time.monotonic() + WAIT_MS / 1000
         while quiet < 3:
             self.page.wait_for_timeout(20)

@@ -50,3 +50,11 @@ def pages_of(name: str) -> list[str]:
     """What has a page of its own, of a thing of this name in the vhost `hostile`."""
     at = part(name)
     return [f"#/queues/hostile/{at}", f"#/exchanges/hostile/{at}", f"#/vhosts/{at}", f"#/users/{at}"]
+
+
+BESIDE = """new MutationObserver((_, watch) => {
+    if (!document.querySelector("%s")) return;
+    window.beside = document.querySelectorAll("%s").length;
+    watch.disconnect();
+}).observe(document, {childList: true, subtree: true});"""
+"""A script for a page that is to be loaded: how many of the second there were when the first of the first came."""

@@ -65,6 +65,14 @@ def test_the_page_is_made_of_its_own_files_alone(built) -> None:
     assert "dangerouslySetInnerHTML=" not in scripts
 
 
+def test_the_start_waits_for_no_languages(built) -> None:
+    """The first formatter of Intl makes a browser load them, which takes as long as all of the page's script."""
+    start = re.findall(r'"/assets/([^"]*\.js)"', built["index.html"].decode())
+    assert len(start) >= 2
+    for name in start:
+        assert not re.search(rb"\bIntl\b|toLocale|localeCompare", built[name]), name
+
+
 def test_the_lock_file_names_no_host() -> None:
     text = (SOURCES / "package-lock.json").read_text("utf-8")
     packages = json.loads(text)["packages"]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from page_paths import BESIDE
 
 
 def keep(held: list[Any], route: Any) -> None:
@@ -51,3 +52,26 @@ def test_figures_do_not_wait_for_charts_and_their_past(visit, shop) -> None:
     page.locator(".tile b").first.wait_for()
     for route in held:
         route.continue_()
+
+
+NAMED = "[...document.querySelectorAll('script[src], link[rel=modulepreload]')].map(each => each.src || each.href)"
+
+
+def test_a_list_does_not_wait_for_a_script_of_its_own(visit, shop) -> None:
+    page = visit(shop, "#/queues", "anna").page
+    scripts: list[str] = []
+    page.on("request", lambda request: scripts.append(request.url) if request.url.endswith(".js") else None)
+    page.reload()
+    page.locator("main tbody tr").first.wait_for()
+    named = page.evaluate(NAMED)
+    assert len(named) >= 2
+    assert set(scripts) == set(named)
+
+
+def test_charts_and_the_node_are_painted_behind_the_figures(visit, shop) -> None:
+    page = visit(shop, "#/", "anna").page
+    assert page.locator("main .card").count() >= 3
+    page.add_init_script(BESIDE % (".tile b", "main .card"))
+    page.reload()
+    page.locator("main .card").nth(2).wait_for()
+    assert page.evaluate("window.beside") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from page_paths import BESIDE
 
 from amqpd.testing import BrokerProcess
 
@@ -51,6 +52,14 @@ def test_lists(visit, crowd) -> None:
     assert rows.count() == 10
     assert sizes
     assert max(sizes) < 100_000
+
+
+def test_as_many_lines_as_a_screen_has_are_painted_first(visit, crowd) -> None:
+    page = visit(crowd, "#/queues").page
+    page.add_init_script(BESIDE % ("main tbody tr", "main tbody tr"))
+    page.reload()
+    page.locator("main tbody tr").nth(49).wait_for()
+    assert page.evaluate("window.beside") == 20
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import { ALL, useHistory, type Counters, type Range } from "../parts/history";
 import { count, rate } from "../parts/numbers";
 import { Facts, Failure, Missing, Section, Title } from "../parts/text";
 import { NodeNow } from "../parts/node";
+import { usePainted } from "../shell/poll";
 import { has } from "../shell/session";
 import { href } from "../shell/router";
 
@@ -43,20 +44,22 @@ export const first = (): string => address("/api/overview", {}, { fields: FIELDS
 export default function OverviewPage() {
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
+  // The figures first; what is drawn and asked besides comes behind them.
+  const more = usePainted(data !== undefined || error !== undefined);
   return (
     <>
       <Title>Overview</Title>
       <Failure error={error} />
       <Missing nodes={data?.missing_nodes} />
       {data && <Totals of={data} />}
-      {data?.message_stats && (
+      {more && data?.message_stats && (
         <Charts title="Messages" range={range} ranges={ALL} onRange={setRange}>
           <Chart title="Rates" points={points} curves={RATES} />
           <Chart title="In queues" unit="count" points={points} curves={DEPTHS} />
         </Charts>
       )}
-      {(data || error !== undefined) && has("monitoring") && <NodeNow range={range} />}
-      {data?.listeners && <Listeners of={data.listeners} />}
+      {more && has("monitoring") && <NodeNow range={range} />}
+      {more && data?.listeners && <Listeners of={data.listeners} />}
       {!has("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
     </>
   );

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, getUrl, Refusal, type Names, type Query } from "../api/client";
-import { usePoll } from "../shell/poll";
+import { usePainted, usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
 import { count } from "./numbers";
@@ -52,6 +52,8 @@ interface ListProps<T> {
 const PAGE_SIZE = 50;
 const SIZES = [25, 50, 100, 500];
 const TYPED_MS = 250;
+/** Lines that are painted at once, the others behind them. */
+const FIRST = 20;
 
 /** What a list asks, as the address of the page has it. */
 export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as = "" }: Pick<ListProps<unknown>, "path" | "names" | "query" | "pageSize" | "as">): string {
@@ -93,6 +95,8 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
   const last = useRef<Listed<T>>();
   if (data) last.current = data;
   const shown = data ?? last.current;
+  // As many lines as a screen has come first.
+  const whole = usePainted(data !== undefined);
   const wide = searched === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searched;
 
   return (
@@ -109,7 +113,7 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
       {shown && (
         <Rows
           what={what}
-          items={shown.items}
+          items={whole ? shown.items : shown.items.slice(0, FIRST)}
           columns={columns}
           idOf={idOf}
           sort={sort}

@@ -1,16 +1,26 @@
-// Numbers as people read them.
+// Numbers as people read them. Not by Intl: a browser that has just been given an address loads its languages for the first
+// formatter, which takes as long as all of the page's script.
 
-const whole = new Intl.NumberFormat("en");
-const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const SHORT = ["", "K", "M", "B", "T"];
+
+/** value: a whole number. */
+const grouped = (value: number): string => String(value).replace(/\B(?=(?:\d{3})+$)/g, ",");
 
 /** 12,345; nothing is a dash. */
 export function count(value: number | null | undefined): string {
-  return value === null || value === undefined || !Number.isFinite(value) ? "–" : whole.format(Math.round(value));
+  return value === null || value === undefined || !Number.isFinite(value) ? "–" : grouped(Math.round(value));
 }
 
 /** 12.3K: for axes and narrow places. */
 export function brief(value: number): string {
-  return short.format(value);
+  let step = 0;
+  let shown = Math.round(value * 10) / 10;
+  while (Math.abs(shown) >= 1000 && step < SHORT.length - 1) {
+    value /= 1000;
+    step += 1;
+    shown = Math.round(value * 10) / 10;
+  }
+  return `${shown}${SHORT[step]}`;
 }
 
 /** A rate a second: 0.4/s, 12/s, 10,200/s. */

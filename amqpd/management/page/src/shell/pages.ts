@@ -3,6 +3,7 @@
 import type { ComponentType } from "preact";
 import { askAhead } from "../api/client";
 import Overview, { first as firstOfOverview } from "../pages/overview";
+import Queues, { first as firstOfQueues } from "../pages/queues";
 import { session, type Role } from "./session";
 
 /** What a page's component gets: the decoded names of its path, in order. */
@@ -34,7 +35,7 @@ export const PAGES: readonly Page[] = [
   { path: "connections/*", title: "Connection", role: "management", load: () => import("../pages/connection") },
   { path: "channels", title: "Channels", group: "Broker", role: "management", load: () => import("../pages/channels") },
   { path: "channels/*", title: "Channel", role: "management", load: () => import("../pages/channel") },
-  { path: "queues", title: "Queues", group: "Messages", role: "management", load: () => import("../pages/queues") },
+  { path: "queues", title: "Queues", group: "Messages", role: "management", load: async () => ({ default: Queues, first: firstOfQueues }) },
   { path: "queues/*/*", title: "Queue", role: "management", load: () => import("../pages/queue") },
   { path: "exchanges", title: "Exchanges", group: "Messages", role: "management", load: () => import("../pages/exchanges") },
   { path: "exchanges/*/*", title: "Exchange", role: "management", load: () => import("../pages/exchange") },

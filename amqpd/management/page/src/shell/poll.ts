@@ -98,12 +98,27 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
   return { ...state, refresh };
 }
 
-/** Ends when what is set now has been painted; where nobody looks nothing is, and it ends all the same. */
+/** Ends when what is set now has been painted, which is when the frame after it begins; where nobody looks nothing is, and it ends
+ *  all the same. */
 export function painted(): Promise<void> {
   return new Promise((done) => {
-    requestAnimationFrame(() => setTimeout(done));
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)));
     setTimeout(done, UNSEEN_MS);
   });
+}
+
+/** Whether what was there when `ready` came has been painted: what costs more than it tells stands behind this. */
+export function usePainted(ready: boolean): boolean {
+  const [seen, setSeen] = useState(false);
+  useLayoutEffect(() => {
+    if (!ready) return;
+    let ended = false;
+    void painted().then(() => !ended && setSeen(true));
+    return () => {
+      ended = true;
+    };
+  }, [ready]);
+  return seen;
 }
 
 function gone(error: unknown): boolean {

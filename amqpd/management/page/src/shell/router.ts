@@ -26,8 +26,8 @@ addEventListener("hashchange", () => {
   place.value = parse(location.hash);
 });
 
-// What is no Unicode, half of a pair, would throw; nothing there is called so.
-const encoded = (text: string): string => encodeURIComponent(text.replace(/\p{Surrogate}/gu, "\ufffd"));
+// What is no Unicode, half of a pair, would throw; nothing there is called so. (With the u flag a whole pair is one sign, and matches not.)
+const encoded = (text: string): string => encodeURIComponent(text.replace(/[\ud800-\udfff]/gu, "\ufffd"));
 
 /** The address of a page: `href(["queues", vhost, name], { tab: "messages" })`. */
 export function href(path: (string | number)[], query: Record<string, string | number | undefined> = {}): string {

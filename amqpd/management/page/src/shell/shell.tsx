@@ -7,7 +7,7 @@ import { Icon } from "../parts/icon";
 import { forgetNotices, Notices, notify } from "../parts/notices";
 import { Login } from "./login";
 import { componentOf, fetchPage, PAGES, pageOf, type Page, type PageProps } from "./pages";
-import { EVERY_S, everyS, setEvery } from "./poll";
+import { EVERY_S, everyS, painted, setEvery } from "./poll";
 import { href, place } from "./router";
 import { has, logout, orAbove, session } from "./session";
 import { theme, type Theme } from "./theme";
@@ -30,9 +30,13 @@ export function Shell() {
 function Frame() {
   const menu = useSignal(false);
   useEffect(() => {
-    lookForVhosts().catch((error: unknown) => notify(sentence(error), "bad"));
+    let ended = false;
+    void painted()
+      .then(() => (ended ? undefined : lookForVhosts()))
+      .catch((error: unknown) => notify(sentence(error), "bad"));
     // The next user of this tab sees nothing of the one before.
     return () => {
+      ended = true;
       forgetNotices();
       vhosts.value = [];
     };
