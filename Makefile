@@ -15,6 +15,7 @@
 #   make test-page    the web page in Debian's Chromium, three minutes, which CI runs as well; make pictures: those of docs/ anew
 #   make test-peer    beside a live RabbitMQ, two or three minutes, which CI runs as well
 #   make check-metrics  dashboards and alert rules against a real Prometheus, which `make test` does where there is one
+#   make bench-page   what the web page costs the broker, and how soon one sees something: a minute
 #   make bench        beside RabbitMQ, 22 minutes at most; make bench-guard: has the fast road become dearer? half a minute
 
 PYTHON ?= python3
@@ -51,7 +52,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-cluster bench-guard bench-export compare compare-record check-metrics clean"
+	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-page bench-cluster bench-guard bench-export compare compare-record check-metrics clean"
 
 # The first time, at a terminal, there is a broker before there is a compiled one: the sources run interpreted while the compiler
 # is at work, in a session of its own, which a Ctrl-C here leaves alone. A script's is compiled before it starts: nobody waits, and
@@ -196,6 +197,11 @@ bench: $(VENV)/.installed $(PLAIN)/.installed
 
 bench-guard: $(VENV)/.installed
 	$(VENV)/bin/python -m interop.bench.guard $(BENCH_ARGS)
+
+# The installed wheel and its page: `python -m interop.bench.page` would take the sources, which stand here, as they are.
+.PHONY: bench-page
+bench-page: browser $(VENV)/.page $(VENV)/.browser
+	$(VENV)/bin/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.page", run_name="__main__")' $(BENCH_ARGS)
 
 # Three nodes over three brokers of Kafka beside three nodes of RabbitMQ with quorum queues: ten minutes.
 .PHONY: bench-cluster

@@ -12,8 +12,10 @@ times are read from the kernel, so that other work on the machine counts in none
 The sweep that reads all counters every five seconds while somebody looks is the API's, and told apart: some 3 us for
 each queue, exchange, channel and connection.
 
-First useful paint: from the address to figures on the overview, and to lines in the list of queues, in Debian's
-Chromium by Playwright (the extra `page`), where both are there; logged in already, nothing in the browser's cache.
+First useful paint, where there is a browser: `paint` says how, and what of it is the machine's.
+
+A broker that does not take 100,000 a second, as an interpreted one, is offered half of that, and so on; the table says
+which rate it was. The page and the broker are those of the amqpd that this Python imports.
 """
 
 from __future__ import annotations
@@ -24,21 +26,20 @@ import gzip
 import http.client
 import json
 import os
-import shutil
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import amqpd.management
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 from . import generator
 from .generator import RunFailed
+from .paint import LEAST, PAINTS, paints
 from .rounds import say
 
 LIMIT = 0.02
@@ -46,6 +47,7 @@ PAINT_MS_MAX = 300
 SCRIPT_BYTES_MAX = 120 * 1024
 ROUNDS = 100
 RATE = 100_000
+RATE_MIN = 10_000
 DIST = Path(amqpd.management.__file__).parent / "page" / "dist"
 
 _SPANS = "".join(f"&{name}_age=15&{name}_incr=5" for name in ("msg_rates", "lengths", "data_rates", "node_stats"))[1:]
@@ -112,14 +114,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _judge(program: Path, broker: BrokerProcess, given: argparse.Namespace) -> int:
-    message_us = min(_message_us(program, broker, given.time) for _ in range(3))
     client = Client(broker.http_port)
+    rate, message_us = _message_us(program, broker, client, given.time)
     client.declare(given.queues)
     pages = client.cost(broker.pid)
-    messages = message_us * RATE / 1000
+    messages = message_us * rate / 1000
     share = pages.cpu_ms / messages
     print("| | |\n|---|---|")
-    print(f"| S3 at {RATE:,} messages/s, CPU per message | {message_us:.2f} us: {messages:.0f} ms a second |")
+    print(f"| S3 at {rate:,} messages/s, CPU per message | {message_us:.2f} us: {messages:.0f} ms a second |")
     beside = f"five pages beside {given.queues:,} queues, {pages.requests:.1f} requests a second"
     print(f"| {beside}, CPU | {pages.cpu_ms:.1f} ms a second |")
     print(f"| what they bring | {pages.size_bytes / 1024:.1f} KiB a second |")
@@ -129,14 +131,30 @@ def _judge(program: Path, broker: BrokerProcess, given: argparse.Namespace) -> i
     if script:
         print(f"| script, gzipped | {script / 1024:.1f} KiB of {SCRIPT_BYTES_MAX / 1024:.0f} |")
         failed = failed or script > SCRIPT_BYTES_MAX
-    for path, ms in paints(broker.http_port).items():
-        print(f"| first useful paint of {path}, median of {PAINTS} | {ms:.0f} ms; {PAINT_MS_MAX} is what it may be |")
-        failed = failed or ms > PAINT_MS_MAX
+    for path, found in (paints(broker.http_port) if script else {}).items():
+        must = "the machine's share and the browser's" if path == LEAST else f"{PAINT_MS_MAX} is what it may be"
+        took = f"{found.median_ms:.0f} ms (best {found.best_ms:.0f}); {must}"
+        print(f"| first useful paint of {path}, median of {PAINTS} | {took} |")
+        failed = failed or (path != LEAST and found.median_ms > PAINT_MS_MAX)
     return int(failed)
 
 
-def _message_us(program: Path, broker: BrokerProcess, seconds: float) -> float:
-    options = ["-s", "S3", "--time", f"{seconds}", "--warm", "1", "--rate", f"{RATE}"]
+def _message_us(program: Path, broker: BrokerProcess, client: Client, seconds: float) -> tuple[int, float]:
+    """The rate that the broker took, and what a message cost it. Raises: RunFailed."""
+    rate = RATE
+    while True:
+        try:
+            return rate, min(_run_us(program, broker, rate, seconds) for _ in range(3))
+        except RunFailed as error:
+            if "have not come" not in str(error) or rate // 2 < RATE_MIN:
+                raise
+            say(f"{rate:,} messages/s are more than this broker takes ({error}): half of it")
+            rate //= 2
+            client.clear()
+
+
+def _run_us(program: Path, broker: BrokerProcess, rate: int, seconds: float) -> float:
+    options = ["-s", "S3", "--time", f"{seconds}", "--warm", "1", "--rate", f"{rate}"]
     found = generator.run(program, "127.0.0.1", broker.amqp_port, broker.pid, options)
     say(f"S3 at {found['rate']:,.0f} messages/s: {found['cpu_us']:.3f} us")
     return found["cpu_us"]
@@ -186,6 +204,11 @@ class Client:
         }  # fmt: skip
         self.ask("POST", "/api/definitions", document)
 
+    def clear(self) -> None:
+        """Deletes all queues: what a run that gave up has left."""
+        for queue in json.loads(self.ask("GET", "/api/queues?columns=name")):
+            self.ask("DELETE", f"/api/queues/%2F/{quote(queue['name'], safe='')}")
+
     def cost(self, pid: int) -> Cost:
         """Of all pages, a second."""
         node = json.loads(self.ask("GET", "/api/overview"))["node"]
@@ -208,57 +231,6 @@ class Client:
 def script_bytes() -> int:
     """Of all scripts together, gzipped; 0 where the page is not built."""
     return sum(len(gzip.compress(path.read_bytes(), 9)) for path in DIST.glob("*.js"))
-
-
-# -- first useful paint ------------------------------------------------------------------------------------------------
-
-PAINTS = 10
-USEFUL = {"#/": ".tile b", "#/queues": "main tbody tr"}
-"""What makes a page useful, by its address."""
-_WATCH = """selector => {
-    const seen = () => {
-        if (!document.querySelector(selector)) return false;
-        requestAnimationFrame(() => requestAnimationFrame(() => { window.usefulMs = performance.now(); }));
-        return true;
-    };
-    const watch = new MutationObserver(() => seen() && watch.disconnect());
-    watch.observe(document, {childList: true, subtree: true});
-}"""
-
-
-def paints(port: int) -> dict[str, float]:
-    """Milliseconds, by address; none where there is no browser."""
-    chromium = shutil.which("chromium")
-    if chromium is None or find_spec("playwright") is None or not script_bytes():
-        say("no Chromium, no playwright, or no page: nothing is painted")
-        return {}
-    from playwright.sync_api import sync_playwright
-
-    found: dict[str, float] = {}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        )
-        for path, selector in USEFUL.items():
-            times = []
-            for _ in range(PAINTS):
-                context = browser.new_context()
-                context.request.post(
-                    f"http://127.0.0.1:{port}/api/amqpd/session",
-                    form={"username": "guest", "password": "guest"},
-                    headers={"Amqpd-Page": "1"},
-                )
-                page = context.new_page()
-                page.add_init_script(f"({_WATCH})({json.dumps(selector)})")
-                page.goto(f"http://127.0.0.1:{port}/{path}")
-                page.locator(selector).first.wait_for()
-                while (ms := page.evaluate("window.usefulMs")) is None:
-                    page.wait_for_timeout(10)
-                times.append(ms)
-                context.close()
-            found[path] = statistics.median(times)
-        browser.close()
-    return found
 
 
 if __name__ == "__main__":

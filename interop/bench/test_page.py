@@ -1,0 +1,74 @@
+"""What the page's benchmark does where a broker is slow, and the least page that it measures besides."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interop.bench import generator, page, paint
+from interop.bench.generator import RunFailed
+
+
+class Cleared:
+    """Counts the calls of `clear`."""
+
+    count = 0
+
+    def clear(self) -> None:
+        self.count += 1
+
+
+class Process:
+    amqp_port = 1
+    pid = 1
+
+
+def slow(takes: int, said: str = "12 messages have not come, 0 confirms") -> Any:
+    """A generator against a broker that takes so many messages a second."""
+
+    def run(_program: Path, _host: str, _port: int, _pid: int, options: list[str]) -> dict[str, float]:
+        rate = int(options[options.index("--rate") + 1])
+        if rate > takes:
+            raise RunFailed(said)
+        return {"rate": rate, "cpu_us": 7.5}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("takes", "rate", "cleared"), [(200_000, 100_000, 0), (60_000, 50_000, 1), (13_000, 12_500, 3)]
+)
+def test_a_slow_broker_is_offered_what_it_takes(monkeypatch, takes: int, rate: int, cleared: int) -> None:
+    monkeypatch.setattr(generator, "run", slow(takes))
+    client = Cleared()
+    assert page._message_us(Path("amqpload"), Process(), client, 1.0) == (rate, 7.5)  # type: ignore[arg-type]
+    assert client.count == cleared
+
+
+@pytest.mark.parametrize(
+    ("takes", "said"), [(1000, "9 messages have not come, 0 confirms"), (1000, "connection refused")]
+)
+def test_what_another_rate_does_not_mend_is_told(monkeypatch, takes: int, said: str) -> None:
+    monkeypatch.setattr(generator, "run", slow(takes, said))
+    with pytest.raises(RunFailed, match=said):
+        page._message_us(Path("amqpload"), Process(), Cleared(), 1.0)  # type: ignore[arg-type]
+
+
+def test_the_least_page_is_html_a_script_and_a_figure() -> None:
+    with paint.least() as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        found = {}
+        for path in ("/", "/least.js", "/figure", "/favicon.ico"):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            found[path] = (answer.status, answer.headers["Content-Type"], answer.read().decode())
+        connection.close()
+    assert found["/"][:2] == (200, "text/html")
+    assert 'src="/least.js"' in found["/"][2]
+    assert found["/least.js"][1] == "text/javascript"
+    assert 'fetch("/figure")' in found["/least.js"][2]
+    assert found["/figure"] == (200, "application/json", '{"figure": 5}')
+    assert found["/favicon.ico"][0] == 404
