@@ -19,16 +19,16 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Final
 
-from history import Event, History
+from history import Event, Given, History
 from history_copies import Copy
 from history_judge import Judge
 from history_load import PATIENCE_S, Crowd
 from quickclient import Gone, Link, connect
 from streams_load import POLICIES, Ask, StreamLoad
-from streams_story import StreamStory
+from streams_story import KEPT_BYTES, StreamStory, body
 
 WITHOUT: Final = frozenset(("later", "kept", "numbered"))
 """Lanes that a cluster refuses."""
@@ -50,19 +50,31 @@ class NodesJudge(Judge):
     def _unmarked_max(self, copy: Copy) -> int:
         return copy.possible if copy.passed else 1
 
-    def _may_be_late(self, copy: Copy) -> bool:
-        return super()._may_be_late(copy) or (copy.life < self.life and not copy.promised_at)
+    def _may_be_late(self, copy: Copy, given: Given) -> bool:
+        if copy.queue == "retry" and given.returns and copy.life < self.life:
+            return True  # it was on its way to a client that had gone, came back, and has waited since
+        return super()._may_be_late(copy, given) or (copy.life < self.life and not copy.promised_at)
 
 
 class NodesStream(StreamStory):
     """A nack is no promise; and whoever takes a slot writes a barrier, which has an offset and is no message.
 
     barriers: offsets below a stored one that nobody has acked, nor ever seen: none of them may show a message later.
+    uncut: below it an owner has cut, who was replaced before Kafka knew: the next one has it, and cuts it anew.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.barriers: set[int] = set()
+        self.uncut = -1
+        self._replaced = False
+
+    def found(self, messages: Iterable[tuple[int, int]], stored: dict[str, int], now: float | None = None) -> None:
+        there = list(messages)
+        kept = sum(len(body(number)) for offset, number in there if offset >= self.cut_to)
+        if self._replaced and there[0][0] < self.cut_to and kept >= KEPT_BYTES:
+            self.uncut, self.cut_to = max(self.uncut, self.cut_to), there[0][0]
+        super().found(there, stored, now)
 
     def see(self, offset: int, number: int) -> None:
         super().see(offset, number)
@@ -76,11 +88,13 @@ class NodesStream(StreamStory):
         if last <= self.acked < offset:
             self.barriers.update(range(last, offset))
             offset = last
-        super()._not_beyond(offset)
+        if offset > self.uncut:
+            super()._not_beyond(offset)
 
     def ended(self, how: str) -> None:
         super().ended(how)
         self._after_cut = True
+        self._replaced = how == "cut"
 
     def nacked(self, number: int) -> None:
         pass

@@ -50,6 +50,18 @@ def test_what_was_promised_comes_before_what_is_published_then(story: Story) -> 
     assert "work 1 (priority 0) came first after 3" in story.found()
 
 
+@pytest.mark.parametrize("returns", [0, 1])
+def test_what_came_back_from_a_client_that_had_gone_has_waited(story: Story, returns: int) -> None:
+    """It was on its way to one in the life before."""
+    story.publish("retry", 1)
+    story.end("cut")
+    story.publish("retry", 2)
+    story.through("retry", 2)
+    story.give("retry", 1, again=True, returns=returns)
+    story.settle("retry", 1)
+    assert ("retry 1 (priority 0) came first after 2" in story.found()) == (not returns)
+
+
 def test_order_within_a_life(story: Story) -> None:
     for message in (1, 2):
         story.note("publish", "work", message, Sent("confirm"))
@@ -108,6 +120,22 @@ def test_a_stream_that_nacks() -> None:
     number = stream.publish()
     stream.nacked(number)
     assert not stream.violations
+
+
+@pytest.mark.parametrize(("count", "how", "allowed"), [(400, "cut", True), (400, "stop", False), (40, "cut", False)])
+def test_a_cut_that_the_next_owner_was_not_told_of(count: int, how: str, allowed: bool) -> None:
+    """A reader has passed over 0 to 9, which are there again: so much is newer that they may be cut, or is not."""
+    stream = NodesStream()
+    numbers = [stream.publish() for _ in range(count)]
+    for number in numbers:
+        stream.confirmed(number)
+    stream.found(enumerate(numbers), {})
+    reader = stream.asks("first", 0)
+    stream.begins(reader)
+    stream.given(reader, 10, numbers[10])
+    stream.ended(how)
+    stream.found(enumerate(numbers), {})
+    assert (not stream.violations) == allowed, stream.violations
 
 
 @pytest.mark.parametrize(("begins_at", "allowed"), [(2, True), (3, False)])

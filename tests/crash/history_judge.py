@@ -27,7 +27,8 @@ something asked AGE_S after that answer, too (at a power cut twice the slowest c
 broker has had the time, however busy the machine is. After a clean stop it counts when it was read.
 A dead-lettered message is settled at its source after its targets are
 synced: twice the slowest confirm and AGE_S twice after the letter was given (at a power cut four times the slowest), or
-LETTER_AGE_S and twice the slowest after the reject was read. Until then a kill may repeat a letter, once per kill. A
+LETTER_AGE_S and twice the slowest after the reject was read. Until then a kill may repeat a letter; as many copies as
+kills need not say so (`x-death-redelivered`). A
 purge or a deletion without an answer has or has not been done; of a deletion all or nothing.
 """
 
@@ -225,7 +226,7 @@ class Judge:
                 self.violate(f"{text} came although its transaction {sent.transaction} was {state}", copy.message)
         if not copy.times:
             place = (copy.queue, sent.priority)
-            if copy.message < self._first.get(place, -1) and not self._may_be_late(copy):
+            if copy.message < self._first.get(place, -1) and not self._may_be_late(copy, given):
                 self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
             self._first[place] = max(self._first.get(place, -1), copy.message)
         for number in copy.perhaps:  # a deletion is all or nothing: this one was nothing
@@ -235,7 +236,7 @@ class Judge:
                         other.perhaps.discard(number)
         copy.perhaps = {number for number in copy.perhaps if self._kinds[number] == "rewind"}
 
-    def _may_be_late(self, copy: Copy) -> bool:
+    def _may_be_late(self, copy: Copy, given: Given) -> bool:
         """What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile."""
         if copy.queue in PASSES or copy.unsafe:
             return True
