@@ -30,7 +30,9 @@ def test_it_stands_still_and_goes_on(visit, broker) -> None:
     screen = visit(broker, "#/queues")
     os.kill(broker.pid, signal.SIGSTOP)
     try:
-        screen.page.wait_for_timeout(4000)  # a request is on its way
+        with screen.page.expect_request("**/api/queues?*"):
+            pass
+        screen.page.wait_for_timeout(500)  # it is on its way, and nobody answers
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     broker.api("PUT", f"/api/queues/%2F/{part('came later')}", {})

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "relay"))
 from relay_rig import Rig
 
 
-@pytest.fixture
-def nodes(browser, tmp_path: Path) -> Iterator[Rig]:
-    """a, b and c; a virtual host of each, with its letter and two queues."""
-    with Rig(tmp_path, ("a", "b", "c")) as rig:
+@pytest.fixture(scope="module")
+def nodes(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """a, b and c; a virtual host of each, with its letter and two queues. Whoever stops one starts it, for the next."""
+    with Rig(tmp_path_factory.mktemp("nodes"), ("a", "b", "c")) as rig:
         for name in "abc":
             rig[name].api("DELETE", "/api/vhosts/%2F")
             rig.own(f"v{name}", name)
@@ -69,3 +69,7 @@ def test_a_node_that_is_away_is_named_wherever_its_part_is_missing(visit, nodes:
     section.get_by_text("It does not answer.").wait_for()
     screen.go("#/queues/va/orders")
     page.get_by_role("heading", level=1).filter(has_text="orders").wait_for()
+    nodes["c"].start()
+    screen.go("#/queues")
+    page.get_by_text("6 queues").wait_for()
+    page.get_by_text("does not answer").first.wait_for(state="detached")
