@@ -28,7 +28,7 @@ from history_judge import Judge
 from history_load import PATIENCE_S, Crowd
 from quickclient import Gone, Link, connect
 from streams_load import POLICIES, Ask, StreamLoad
-from streams_story import KEPT_BYTES, StreamStory, body
+from streams_story import KEPT_BYTES, Reader, StreamStory, body
 
 WITHOUT: Final = frozenset(("later", "kept", "numbered"))
 """Lanes that a cluster refuses."""
@@ -61,12 +61,15 @@ class NodesStream(StreamStory):
 
     barriers: offsets below a stored one that nobody has acked, nor ever seen: none of them may show a message later.
     uncut: below it an owner has cut, who was replaced before Kafka knew: the next one has it, and cuts it anew.
+    moved: a client has lost its connection, so the next owner may serve already who comes now. What only the one before
+    knew is not stored there; what somebody was told is written is.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.barriers: set[int] = set()
         self.uncut = -1
+        self.moved = False
         self._replaced = False
 
     def found(self, messages: Iterable[tuple[int, int]], stored: dict[str, int], now: float | None = None) -> None:
@@ -91,8 +94,13 @@ class NodesStream(StreamStory):
         if offset > self.uncut:
             super()._not_beyond(offset)
 
+    def _due(self, reader: Reader, offset: int) -> int:
+        due = super()._due(reader, offset)
+        return min(due, max(offset, self.told)) if self.moved else due
+
     def ended(self, how: str) -> None:
         super().ended(how)
+        self.moved = False
         self._after_cut = True
         self._replaced = how == "cut"
 
@@ -158,6 +166,7 @@ class NodesCrowd(Crowd):
                 if not self.ended:
                     self.why = self.why or repr(error)
                     self.broken.set()
+                    self.history.stream.moved = True
 
         self._tasks.append(asyncio.create_task(until_gone()))
         self._seed += 1

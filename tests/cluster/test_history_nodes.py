@@ -172,3 +172,20 @@ def test_what_is_stored_for_a_reader_lies_behind_a_barrier(shows: str, broken: s
         stream.see(3, 3)
     assert bool(stream.violations) == bool(broken)
     assert broken in "".join(stream.violations)
+
+
+@pytest.mark.parametrize(("moved", "given", "allowed"), [(True, 1, True), (False, 1, False), (True, 0, False)])
+def test_who_goes_on_at_the_next_owner_of_a_stream(moved: bool, given: int, allowed: bool) -> None:
+    """It has acked 0 to 2, and was answered; that 1 is stored somebody was told. Then comes another owner."""
+    stream = NodesStream()
+    numbers = [stream.publish() for _ in range(4)]
+    reader = stream.asks("first", 0, "reader")
+    for number in numbers[:3]:
+        stream.given(reader, number, number)
+        stream.acks(reader, number)
+    stream.ends(reader)
+    stream.tells("reader", 1, True)
+    stream.moved = moved
+    again = stream.asks("stored", stream.stored, "reader")
+    stream.given(again, given, given)
+    assert (not stream.violations) == allowed, stream.violations

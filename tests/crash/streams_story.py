@@ -149,7 +149,7 @@ class StreamStory:
             if offset < due:
                 self.violate(f"a reader from offset {due} on was given {offset}")
         elif reader.kind == "stored":
-            due = reader.argument
+            due = self._due(reader, offset)
             if offset < due:
                 self.violate(f"{NAMED} had stored {due}, and was given {offset}")
         elif reader.kind == "first":
@@ -175,6 +175,10 @@ class StreamStory:
             return
         if due < self.holes.get(offset, offset):
             self._passes_over(offset, reader)
+
+    def _due(self, reader: Reader, offset: int) -> int:
+        """Where a reader begins who goes on under its name, and is given `offset` first."""
+        return reader.argument
 
     def _passes_over(self, offset: int, reader: Reader) -> None:
         """What is below is not there any more, if all is right: `found` looks."""
