@@ -78,8 +78,14 @@ class Liar(threading.Thread):
             except OSError:
                 return
             broker = socket.create_connection(("127.0.0.1", self._to))
-            for source, sink, lies in ((client, broker, False), (broker, client, True)):
-                threading.Thread(target=self._carry, args=(source, sink, lies), daemon=True).start()
+            threading.Thread(target=self._between, args=(client, broker), daemon=True).start()
+
+    def _between(self, client: socket.socket, broker: socket.socket) -> None:
+        with client, broker:
+            back = threading.Thread(target=self._carry, args=(broker, client, True), daemon=True)
+            back.start()
+            self._carry(client, broker, False)
+            back.join()
 
     def _carry(self, source: socket.socket, sink: socket.socket, lies: bool) -> None:
         with contextlib.suppress(OSError):  # either side may be gone
