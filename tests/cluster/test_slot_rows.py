@@ -247,6 +247,8 @@ class TestRows:
         answers = slot.submit(*(Put(ExchangeRow("/", f"x{number}", "topic")) for number in range(10_000)))
         waiting = slot.submit(Put(ExchangeRow("/", "b", "topic")))
         slot.rows.fail("the slot was given up")
+        assert answers + waiting == [], "a vhost that ends closes its clients' connections first: 320, not 506"
+        await asyncio.sleep(0)
         assert [str(error) for error in answers + waiting] == ["the slot was given up"] * 2
         assert len(slot.rows.table) == 0
 
