@@ -242,18 +242,15 @@ browser:
 	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$${TEST_REQUIRE_PAGE:-}" ]; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; fi
 test-page: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
-	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 page-queues page-admin page-others
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 page-queues page-others
 
-# Three parts at once, each with brokers and a browser of its own.
-.PHONY: page-queues page-admin page-others
+# Two halves at once, each with brokers and a browser of its own.
+.PHONY: page-queues page-others
 PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py requests.py topology_page.py)
-PAGE_ADMIN := $(addprefix tests/page/test_,admin_pages.py broker_away.py three_nodes.py)
 page-queues:
 	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) $(PAGE_QUEUES)
-page-admin:
-	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) $(PAGE_ADMIN)
 page-others:
-	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) tests/page $(addprefix --ignore=,$(PAGE_QUEUES) $(PAGE_ADMIN))
+	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) tests/page $(addprefix --ignore=,$(PAGE_QUEUES))
 
 pictures: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
 	TEST_PICTURES='$(CURDIR)/docs/pictures' $(VENV)/bin/python -P -m pytest tests/page/test_pictures.py
