@@ -200,6 +200,7 @@ class TestPlaces:
         waiting = slot.submit(Put(queue(0)))
         await asyncio.sleep(0)
         slot.rows.fail("the slot was given up")
+        await asyncio.sleep(0)  # told behind whoever gives it up
         assert [str(error) for error in waiting] == ["the slot was given up"]
 
     async def test_a_vhost_s_topic_goes_with_it(self, fake: FakeKafka, take: Take) -> None:

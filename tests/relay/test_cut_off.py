@@ -39,11 +39,13 @@ def cut_off(nodes: Rig) -> Iterator[Rig]:
 
 
 def refused(rig: Rig, vhost: str) -> bool:
-    """Whether a closes a connection that is opened there, with that text."""
+    """Whether a closes a connection that is opened there, or was a moment ago, with that text."""
     try:
         connected(rig, vhost).close()
     except ProbableAccessDeniedError as error:  # so pika says it of whatever closes a connection that is being opened
         return TOLD in str(error)
+    except ConnectionClosedByBroker as error:
+        return error.reply_code == 320 and error.reply_text.endswith(CUT_OFF)
     return False
 
 
