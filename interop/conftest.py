@@ -26,6 +26,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.testing import BrokerProcess
 
+from .left_open import nothing_left_open  # noqa: F401  # a fixture of each module
+
 T = TypeVar("T")
 
 

@@ -25,6 +25,9 @@ from amqpd.testing import BrokerProcess
 
 sys.path.insert(0, str(Path(__file__).parent / "house"))  # for test_house.py beside this file
 sys.path.append(str(Path(__file__).parents[1]))  # for `interop`; last, as amqpd is the one that is installed
+
+from interop.left_open import nothing_left_open  # noqa: F401  # a fixture of each module
+
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
 
