@@ -43,6 +43,8 @@ GO = """path => new Promise(done => {
     addEventListener("hashchange", drawn, {once: true});
     location.hash = path;
 })"""
+# Two frames: what has changed is styled, laid out and drawn.
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # What waits for the first figures to be painted has begun, and has asked.
 PAINTED = """() => new Promise(done => {
     let frames = 4;
@@ -142,6 +144,15 @@ class Screen:
             self.page.wait_for_timeout(20)
             quiet = 0 if self.pending else quiet + 1
             assert time.monotonic() < until, [request.url for request in self.pending]
+
+    def drawn(self) -> None:
+        """What was changed of the window is seen."""
+        self.page.evaluate(DRAWN)
+
+    def size(self, size: str) -> None:
+        width, height = SIZES[size]
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.drawn()
 
     def axe(self, *rules: str) -> list[str]:
         """What axe finds that is serious or critical, a line each; rules: those alone."""
