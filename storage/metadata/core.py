@@ -1,7 +1,7 @@
 """The metadata tables through SQLAlchemy Core: every write, and the start on any database that is not our own file.
 
-Imported late, on the metadata thread when the database is our own SQLite file (see sqlite.py). Hence PYTEST_DONT_REWRITE:
-CPython 3.11 fails where two threads make syntax trees, and pytest makes one of each module of a package with fixtures.
+Imported late, on the metadata thread when the database is our own SQLite file (see sqlite.py). PYTEST_DONT_REWRITE: of
+each module of a package with fixtures pytest makes a syntax tree, and CPython 3.11 fails where two threads do at once.
 SQLite and PostgreSQL write a row with INSERT ... ON CONFLICT DO UPDATE, many rows of one table in one executemany
 (5 us a row); other databases get UPDATE and, when nothing was there, INSERT.
 """

@@ -20,8 +20,8 @@ from amqpd.testing import BrokerProcess
 MEMORY_MAX_MB: Final = 200.0
 ATTEMPTS: Final = 3
 SHORT_S: Final = 4.0
-"""So long that one wait is not the 99th percentile: publishers are at full speed when the first messages expire, and the
-queue's head is over until letters have caught up with them, once, for up to 0.9 s.
+"""So long that one wait is not the 99th percentile: publishers are at full speed when the first messages expire, and
+what is at the queue's head is over until letters have caught up, once, for up to 0.9 s.
 """
 LONG_S: Final = 20.0
 
