@@ -105,11 +105,8 @@ class _Backup:
     def _run(self) -> tuple[Path, int, int]:
         for left in self._stage.iterdir():  # by one that was killed
             _remove(left)
-        begun = time.time()
-        name = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(begun))
+        name = self._free_name()
         made, partial = self._target / name, self._target / f"{name}.partial"
-        if made.exists() or partial.exists():
-            raise Failure(UNAVAILABLE, f"{made} is there already: one backup a second")
         self._find_base()
         self._context.patient()
         answer = self._context.client.send("POST", "/api/amqpd/backup_metadata").checked().data
@@ -134,6 +131,15 @@ class _Backup:
         partial.rename(made)
         _sync_directory(self._target)
         return made, len(self._files), self._copied_bytes
+
+    def _free_name(self) -> str:
+        """This second; where that has a backup, whole or broken off, the next one, when it has come."""
+        while True:
+            now = time.time()
+            name = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now))
+            if not any((self._target / each).exists() for each in (name, f"{name}.partial")):
+                return name
+            time.sleep(1 - now % 1)
 
     def _find_base(self) -> None:
         """The last backup in the same place, whose files may serve once more."""
