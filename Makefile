@@ -246,7 +246,7 @@ test-page: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
 
 # Two halves at once, each with brokers and a browser of its own.
 .PHONY: page-queues page-others
-PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py requests.py topology_page.py)
+PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py requests.py topology_page.py first_paint.py)
 page-queues:
 	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) $(PAGE_QUEUES)
 page-others:
