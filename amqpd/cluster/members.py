@@ -247,6 +247,8 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         """A rebalance begins: what is served goes on being served until an assignment leaves it out."""
 
     def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        if self._coordinator is None:
+            return  # it joined while it was being closed: what it was given goes to the others as it leaves
         self.problem = ""
         self._heard(asyncio.get_running_loop().time())
         slots = frozenset(each.partition for each in assigned if each.topic == self._topic)

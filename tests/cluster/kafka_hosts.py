@@ -96,12 +96,12 @@ def missing() -> str:
 
 
 class Network:
-    """A bridge and its hosts. number: 0 to 255, so that two networks of one run are apart."""
+    """A bridge and its hosts. number: 0 to 7, so that two networks of one run are apart, and those of two runs."""
 
     def __init__(self, count: int, number: int = 0) -> None:
         self._mark = f"{os.getpid() % 100000}{chr(ord('a') + number % 26)}"
         self._bridge = f"amqb{self._mark}"
-        self._base = _NETWORK.format((os.getpid() + number) % 256)
+        self._base = _NETWORK.format((os.getpid() * 8 + number) % 256)
         self.address = f"{self._base}.1"
         self.hosts = [
             Host(f"amqpd-{self._mark}-{index}", f"{self._base}.{index + 10}", f"amqp{self._mark}{index}")

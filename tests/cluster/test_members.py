@@ -198,6 +198,19 @@ async def test_one_that_is_not_polled_leaves_and_one_that_is_polled_stays(made, 
         await node.members.leave()
 
 
+async def test_one_that_is_assigned_slots_as_it_leaves_does_not_hear_of_them(made) -> None:
+    """aiokafka ends the round that it is in while it is being closed."""
+    node = made("a")
+    await until(lambda: node.generations)
+    leaving = asyncio.create_task(node.members.leave())
+    await until(lambda: node.members._coordinator is None)
+    told = list(node.generations)
+    node.members.rejoin()
+    node.members.on_partitions_assigned([])
+    await leaving
+    assert node.generations == told
+
+
 async def test_what_it_needs_of_aiokafka_is_there(made) -> None:
     """`known` asks by a method that is aiokafka's own."""
     node = made("a")

@@ -196,6 +196,7 @@ async def test_a_wish_that_has_come_true_is_taken_away_but_no_later_one(tmp_path
         node, owned = server.node, slot_of(server)
         notes = node.metadata.slots[0].table.notes
         slot = owned.slot
+        await until(lambda: 0 in node.owned and node.state.owner_of(slot))  # what it has written comes back by Kafka
         await node.metadata.slots[0].write([PutNote((WISH, slot), {"node": "elsewhere"})])
         table = node.state.table
         table.notes[WISH, slot] = {"node": "a"}  # as it was before: this node is behind
