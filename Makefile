@@ -9,6 +9,7 @@
 #   make spark        adds what `amqpctl export` and format("amqp") need to .venv; make build: a wheel, into dist/
 #   make kafka        adds the Apache Kafka that tests/cluster starts; make cluster-run: three nodes over three brokers of it
 #   make test-long    minutes of crashes and faults, which CI runs as well; make torture: hours of them
+#   make test-cluster nodes over Kafka, six minutes, part of test-long; make cluster-test: hours of it
 #   make test PYTEST_ARGS="-k routing"     make test-compiled, make test-interpreted: one half of it
 #   make compare      against RabbitMQ's recorded answers, makes docs/compatibility.md; make compare-record: records them anew
 #   make docs         the documentation as a site, into docs/site; make test-docs: everything that it shows is run
@@ -52,7 +53,7 @@ REQUIREMENTS = import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-page bench-cluster bench-guard bench-export compare compare-record check-metrics clean"
+	@echo "targets: run cluster-run spark kafka test test-compiled test-interpreted test-long test-cluster cluster-test test-peer test-docs test-page docs pictures torture lint page build bench bench-page bench-cluster bench-guard bench-export compare compare-record check-metrics clean"
 
 # The first time, at a terminal, there is a broker before there is a compiled one: the sources run interpreted while the compiler
 # is at work, in a session of its own, which a Ctrl-C here leaves alone. A script's is compiled before it starts: nobody waits, and
@@ -263,16 +264,34 @@ check-metrics: $(VENV)/.installed $(VENV)/.dev
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends prometheus; fi
 	$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) tests/prometheus
 
-# Crashes and faults for minutes, which CI runs after `make test`. Crash states and damage want a processor, the others wait
-# for disks and starts most of the time: side by side. Then exports that are killed again and again, clients that are relayed at length,
-# and a Kafka (make kafka).
-.PHONY: test-long
+# Crashes and faults for minutes, which CI runs after `make test`, and clients that are relayed at length. Crash states and damage want
+# a processor, the others wait for disks and starts most of the time: two lanes at once. Then nodes over Kafka.
+.PHONY: test-long long-states long-crash long-exports
+LONG = $(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m ci_long -s --durations=0 --durations-min=1
+STATES := $(addprefix tests/crash/test_,states.py corruption.py)
 test-long: $(VENV)/.installed $(VENV)/.dev
-	@status=0; run="$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) -m ci_long -s --durations=0 --durations-min=1"; \
-	eval "$$run tests/crash/test_states.py tests/crash/test_corruption.py" > $(VENV)/states.log 2>&1 & states=$$!; \
-	eval "$$run tests/crash --ignore=tests/crash/test_states.py --ignore=tests/crash/test_corruption.py" || status=$$?; \
-	wait $$states || status=$$?; cat $(VENV)/states.log; \
-	eval "$$run tests/export tests/relay tests/cluster" || status=$$?; exit $$status
+	@status=0; $(MAKE) --no-print-directory --keep-going --output-sync=target -j2 long-states long-crash long-exports || status=$$?; \
+	$(MAKE) --no-print-directory test-cluster || status=$$?; exit $$status
+long-states:
+	@$(LONG) $(STATES)
+long-crash:
+	@$(LONG) tests/crash $(addprefix --ignore=,$(STATES))
+long-exports:
+	@$(LONG) tests/export tests/relay
+
+# Nodes over Kafka (make kafka), the short form of cluster-test: six minutes at most. Nearly all of it waits for what Kafka gives a
+# node or a broker before it is missed: two lanes at once; hosts of their own are all in one of them.
+.PHONY: test-cluster cluster-hosts cluster-others
+CLUSTER_HOSTS := $(addprefix tests/cluster/test_,nodes_history.py nodes_zombies.py nodes_cut.py nodes_brokers.py hosts.py nodes_kills.py \
+	nodes_queues.py)
+test-cluster: $(VENV)/.installed $(VENV)/.dev
+	@started=$$SECONDS; status=0; \
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 cluster-hosts cluster-others || status=$$?; \
+	echo "== make test-cluster took $$((SECONDS - started)) s; 360 is what it may take"; exit $$status
+cluster-hosts:
+	@$(LONG) $(CLUSTER_HOSTS)
+cluster-others:
+	@$(LONG) tests/cluster $(addprefix --ignore=,$(CLUSTER_HOSTS))
 
 # Nodes over Kafka at length: 50 kills of nodes and of brokers, each promise with a fault planted that must be seen; and a history of every
 # message over 100 and 50 more, 50 cut links (TEST_CLUSTER_KILLS, _BROKER_KILLS, _CUTS, _STOPS, _CLOCKS, _SEED set others). Three hours; wants

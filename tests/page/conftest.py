@@ -1,6 +1,7 @@
 """The web page in a browser: Debian's Chromium, driven by Playwright, on brokers of this folder's own.
 
-`shop` is a broker with something of everything in it, shared by the tests that only look; `broker` is one to break.
+`shop` is a broker with something of everything in it, shared by the tests that only look; `emptied` is one to
+fill, `broker` one to break.
 `visit` opens a page as a user; what a script of it throws, and what its content-security-policy refuses, fails the
 test.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
 
 import pytest
 
@@ -89,6 +91,30 @@ def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def broker(browser: Browser, tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "broker") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def _shared(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("shared")) as process:
+        yield process
+
+
+@pytest.fixture
+def emptied(_shared: BrokerProcess) -> BrokerProcess:
+    """One that the tests of a file share, with nothing in it but guest: a start less for each. Its audit log and what it
+    has counted stay.
+    """
+    vhosts: Any = _shared.api("GET", "/api/vhosts")
+    users: Any = _shared.api("GET", "/api/users")
+    for vhost in vhosts:
+        _shared.api("DELETE", f"/api/vhosts/{quote(vhost['name'], safe='')}")
+    for user in users:
+        if user["name"] != "guest":
+            _shared.api("DELETE", f"/api/users/{quote(user['name'], safe='')}")
+    _shared.api("PUT", "/api/vhosts/%2F", {})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    _shared.api("PUT", "/api/permissions/%2F/guest", everything)
+    return _shared
 
 
 class Screen:

@@ -12,6 +12,11 @@ from page_shop import PASSWORD
 from amqpd.testing import BrokerProcess
 
 
+@pytest.fixture
+def broker(emptied: BrokerProcess) -> BrokerProcess:
+    return emptied
+
+
 def connected(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(f"{broker.url}%2F"))
 
