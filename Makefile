@@ -240,18 +240,27 @@ test-docs: $(VENV)/.installed $(VENV)/.dev $(VENV)/.docs
 # installs the browser. The pictures of the documentation are made by the same tests.
 .PHONY: test-page pictures browser
 browser:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$${TEST_REQUIRE_PAGE:-}" ]; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; fi
+	@if ! command -v chromium-headless-shell >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -n "$${TEST_REQUIRE_PAGE:-}" ]; then \
+		export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; \
+		apt-get install -qq -y --no-install-recommends chromium-headless-shell fonts-dejavu-core || \
+		apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; fi
 test-page: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
-	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 page-queues page-others
+	@started=$$SECONDS; status=0; \
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 page-queues page-others page-waits || status=$$?; \
+	echo "== make test-page took $$((SECONDS - started)) s; 180 is what it may take"; exit $$status
 
-# Two halves at once, each with brokers and a browser of its own.
-.PHONY: page-queues page-others
-PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py requests.py topology_page.py first_paint.py)
+# Three parts at once, each with brokers and a browser of its own: two that keep a processor busy, and what waits for brokers that die
+# and for pages that ask every few seconds.
+.PHONY: page-queues page-others page-waits
+PAGE_QUEUES := $(addprefix tests/page/test_,queue_pages.py many_queues.py looks.py topology_page.py first_paint.py)
+PAGE_WAITS := $(addprefix tests/page/test_,requests.py broker_away.py three_nodes.py)
+PAGE_RUN = $(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST)
 page-queues:
-	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) $(PAGE_QUEUES)
+	@$(PAGE_RUN) $(PAGE_QUEUES)
+page-waits:
+	@$(PAGE_RUN) $(PAGE_WAITS)
 page-others:
-	@$(VENV)/bin/python -P -m pytest $(PYTEST_ARGS) $(SLOWEST) tests/page $(addprefix --ignore=,$(PAGE_QUEUES))
+	@$(PAGE_RUN) tests/page $(addprefix --ignore=,$(PAGE_QUEUES) $(PAGE_WAITS))
 
 pictures: browser $(VENV)/.page $(VENV)/.dev $(VENV)/.browser
 	TEST_PICTURES='$(CURDIR)/docs/pictures' $(VENV)/bin/python -P -m pytest tests/page/test_pictures.py
