@@ -291,8 +291,8 @@ long-exports:
 # Nodes over Kafka (make kafka), the short form of cluster-test: six minutes at most. Nearly all of it waits for what Kafka gives a
 # node or a broker before it is missed: two lanes at once; hosts of their own are all in one of them.
 .PHONY: test-cluster cluster-hosts cluster-others
-CLUSTER_HOSTS := $(addprefix tests/cluster/test_,nodes_history.py nodes_zombies.py nodes_cut.py nodes_brokers.py hosts.py nodes_kills.py \
-	nodes_queues.py)
+CLUSTER_HOSTS := $(addprefix tests/cluster/test_,nodes_history.py nodes_zombies.py nodes_cut.py nodes_brokers.py hosts.py nodes_kills.py nodes_faults.py \
+	nodes_queues.py run.py)
 test-cluster: $(VENV)/.installed $(VENV)/.dev
 	@started=$$SECONDS; status=0; \
 	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 cluster-hosts cluster-others || status=$$?; \

@@ -136,7 +136,7 @@ def _judge(program: Path, broker: BrokerProcess, given: argparse.Namespace) -> i
     for path, found in (paints(broker.http_port) if script else {}).items():
         must = "the machine's share and the browser's" if path == LEAST else f"{PAINT_MS_MAX} is what it may be"
         took = f"{found.median_ms:.0f} ms (best {found.best_ms:.0f}); {must}"
-        print(f"| first useful paint of {path}, median of {PAINTS} | {took} |")
+        print(f"| first useful paint of {path}, median of {PAINTS} by {found.browser} | {took} |")
         failed = failed or (path != LEAST and found.median_ms > PAINT_MS_MAX)
     return int(failed)
 

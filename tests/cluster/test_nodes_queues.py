@@ -205,24 +205,27 @@ def test_dead_letters_times_to_live_and_retries(nodes: Nodes) -> None:
     after.until(lambda: after.ready("dead") == 1)
 
 
+def committed(channel: BlockingChannel, *bodies: bytes) -> None:
+    """To `orders`. What is too much is told while it is published."""
+    for body in bodies:
+        channel.basic_publish("", "orders", body, pika.BasicProperties(delivery_mode=2))
+    channel.tx_commit()
+
+
 def test_transactions(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     client.channel.queue_declare("orders", durable=True)
     channel = client.connection.channel()
     channel.tx_select()
-    for number in range(3000):
-        channel.basic_publish("", "orders", f"{number}".encode(), pika.BasicProperties(delivery_mode=2))
-    channel.tx_commit()
+    committed(channel, *(f"{number}".encode() for number in range(3000)))
     for number in range(10):
         channel.basic_publish("", "orders", f"not {number}".encode(), pika.BasicProperties(delivery_mode=2))
     for _ in range(5):
         method, _, _ = channel.basic_get("orders")
         channel.basic_ack(method.delivery_tag)
     channel.tx_rollback()
-    for _ in range(90):
-        channel.basic_publish("", "orders", b"x" * 100_000, pika.BasicProperties(delivery_mode=2))
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="too large: for queues of a cluster"):
-        channel.tx_commit()
+        committed(channel, *(b"x" * 100_000 for _ in range(90)))
     after = killed(nodes)
     assert after.drain("orders") == [f"{number}" for number in range(3000)]
 

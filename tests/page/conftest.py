@@ -102,8 +102,8 @@ def _shared(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def emptied(_shared: BrokerProcess) -> BrokerProcess:
-    """One that the tests of a file share, with nothing in it but guest: a start less for each. Its audit log and what it
-    has counted stay.
+    """One that the tests of a file share, a start less for each, with nothing in it but guest. Its audit log and what
+    it has counted stay.
     """
     vhosts: Any = _shared.api("GET", "/api/vhosts")
     users: Any = _shared.api("GET", "/api/users")
