@@ -51,7 +51,7 @@ async def acks_count(nodes: Nodes, times: int) -> None:
 
 @pytest.mark.on_demand
 async def test_acks_that_are_old_enough_count(nodes: Nodes) -> None:
-    """Acceptance 8, but for its ten million acks (test_settlements.py has what they leave)."""
+    """Acceptance 8, but for its ten million acks (test_replicated_log.py has what they leave)."""
     await acks_count(nodes, count(2, 30))
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from kafka_logs import KafkaAdminClient, create_topic, fetch, fetch_all
 from kafka_logs import KafkaTopicPartition as TopicPartition
-from kafka_rig import Kafka
+from kafka_rig import Kafka, missing, need
+from test_topics import options_for, settings_of
 
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.logs import Place, SlotLogs
 from amqpd.cluster.producer import KafkaProducer, init_producer_id, take_over
 from amqpd.cluster.reader import KafkaReader
 from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.topics import compacted_rules
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import LogFailed, QueueLog
 from amqpd.storage.replicated.log import ReplicatedLog
 from amqpd.storage.replicated.partition import UNKNOWN
 from amqpd.storage.replicated.requests import ProducerId
+from amqpd.storage.settle.settled import SETTLED
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"
@@ -127,7 +130,10 @@ async def until(holds: Callable[[], bool]) -> None:
 class Owners:
     """One after the other, each without the word of the one before unless a test gives up."""
 
-    def __init__(self, kafka: Kafka, access: KafkaAccess, topic: str, directory: Path) -> None:
+    def __init__(
+        self, kafka: Kafka, access: KafkaAccess, topic: str, directory: Path, settled: Mapping[str, str] | None = None
+    ) -> None:
+        """settled: settings of the topic of settlements."""
         self.access = access
         self.topic = topic
         self.directory = directory
@@ -136,7 +142,7 @@ class Owners:
         self.count = 0
         self.queues = 2
         create_topic(kafka.bootstrap, topic, self.queues)
-        create_topic(kafka.bootstrap, f"{topic}.settled", 1)
+        create_topic(kafka.bootstrap, f"{topic}.settled", 1, **(settled or {}))
 
     def new(self) -> Owner:
         self.count += 1
@@ -365,3 +371,55 @@ async def test_a_large_backlog_comes_back_in_slices(
     figures = f"{count} messages of 200 bytes: {took_s:.2f} s, the loop held for {held_s * 1000:.1f} ms at most"
     record_property("read back", figures)
     print(figures)
+
+
+@pytest.fixture
+def cleaning(tmp_path: Path) -> Iterator[Kafka]:
+    """A broker whose cleaner does not rest for 15 s."""
+    need(missing())
+    with Kafka(tmp_path / "kafka", settings={"log.cleaner.backoff.ms": "100"}) as kafka:
+        yield kafka
+
+
+@pytest.mark.on_demand
+async def test_what_ten_million_alternating_acks_leave(
+    cleaning: Kafka, topic: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Acceptance 8: of every second message, 1,000 a second, told every 50 ms; that there are messages is made up.
+    The topic is as nodes make it: behind its cleaner less than 64 MiB are left, and all of the acks.
+    """
+    access = KafkaAccess((cleaning.bootstrap,))
+    owners = Owners(cleaning, access, topic, tmp_path, settings_of(compacted_rules(options_for(access, topic))))
+    try:
+        owner = await owners.new().open()
+        log = owner.queues[0]
+        count, at_once = 10_000_000, 50
+        first = int(log.next_offset)
+        end = first + 2 * count
+        told = written = 0
+        for start in range(first + 1, end, 2 * at_once):
+            for offset in range(start, start + 2 * at_once, 2):
+                log.settlements.note(SETTLED, offset, offset, 0)
+            records = log.settlements.tell(first, end, 0, 0)
+            told += len(records)
+            written += sum(int(record.size()) for record in records)
+            owner.logs._records += records
+            owner.logs._write_records()
+            if start % (200 * at_once) < 2 * at_once:
+                await owner.producer.stored([owner.logs.settled])
+        await owner.producer.stored([owner.logs.settled])
+        directory = cleaning.partition_directory(1, f"{topic}.settled", 0)
+
+        def size() -> int:
+            return sum(path.stat().st_size for path in directory.glob("*.log"))
+
+        await asyncio.to_thread(cleaning.until, lambda: size() < 64 << 20)
+        after = await owners.new().take()
+        chunks = after.queues[0].settlements._chunks
+        assert sum(int.from_bytes(bits, "big").bit_count() for bits in chunks.values()) == count
+        figures = f"{count} acks in {told} records: {size() >> 10} KiB of {written >> 10} KiB are left"
+        record_property("left", figures)
+        print(figures)
+    finally:
+        for each in owners.made:
+            await each.close()

@@ -76,9 +76,10 @@ async def difference(nodes: tuple[Server, Server], document: Any, **query: str) 
 async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
     one, two = started(tmp_path / "one"), started(tmp_path / "two")
     try:
-        queues.declare(one.broker.vhosts["/"], QueueDeclaration("here", True, False, False, {}))
+        here, there = (QueueDeclaration(name, True, False, False, {}) for name in ("here", "there"))
+        await finished(partial(queues.declare, one.broker.vhosts["/"], here))
         await finished(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
-        queues.declare(two.broker.vhosts["eu"], QueueDeclaration("there", True, False, False, {}))
+        await finished(partial(queues.declare, two.broker.vhosts["eu"], there))
         found = await difference((one, two), DOCUMENT)
         assert found["possible"]
         assert found["counts"]["queues"] == {"new": 2, "changed": 0, "same": 2, "kept": 0}

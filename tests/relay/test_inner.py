@@ -205,24 +205,30 @@ class TestWhoIsNone:
         """They come from another address than the nodes; 512 wait at once, each for 5 s."""
         node = rig.node("b")
         silent: list[socket.socket] = []
+
+        def one_more() -> None:
+            sock = socket.socket()
+            sock.settimeout(30)
+            sock.bind(("127.0.0.2", 0))
+            sock.connect((node.host, node.port))
+            silent.append(sock)
+            if len(silent) > 2000:  # of this process's own descriptors
+                silent.pop(0).close()
+
         try:
             for number in range(10_000):
-                sock = socket.socket()
-                sock.settimeout(30)
-                sock.bind(("127.0.0.2", 0))
-                sock.connect((node.host, node.port))
-                silent.append(sock)
+                one_more()
                 if number % 1000 == 500:
                     client = pika.BlockingConnection(pika.URLParameters(rig.url("a", "v")))
                     client.channel().queue_declare("beside")
                     client.close()
-                if len(silent) > 2000:  # of this process's own descriptors
-                    silent.pop(0).close()
             assert descriptors(rig["b"].pid) < 1000
+            # It says one thing a second, and a fast machine has been done before that.
+            while not rig["b"].says("too many wait with it", timeout_s=0):
+                one_more()
         finally:
             for sock in silent:
                 sock.close()
-        assert rig["b"].says("too many wait with it")
         wait_until(lambda: descriptors(rig["b"].pid) < 100, "all are gone")
 
 
