@@ -97,6 +97,8 @@ class Account:
         self.nacked = 0
         self.newest_at: dict[str, float] = {}
         """Of each queue: when the newest message that it has delivered was published."""
+        self.newest_confirmed_at: dict[str, float] = {}
+        """The same of confirms."""
         self._last: dict[tuple[str, int], int] = {}
 
     def violate(self, text: str) -> None:
@@ -126,6 +128,9 @@ class Account:
                 self.violate(f"{session.queue}: {session.number}.{each} was answered twice, or never published")
             session.answered[each] = confirmed
             self.nacked += not confirmed
+            if confirmed and each <= session.published:
+                newest = self.newest_confirmed_at.get(session.queue, 0.0)
+                self.newest_confirmed_at[session.queue] = max(newest, session.sent_at(each))
 
     def unanswered(self, session: Session) -> int:
         return session.published - len(session.answered)

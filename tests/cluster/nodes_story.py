@@ -101,10 +101,19 @@ async def served(load: Load, queues: Sequence[str], since: float, timeout_s: flo
 
 async def flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
     """Until each of them has delivered something published from now on."""
+    await _go_on(load, load.account.newest_at, queues, timeout_s)
+
+
+async def confirming(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+    """The same of confirms: what is delivered may come from its owner's memory, whatever Kafka does."""
+    await _go_on(load, load.account.newest_confirmed_at, queues, timeout_s)
+
+
+async def _go_on(load: Load, newest_at: dict[str, float], queues: Sequence[str], timeout_s: float) -> None:
     since = time.monotonic()
     deadline = since + timeout_s
     while True:
-        missing = [queue for queue in queues if load.account.newest_at.get(queue, 0.0) < since]
+        missing = [queue for queue in queues if newest_at.get(queue, 0.0) < since]
         if not missing:
             return
         assert time.monotonic() < deadline, f"{missing} do not flow; {load.account.told()}"

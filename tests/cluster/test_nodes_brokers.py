@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from statistics import median
 
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
-from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note
+from nodes_story import QUIET_MACHINE, VHOSTS, confirming, count, flowing, loaded, note
 
 STALL_S_MAX = 30.0
 """Kafka gives a killed broker 9 s (`broker.session.timeout.ms`) before another leads its partitions."""
@@ -23,12 +24,13 @@ async def test_brokers_that_are_killed_and_restarted(nodes: Nodes, brokers: Kafk
             victim = 1 + turn % len(brokers.brokers)
             since = time.monotonic()
             await asyncio.to_thread(brokers.kill, victim, how)
-            await flowing(load, VHOSTS, 240)
+            await confirming(load, VHOSTS, 240)
             stalls.append(time.monotonic() - since)
             brokers.start(victim, wait=False)
             await asyncio.to_thread(brokers.wait_until_there)
             await flowing(load, VHOSTS, 240)
             await asyncio.to_thread(brokers.wait_until_in_sync)
+    print(f"stalls: {len(stalls)}, median {median(stalls):.1f} s, at most {max(stalls):.1f} s")
     note("brokers", stalls=[round(each, 1) for each in stalls], told=load.account.told())
     if QUIET_MACHINE:
         assert max(stalls) <= STALL_S_MAX
