@@ -48,6 +48,7 @@ START_TIMEOUT_S = 420
 """A broker is there after 4 s on a quiet machine."""
 
 _LISTENED = (15_000, 32_000)  # below what outgoing connections get (net.ipv4.ip_local_port_range)
+_given: set[tuple[str, int]] = set()
 SMALL = (
     f"-Xmx{HEAP_MIB}m",
     "-Xms64m",
@@ -114,14 +115,20 @@ def need(lacking: str) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody has now, and that the kernel gives nobody by itself: whoever restarts gets his own again."""
+    """Ports that nobody has now, and that the kernel gives nobody by itself: whoever restarts gets his own again. None
+    comes twice in a run: whoever was given one may not have begun to listen.
+    """
     sockets: list[socket.socket] = []
     try:
         while len(sockets) < count:
+            port = random.randrange(*_LISTENED)
+            if (host, port) in _given:
+                continue
             try:
-                sockets.append(socket.create_server((host, random.randrange(*_LISTENED))))
+                sockets.append(socket.create_server((host, port)))
             except OSError:
                 continue  # somebody has it
+            _given.add((host, port))
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
