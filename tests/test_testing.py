@@ -49,7 +49,7 @@ else:
 listeners = f"amqp 127.0.0.1:{{port}}, http 127.0.0.1:{http_port}"
 print(f"amqpd 0.1.0 (compiled) ready in 7 ms: {{listeners}}, data {{sys.argv[2]}}", flush=True)
 while True:
-    time.sleep(60)
+    time.sleep(0.05)  # not for long: a signal that comes just before it is seen behind it
 """
 
 
