@@ -269,7 +269,7 @@ def test_the_audit_log_backwards_and_by_a_selector(visit, broker) -> None:
     assert rows.count() > 120
     page.get_by_label("Where").fill("event = 'queue.created' AND name = 'audited7'")
     page.get_by_role("button", name="Search").click()
-    page.get_by_text("1 records, and there are no older ones").wait_for()
+    page.get_by_text("1 record, and there are no older ones").wait_for()
     page.get_by_label("Where").fill("event = ")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("alert").filter(has_text="where").or_(page.locator("main .failure")).first.wait_for()

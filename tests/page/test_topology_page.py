@@ -72,3 +72,16 @@ def test_a_search_shows_what_it_finds_and_what_that_is_bound_to(visit, shop) -> 
     assert "dead" in names
     assert "invoices" not in names
     assert "q=graveyard" in screen.page.url
+
+
+def test_each_thing_says_its_virtual_host_where_there_are_several(visit, broker) -> None:
+    for vhost in ("red", "blue"):
+        broker.api("PUT", f"/api/vhosts/{vhost}", {})
+        broker.api("PUT", f"/api/queues/{vhost}/orders", {})
+    page = visit(broker, "#/topology").page
+    for vhost in ("red", "blue"):
+        page.locator("svg .box.queue").filter(has_text=f"{vhost} · 0").wait_for()
+        page.locator("svg .box.exchange").filter(has_text=f"{vhost} · direct").wait_for()
+    page.get_by_label("Virtual host").first.select_option("red")
+    page.get_by_text("1 queue and 1 exchange").wait_for()
+    assert page.locator("svg .box").filter(has_text="red ·").count() == 0

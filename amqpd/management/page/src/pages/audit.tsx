@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { address, request, sentence } from "../api/client";
 import { Field } from "../parts/form";
 import { Rows, type Column } from "../parts/list";
-import { count } from "../parts/numbers";
+import { count, plural } from "../parts/numbers";
 import { Badge, Name, Table, Title } from "../parts/text";
 import { place, setQuery } from "../shell/router";
 
@@ -98,7 +98,7 @@ export default function Audit() {
             <Rows<Entry> what="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
             <div class="buttons">
               <span class="grow" aria-live="polite">
-                {count(found.entries.length)} records{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${count(found.from)}` : ""}
+                {plural(found.entries.length, "record")}{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${count(found.from)}` : ""}
               </span>
               <button disabled={busy || found.ended} onClick={() => void look(found)}>
                 {busy ? "Looking …" : "Older"}

@@ -75,7 +75,7 @@ export default function Nodes() {
     <>
       <Title>Nodes</Title>
       <Failure error={error} />
-      <div aria-busy={!data && error === undefined}>
+      <div class="stack" aria-busy={!data && error === undefined}>
         {data && (
           <>
             {data.cluster.clustered ? <ClusterCard of={data.cluster} onDone={() => void refresh()} /> : <p class="soft">One node: it runs all virtual hosts.</p>}

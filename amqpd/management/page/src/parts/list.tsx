@@ -6,7 +6,7 @@ import { address, getUrl, Refusal, type Names, type Query } from "../api/client"
 import { usePainted, usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
-import { count } from "./numbers";
+import { count, plural } from "./numbers";
 import { Failure, Missing } from "./text";
 
 export interface Column<T> {
@@ -128,7 +128,7 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
 
 function tally(shown: { filtered_count: number; total_count: number }, what: string): string {
   return shown.filtered_count === shown.total_count
-    ? `${count(shown.total_count)} ${what}`
+    ? plural(shown.total_count, what.replace(/ies$/, "y").replace(/s$/, ""), what)
     : `${count(shown.filtered_count)} of ${count(shown.total_count)} ${what}`;
 }
 

@@ -58,6 +58,8 @@ export interface Model extends Answer {
   /** The same as long as the same things are linked in the same way. */
   shape: string;
   messagesMax: number;
+  /** There is more than one in it, so each thing says which it is in. */
+  severalVhosts: boolean;
 }
 
 export function model(answer: Answer): Model {
@@ -96,6 +98,7 @@ export function model(answer: Answer): Model {
     peersOf,
     shape,
     messagesMax: queues.reduce((most, each) => Math.max(most, each.messages), 0),
+    severalVhosts: new Set([...answer.exchanges, ...answer.queues].map((each) => each.vhost)).size > 1,
   };
 }
 

@@ -131,7 +131,7 @@ interface BoxProps {
 
 function ExchangeBox({ exchange, model, at, dim, onNear }: BoxProps & { exchange: Exchange }) {
   const publishers = (model.peersOf.get(exchange.id) ?? []).length;
-  const said = [exchange.type, publishers ? plural(publishers, "publisher") : "", exchange.in_rate ? rate(exchange.in_rate) : ""];
+  const said = [model.severalVhosts ? visible(exchange.vhost) : "", exchange.type, publishers ? plural(publishers, "publisher") : "", exchange.in_rate ? rate(exchange.in_rate) : ""];
   return (
     <g class={`box exchange${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onNear(exchange.id)} onPointerLeave={() => onNear(null)}>
       <a href={href(["exchanges", exchange.vhost, exchange.name || "amq.default"])} tabindex={-1}>
@@ -145,7 +145,8 @@ function ExchangeBox({ exchange, model, at, dim, onNear }: BoxProps & { exchange
 
 function QueueBox({ queue, model, at, dim, onNear }: BoxProps & { queue: Queue }) {
   const depth = model.messagesMax ? Math.log1p(queue.messages) / Math.log1p(Math.max(10, model.messagesMax)) : 0;
-  const rates = queue.in_rate || queue.out_rate ? ` · ${rate(queue.in_rate)} in, ${rate(queue.out_rate)} out` : "";
+  const rates = queue.in_rate || queue.out_rate ? `${rate(queue.in_rate)} in, ${rate(queue.out_rate)} out` : "";
+  const said = [model.severalVhosts ? visible(queue.vhost) : "", count(queue.messages), rates];
   const middle = BOX_HEIGHT / 2;
   return (
     <g class={`box queue${pilesUp(queue) ? " piles" : ""}${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onNear(queue.id)} onPointerLeave={() => onNear(null)}>
@@ -165,7 +166,7 @@ function QueueBox({ queue, model, at, dim, onNear }: BoxProps & { queue: Queue }
         <title>{`${queue.type} queue ${visible(queue.name)} in ${visible(queue.vhost)}: ${count(queue.messages_ready)} ready, ${count(queue.messages_unacknowledged)} unacked`}</title>
         <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
         {queue.messages > 0 && <rect class="depth" y={BOX_HEIGHT - 5} width={Math.max(3, depth * BOX_WIDTH)} height={5} rx={2} />}
-        <Words x={10} name={queue.name} small={`${count(queue.messages)}${rates}`} />
+        <Words x={10} name={queue.name} small={said.filter(Boolean).join(" · ")} />
       </a>
     </g>
   );
