@@ -277,7 +277,25 @@ def erlang_term(value: object) -> str:
     if isinstance(value, dict):
         fields = [f"{{{erlang_term(name)},{type_name(item)},{erlang_term(item)}}}" for name, item in value.items()]
         return "[" + ",".join(fields) + "]"
+    if isinstance(value, float):
+        return erlang_float(value)
     return str(int(value)) if isinstance(value, int) else str(value)
+
+
+def erlang_float(value: float) -> str:
+    """A number as Erlang prints it: plain or with an exponent, the shorter one, and plain when both are as long.
+
+    Erlang has an exponent from 2^53 on, where a float no longer holds every integer.
+    """
+    if value - value != 0.0:  # an infinity or no number
+        return str(value)
+    plain = format(Decimal(repr(value)), "f")
+    if "." not in plain:
+        plain += ".0"
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    first, rest = str(digits[0]), "".join([str(digit) for digit in digits[1:]])
+    scientific = f"{'-' if sign else ''}{first}.{rest or '0'}e{int(exponent) + len(digits) - 1}"
+    return plain if abs(value) < 2.0**53 and len(plain) <= len(scientific) else scientific
 
 
 def erlang_binary(data: bytes) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from amqpd.auth.user_rows import user_row
-from amqpd.broker.catalogue.exchange import BindingKey
+from amqpd.broker.catalogue.exchange import BindingKey, binding_table
 from amqpd.broker.catalogue.parameters import CLUSTER_NAME, OPERATOR_POLICY, find
 from amqpd.management.call import BadRequest, Call, Reply, Role, number
 from amqpd.management.definitions_document import Item, permission_row, read
@@ -26,7 +26,6 @@ from amqpd.management.listing import document, plain
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.management.users import tags_of
-from amqpd.protocol.codec import encode_table
 from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class Difference:
         vhost = self._broker.vhosts.get(item["vhost"])
         exchange = None if vhost is None else vhost.exchanges.get(source)
         after = {key: item[key] for key in ("routing_key", "arguments")}
-        key = BindingKey(source, kind, end, item["routing_key"], encode_table(item["arguments"]))
+        key = BindingKey(source, kind, end, item["routing_key"], binding_table(item["arguments"]))
         there = exchange is not None and key in exchange.bindings
         return Beside(f"{source} to {kind} {end}", after if there else None, after)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from amqpd.broker.queues import arguments
 from amqpd.broker.queues.arguments import IGNORED, ROWS, compare, compared_names, validate
 from amqpd.broker.queues.rules import PLAIN
 from amqpd.errors import PreconditionFailed
+from amqpd.protocol.codec import Long, Timestamp
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 
@@ -98,9 +100,55 @@ class TestValidation:
         ]
 
 
+def again(given: object, current: object) -> str:
+    """The reply to a declaration with `given` of what has `current`; empty: they are equal."""
+    try:
+        compare("queue 'q'", "/", ["x-a"], {"x-a": given}, {"x-a": current})
+    except PreconditionFailed as error:
+        return str(error).removeprefix("inequivalent arg 'x-a' for queue 'q' in vhost '/': ")
+    return ""
+
+
 class TestEquivalence:
-    def test_the_width_of_an_integer_does_not_matter(self) -> None:
-        compare("queue 'q'", "/", compared_names("classic"), {"x-max-length": 5}, {"x-max-length": 5})
+    """Each answer is RabbitMQ 3.10.8's; for a decimal it has none but 541."""
+
+    @pytest.mark.parametrize(
+        ("given", "current"),
+        [
+            (5, Long(5)),
+            (Timestamp(5), 5),
+            (bytearray(b"5"), "5"),
+            (b"\xff", bytearray(b"\xff")),
+            ([1, "a"], [Long(1), b"a"]),
+            ({"a": 1, "b": 2.5}, {"b": 2.5, "a": 1}),
+            (None, None),
+        ],
+    )
+    def test_values_of_one_class_that_are_equal(self, given, current) -> None:
+        assert again(given, current) == ""
+
+    @pytest.mark.parametrize(
+        ("given", "current", "words"),
+        [
+            (10.0, 10, "received '10.0' but current is '10'"),
+            (10, 10.0, "received '10' but current is '10.0'"),
+            (1e20, 10, "received '1.0e20' but current is '10'"),
+            (Decimal(10), 10, "received '{0,10}' but current is '10'"),
+            (True, 1, "received 'true' but current is '1'"),
+            (0, False, "received '0' but current is 'false'"),
+            (1.0, True, "received '1.0' but current is 'true'"),
+            ("5", 5, "received '5' but current is '5'"),
+            (bytearray(b"5"), 5, "received '5' but current is '5'"),
+            ("true", True, "received 'true' but current is 'true'"),
+            (None, 5, "received none but current is '5'"),
+            ([], 5, "received '[]' but current is '5'"),
+            ([1], [1.0], "received '[{signedint,1}]' but current is '[{double,1.0}]'"),
+            ({"a": "x"}, 5, "received '[{<<\"a\">>,longstr,<<\"x\">>}]' but current is '5'"),
+            ({"a": 1}, {"a": True}, "received '[{<<\"a\">>,signedint,1}]' but current is '[{<<\"a\">>,bool,true}]'"),
+        ],
+    )
+    def test_values_of_another_class_or_another_value(self, given, current, words) -> None:
+        assert again(given, current) == words
 
     @pytest.mark.parametrize("name", ["x-max-length", "x-message-ttl", "x-expires", "x-max-priority"])
     def test_values_must_agree(self, name) -> None:

@@ -9,8 +9,11 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
+from amqpd.broker.catalogue import bindings
 from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
+from amqpd.protocol.codec import encode_table
+from amqpd.storage.metadata.metadata import BindingRow, Put
 
 
 class Room(DeclaredHouse):
@@ -206,3 +209,56 @@ def test_an_unbind_that_fails_changes_nothing(room: Room) -> None:
     room.commit()
     assert room.heard(second) == ["Queue.UnbindOk"]
     assert room.vhost.all_bindings() == room.rows.state().bindings == []
+
+
+def bind(**arguments: object) -> Any:
+    return spec.Queue.Bind(queue="q", exchange="x", routing_key="k", arguments=arguments)
+
+
+def unbind(**arguments: object) -> Any:
+    return spec.Queue.Unbind(queue="q", exchange="x", routing_key="k", arguments=arguments)
+
+
+class TestArgumentsOfABinding:
+    """rabbit: sorted by name, and a number's type class is part of what they say."""
+
+    @pytest.fixture
+    def client(self, room: Room) -> FailingClient:
+        client = room.client()
+        room.set_up(client)
+        return client
+
+    def bound(self, room: Room) -> int:
+        """How many bindings there are beside that of `set_up`, in memory as in the database."""
+        assert len(room.vhost.exchanges["x"].bindings) == len(room.rows.state().bindings)
+        return len(room.rows.state().bindings) - 1
+
+    def test_their_order_makes_no_other_binding(self, room: Room, client: FailingClient) -> None:
+        exchange, queue = room.vhost.exchanges["x"], room.vhost.queues["q"]
+        for table in ({"b": "2", "a": 1}, {"a": 1, "b": "2"}):  # clients' libraries sort them
+            bindings.bind(room.vhost, exchange, queue, "k", dict(table))
+            room.commit_all()
+        assert self.bound(room) == 1
+        bindings.unbind(room.vhost, exchange, queue, "k", {"b": "2", "a": 1})
+        room.commit_all()
+        assert self.bound(room) == 0
+
+    def test_another_type_class_makes_another_binding(self, room: Room, client: FailingClient) -> None:
+        client.say(1, bind(n=5), bind(n=5.0), bind(n=True), bind(n="5"), bind(n=1))
+        room.commit_all()
+        assert self.bound(room) == 5
+        client.say(1, unbind(n=5.0), unbind(n=True))
+        room.commit_all()
+        left = [each.arguments["n"] for each in room.vhost.exchanges["x"].bindings.values() if each.arguments]
+        assert sorted(map(repr, left)) == ["'5'", "1", "5"]
+
+    def test_a_row_in_another_order_is_found_and_goes(self, room: Room, client: FailingClient) -> None:
+        """An earlier version wrote arguments as they came, and each order as a binding of its own."""
+        for table in ({"b": "2", "a": 1}, {"a": 1, "b": "2"}):
+            room.rows.apply([Put(BindingRow("/", "x", "q", "queue", "k", encode_table(table)))])
+        room.again(clean=True)
+        assert self.bound(room) == 1
+        client = room.client()
+        client.say(1, unbind(a=1, b="2"))
+        room.commit_all()
+        assert self.bound(room) == 0

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from amqpd.routing.errors import BadBinding
-from amqpd.routing.headers import Headers, type_name
+from amqpd.routing.headers import Headers, erlang_float, type_name
 
 
 class Timestamp(int):
@@ -217,3 +217,29 @@ def test_a_bad_x_match_is_refused_in_rabbitmqs_words(value: object, text: str) -
 def test_integers_are_named_by_the_width_they_need() -> None:
     assert [type_name(value) for value in (2**31 - 1, -(2**31))] == ["signedint", "signedint"]
     assert [type_name(value) for value in (2**31, -(2**31) - 1)] == ["long", "long"]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "0.0",
+        "-0.0",
+        "10.0",
+        "100.0",
+        "1.0e3",
+        "1.23e5",
+        "12.25",
+        "-5.5",
+        "0.001",
+        "0.0001",
+        "1.2e-4",
+        "1.0e-7",
+        "123456789.125",
+        "1234567890123456.0",
+        "9.007199254740992e15",
+        "1.0e20",
+        "5.0e-324",
+    ],
+)
+def test_a_float_is_shown_as_by_erlang(shown: str) -> None:
+    assert erlang_float(float(shown)) == shown

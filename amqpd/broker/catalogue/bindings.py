@@ -10,12 +10,11 @@ from functools import partial
 
 from amqpd.broker.catalogue.declaration import NewQueue
 from amqpd.broker.catalogue.declared import Coming, Done, Name, OnItsWay, binding_name, unheard
-from amqpd.broker.catalogue.exchange import Binding, BindingKey, DestinationType, Exchange
+from amqpd.broker.catalogue.exchange import Binding, BindingKey, DestinationType, Exchange, binding_table
 from amqpd.broker.catalogue.leaving import drop_binding
 from amqpd.broker.catalogue.vhost import Names, VHost
 from amqpd.broker.queues.queue import Queue
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.codec import encode_table
 from amqpd.routing.errors import BadBinding
 from amqpd.routing.whole_message import WholeMessage
 from amqpd.storage.metadata.metadata import BindingRow, Delete, Put
@@ -36,7 +35,7 @@ def bind(
     kind: DestinationType = "exchange" if isinstance(destination, Exchange) else "queue"
     if kind == "queue":
         names.vhost.check_not_own(destination.name)
-    key = BindingKey(source.name, kind, destination.name, routing_key, encode_table(arguments))
+    key = BindingKey(source.name, kind, destination.name, routing_key, binding_table(arguments))
     if names.has_binding(source, key):
         done(None)
         return
@@ -49,7 +48,7 @@ def bind(
     vhost = names.vhost
     row = _row(vhost, key)
     put, undo = (Put(row), Delete(row)) if source.durable and destination.durable else (None, None)
-    make = partial(_make, vhost, source, destination, routing_key, arguments)
+    make = partial(_make, vhost, source, destination, routing_key, dict(sorted(arguments.items())))
     names.make(Coming(binding_name(row), put, undo, make, key, (source, destination)), done)
 
 
@@ -86,7 +85,7 @@ def unbind(
     if binding is None:
         done(None)
         return
-    row = _row(vhost, binding.key)
+    row = _row(vhost, binding.key._replace(arguments=binding.row_arguments))
     delete, undo = (Delete(row), Put(row)) if binding.durable else (None, None)
     vhost.make(Coming(binding_name(row), delete, undo, partial(_take, vhost, binding)), done)
 

@@ -25,7 +25,7 @@ DestinationType: TypeAlias = Literal["queue", "exchange"]
 
 
 class BindingKey(NamedTuple):
-    """What makes a binding the same binding."""
+    """The identity of a binding. arguments: as `binding_table` has them."""
 
     source: str
     destination_type: DestinationType
@@ -34,8 +34,19 @@ class BindingKey(NamedTuple):
     arguments: bytes
 
 
+def binding_table(arguments: dict[str, object]) -> bytes:
+    """Encode a binding's arguments, sorted by name: RabbitMQ takes two tables in another order for the same.
+
+    A number's type class is part of it: 5, 5.0, true and "5" make four bindings. Raises: CodecError.
+    """
+    return encode_table(dict(sorted(arguments.items())) if len(arguments) > 1 else arguments)
+
+
 class Binding:
-    """source -> destination under a routing key and arguments."""
+    """source -> destination under a routing key and arguments.
+
+    row_arguments: as the metadata has them; a version before 2026-11-24 wrote them in the order in which they came.
+    """
 
     def __init__(
         self, source: Exchange, destination: Queue | Exchange, routing_key: str, arguments: dict[str, object]
@@ -46,8 +57,9 @@ class Binding:
         self.arguments = arguments
         self.destination_type: DestinationType = "queue" if isinstance(destination, Queue) else "exchange"
         self.key = BindingKey(
-            source.name, self.destination_type, destination.name, routing_key, encode_table(arguments)
+            source.name, self.destination_type, destination.name, routing_key, binding_table(arguments)
         )
+        self.row_arguments = encode_table(arguments) if len(arguments) > 1 else self.key.arguments
         self.durable = source.durable and destination.durable
 
     def told(self, vhost: str) -> dict[str, object]:

@@ -59,8 +59,9 @@ def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Itera
         yield
     for binding_row in state.bindings:
         binding = _binding(into[binding_row.vhost], binding_row)
-        if binding is None:
-            # One end went with a deletion that a crash cut short.
+        if binding is None or binding.key in binding.source.bindings:
+            # One end went with a deletion that a crash cut short. Or a version before 2026-11-24 took arguments in
+            # another order for another binding.
             deletions.forget([Delete(binding_row)])
         else:
             into[binding_row.vhost].add_binding(binding)

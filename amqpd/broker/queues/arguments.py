@@ -25,6 +25,7 @@ from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.rules import PLAIN, Admission, Rules
 from amqpd.broker.stream_start import interval_ms
 from amqpd.errors import PreconditionFailed
+from amqpd.routing.headers import erlang_term
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +102,8 @@ def compare(
 ) -> None:
     """Two sets of arguments must agree on the names in `compared`.
 
-    thing: `queue 'q'` or `exchange 'x'`, for the text. The width of an integer does not matter. Raises:
-    PreconditionFailed.
+    thing: `queue 'q'` or `exchange 'x'`, for the text. Values are equal where their type class is, too: `_with_class`.
+    Raises: PreconditionFailed.
     """
     for name in compared:
         if name in given or name in current:
@@ -127,11 +128,36 @@ def _compare_one(thing: str, vhost: str, name: str, given: Mapping[str, object],
             f"{start} the value '{_shown(value)}' of type '{erlang_type(value)}' but current is none"
         )
     other = current[name]
-    if isinstance(value, bool) is not isinstance(other, bool) or value != other:
-        raise PreconditionFailed(f"{start} '{_shown(value)}' but current is '{_shown(other)}'")
+    if _with_class(value) != _with_class(other):
+        # rabbit: a void beside a value is none
+        received = "none" if value is None else f"'{_shown(value)}'"
+        raise PreconditionFailed(f"{start} {received} but current is '{_shown(other)}'")
+
+
+def _with_class(value: object) -> tuple[str, object]:
+    """A field value in a form that is equal where RabbitMQ takes two values for the same.
+
+    10 and 10.0 differ, and so do 1 and true. The width of an integer does not matter, a timestamp is an integer, and
+    a byte array is the text of its bytes.
+    """
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, int):
+        return "integer", int(value)
+    if isinstance(value, str):
+        return "text", value.encode("utf-8", "surrogateescape")
+    if isinstance(value, bytes | bytearray):
+        return "text", bytes(value)
+    if isinstance(value, list):
+        return "array", [_with_class(each) for each in value]
+    if isinstance(value, Mapping):
+        return "table", {name: _with_class(each) for name, each in value.items()}
+    return erlang_type(value), value
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    return erlang_term(value)

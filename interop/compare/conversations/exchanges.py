@@ -224,6 +224,20 @@ CONVERSATIONS = [
         publish("k", "gone", exchange="amq.direct", mandatory=True),
     ),
     talk(
+        "exchanges/bindings by their arguments",
+        queue("q"),
+        [
+            say("queue.bind", queue="q", exchange="amq.direct", routing_key="k", arguments=each)
+            for each in ({"n": 5}, {"n": 5.0}, {"n": True}, {"n": "5"}, {"a": 1, "b": 2}, {"b": 2, "a": 1})
+        ],
+        http("GET", "/api/bindings/{v}/e/amq.direct/q/q", show=("arguments",)),
+        [
+            say("queue.unbind", queue="q", exchange="amq.direct", routing_key="k", arguments=each)
+            for each in ({"n": 5.0}, {"n": "5"}, {"b": 2, "a": 1})
+        ],
+        http("GET", "/api/bindings/{v}/e/amq.direct/q/q", show=("arguments",)),
+    ),
+    talk(
         "exchanges/bindings of HTTP",
         queue("q"),
         bind("q", "amq.direct", "k"),
