@@ -53,6 +53,7 @@ EXIT_FAILED: Final = 70
 # How often, and how many times, it is looked whether the broker has a moment for what it may need later.
 REST_LOOK_S: Final = 0.25
 REST_LOOKS: Final = 40
+CLOCK_LOOK_S: Final = 5.0
 
 
 class Server:
@@ -75,6 +76,7 @@ class Server:
         # Of a program of its own; embedded in another one nobody is told.
         self.notifier = Notifier({})
         self._upkeep: asyncio.TimerHandle | None = None
+        self._clock_look: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._definitions = _definitions_of(settings)
         self._importing = asyncio.Lock()
@@ -102,7 +104,9 @@ class Server:
         else:
             self.storage = Storage(data_dir, **of_logs)
             self.metadata = Metadata(settings.metadata.url, data_dir, post)
-        self.broker = Broker(settings, self.storage, self.metadata, loop)
+        storage, hold_ms = self.storage, int(settings.storage.clock_steady_s * 1000)
+        storage.clock_watch.begin(storage.filesystem, storage.data_dir, storage.boot_id, hold_ms)
+        self.broker = Broker(settings, storage, self.metadata, loop)
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
         admin = AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS))
@@ -214,6 +218,12 @@ class Server:
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
         self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._look_after_logs)
+        if self._clock_look is None:
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        self._clock_look = self.loop.call_later(CLOCK_LOOK_S, self._look_at_clock)
+        self.storage.clock_watch.tick()
 
     def _look_after_logs(self) -> None:
         self.start_upkeep()
@@ -309,7 +319,7 @@ class Server:
                     log.error("a front end did not stop; the logs are closed all the same", exc_info=end)
         for front_end in self.front_ends:
             front_end.close()
-        for timer in (self._upkeep, self._rest):
+        for timer in (self._upkeep, self._rest, self._clock_look):
             if timer is not None:
                 timer.cancel()
         self.broker.alarms.stop()
@@ -327,6 +337,7 @@ class Server:
         self.broker.turn.finish()  # what was published again is settled where it came from as the logs are closed
         if self.node is not None:
             await self.node.close()
+        self.storage.clock_watch.save()
         self.storage.close(clean=True)
         log.info("stopped, all logs are synced")
         self.notifier.close()

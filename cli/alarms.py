@@ -1,6 +1,6 @@
-"""What holds publishers back: limits of memory and disk, alarms by hand. All of it until the broker's next start.
+"""What holds publishers back: limits of memory and disk, alarms by hand, until the broker's next start; and the clock.
 
-Texts, units and exit codes are rabbitmqctl 3.10's, measured; `set_alarm` and `clear_alarm` are ours.
+Texts, units and exit codes are rabbitmqctl 3.10's, measured; `set_alarm`, `clear_alarm`, `accept_clock` are ours.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ def clear_alarm(context: Context) -> None:
     _change(context, "DELETE", f"alarms/{kind}")
 
 
+def accept_clock(context: Context) -> None:
+    context.say(f"Accepting the wall clock of {context.node} ...")
+    found = context.client.send("GET", "/api/amqpd/clock").checked().data
+    if found["state"] == "steady":
+        context.note("No jump of the clock is held")
+    _change(context, "PUT", "clock")
+
+
 def _alarm(context: Context) -> str:
     kind = context.operands[0]
     if kind not in ALARMS:
@@ -110,6 +118,17 @@ _KIND: Final = ("<alarm>", "memory or disk")
 _LIMIT: Final = "in bytes, or with a unit: kB, MB, GB (1000), k, KiB, M, MiB, G, GiB (1024)"
 
 COMMANDS: Final = (
+    Command(
+        "accept_clock",
+        GROUP,
+        "Lets retention, time to live and delays follow a wall clock that was set",
+        accept_clock,
+        "",
+        0,
+        0,
+        (),
+        examples=(("accept_clock", "date and 'amqpctl status' first: what is too old by this clock is deleted"),),
+    ),
     Command(
         "clear_alarm",
         GROUP,

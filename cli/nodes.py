@@ -85,6 +85,7 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
             f"Node name: {found['node']}",
             f"Python: {found['python']}",
             f"Log level: {found['log_level']}",
+            *_clock(found.get("clock", {})),
         ],
     )
     yield "Data directory", [f"Node data directory: {found['data_dir']}"]
@@ -127,6 +128,17 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
             for one in found["listeners"]
         ],
     )
+
+
+def _clock(clock: dict[str, Any]) -> list[str]:
+    """Return a line about the wall clock. A broker of before 1.2 says nothing of it."""
+    if clock.get("state") != "held":
+        return ["Wall clock: steady"] if clock else []
+    ahead = f"{abs(clock['jump_s']):.0f} s {'ahead' if clock['jump_s'] > 0 else 'behind'}"
+    return [
+        f"Wall clock: set, {ahead}; retention, time to live and delays follow in {clock['held_for_s']} s",
+        "To have them follow now: amqpctl accept_clock",
+    ]
 
 
 def _limit(limit_bytes: int | None, unit: str) -> list[str]:

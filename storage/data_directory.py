@@ -3,6 +3,7 @@
 <data_dir>/format                                version of all that is below: see `checkpoint.check_format`
 <data_dir>/.lock                                 held while the process lives: one process per directory
 <data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop removes it
+<data_dir>/clock                                 the last readings of the clocks: see clock_watch.py
 <data_dir>/reserve                               room that is given up so that a full disk can be drained
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
 <data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delays)

@@ -320,6 +320,10 @@ class Clock:
         """Seconds since some moment; never goes back."""
         return time.monotonic()
 
+    def uptime(self) -> float:
+        """Seconds since the machine started, those included in which it slept; never goes back."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
 
 class OpenFile:
     """One open descriptor. `dirty`: written to since it was last given to a sync. `pins`: syncs at work on it.

@@ -43,17 +43,22 @@ class _Mapping:
 
 
 class SimulatedClock(Clock):
-    """A clock that stands until it is moved."""
+    """A clock that stands until it is moved. jump_ms: by how much the wall clock was set since the start."""
 
     def __init__(self) -> None:
         self.now_ms = 1_700_000_000_000
+        self.jump_ms = 0
 
     def time_ms(self) -> int:
         """Milliseconds since 1970."""
-        return self.now_ms
+        return self.now_ms + self.jump_ms
 
     def monotonic(self) -> float:
         """Seconds."""
+        return self.now_ms / 1000
+
+    def uptime(self) -> float:
+        """Seconds, as `monotonic`."""
         return self.now_ms / 1000
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.commit.committer import Committer, InlineCommitter, Removal
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
@@ -77,6 +78,7 @@ class Storage(LogKeeper):
     ) -> None:
         clock = clock if clock is not None else Clock()
         filesystem = filesystem if filesystem is not None else FileSystem()
+        self.clock_watch = ClockWatch(clock)
         self.filesystem = filesystem
         self.data_dir = os.path.abspath(data_dir)
         self.segment_size_bytes = segment_size_bytes
@@ -110,8 +112,9 @@ class Storage(LogKeeper):
             self._committer.later = later
         commits.start(self._committer)
         self.departures = Departures(filesystem, self._committer, self._chores.call if not inline else _at_once)
+        watch, boot = self.clock_watch, self._place.boot
         self._upkeep = Upkeep(
-            filesystem, clock, self._committer, post, commits.gather, self._place.boot, segment_age_ms, inline
+            filesystem, watch, self._committer, post, commits.gather, boot, segment_age_ms, inline
         )
 
     # -- queues
@@ -258,7 +261,7 @@ class Storage(LogKeeper):
             store.log.segment_size_bytes = self.segment_size_bytes
         else:
             if retention is None:
-                retention = removals.retention = Retention(self.context.clock, self.retained)
+                retention = removals.retention = Retention(self.clock_watch, self.retained)
             retention.max_age_ms, retention.max_bytes = max_age_ms, max_bytes
             store.log.segment_size_bytes = retention.segment_size_bytes(self.segment_size_bytes)
         self.hold_changed(store)

@@ -46,7 +46,6 @@ from amqpd.broker.queues.windows import Windows
 from amqpd.broker.surgery.job import Job
 from amqpd.broker.surgery.jobs import Jobs
 from amqpd.broker.user_events import told_of
-from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.keeper import MetadataKeeper
 from amqpd.storage.metadata.metadata import MetadataState, VhostRow
 from amqpd.storage.queue_log import QueueLog
@@ -69,7 +68,7 @@ class Broker:
         self.storage = storage
         self.metadata = metadata
         self.loop = loop
-        self.timers = Timers(loop.call_later, Clock())
+        self.timers = Timers(loop.call_later, storage.clock_watch)
         self.turn = Turn(storage, loop.call_soon, self.timers)
         self.catalogue = Catalogue(storage, metadata, loop.call_soon, loop.call_later)
         self.vhosts = VHosts(self.catalogue, self._host_queues, {}, self._vhost_ended)

@@ -1,11 +1,11 @@
-"""Limits of memory and disk, alarms by hand, and what else may be changed until the next start: /amqpd/alarms, ...
+"""Limits of memory and disk, alarms by hand, the clock, and what else may be changed until the next start.
 
 What is for good is a setting. For operators, and for clients' own test suites (`amqpctl eval`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from amqpd.broker.flow.alarms import REASONS
 from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, number, reply
@@ -70,6 +70,29 @@ def _kind(call: Call) -> str:
     return kind
 
 
+def clock_state(call: Call) -> dict[str, Any]:
+    """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
+    watch = call.broker.storage.clock_watch
+    return {
+        "state": "held" if watch.held else "steady",
+        "jump_s": watch.jump_ms / 1000,
+        "held_for_s": -(-watch.left_ms // 1000),
+    }
+
+
+async def get_clock(call: Call) -> Reply:
+    """Whether a jump of the wall clock is held; `jump_s` is below 0 when the clock went back."""
+    return reply(clock_state(call))
+
+
+async def accept_clock(call: Call) -> Reply:
+    """Accepts the wall clock as it is: retention, time to live and delays follow it now."""
+    watch = call.broker.storage.clock_watch
+    watch.accept()
+    watch.save()
+    return reply(clock_state(call))
+
+
 async def set_channel_max(call: Call) -> Reply:
     """What connections that log in from now on are offered; 0: no limit."""
     call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
@@ -95,6 +118,8 @@ ROUTES: Final = (
     Route("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
     Route("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
     Route("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
+    Route("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
+    Route("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
     Route("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
     Route("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
     Route("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqpd import __version__
+from amqpd.management.alarms import clock_state
 from amqpd.management.call import Call, Reply, Role, reply
 from amqpd.management.counted import NODE
 from amqpd.management.listing import listing, one
@@ -69,6 +70,7 @@ def node_item(call: Call) -> dict[str, Any]:
         "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")],
         "exchange_types": exchange_types(),
         "contexts": contexts(call),
+        "clock": clock_state(call),
         "partitions": [],
         "cluster_links": [],
         "platform": f"Python {platform.python_version()}",

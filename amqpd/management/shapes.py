@@ -120,6 +120,16 @@ class Overview(TypedDict):
     missing_nodes: NotRequired[list[str]]
 
 
+class Clock(TypedDict):
+    """state: `steady` or `held`. jump_s: how far the wall clock is ahead because of a jump that is held; below 0: it is
+    behind.
+    """
+
+    state: str
+    jump_s: float
+    held_for_s: int
+
+
 class Node(TypedDict):
     """uptime: ms. io_sync_avg_time: ms."""
 
@@ -130,6 +140,7 @@ class Node(TypedDict):
     processors: int | None
     os_pid: str
     db_dir: str
+    clock: Clock
     platform: str
     mem_used: int
     mem_used_details: Details

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
 from amqpd._build import is_compiled
+from amqpd.management.alarms import clock_state
 from amqpd.management.call import Call, Reply, Role, reply
 from amqpd.management.environment import memory_by_use
 from amqpd.management.health import failed_logs
@@ -104,6 +105,7 @@ def _ours(call: Call, here: Process) -> dict[str, Any]:
             *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
         ],
         "alarms_by_hand": sorted(broker.alarms.by_hand),
+        "clock": clock_state(call),
         "disk_free_limit_bytes": broker.alarms.disk_free_limit_bytes,
         "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
         "unsynced_bytes": broker.storage.commits.unsynced_bytes,

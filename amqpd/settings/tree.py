@@ -265,6 +265,12 @@ class StorageSettings:
         seconds(0.05, 86_400.0),
         "How often queues' logs are tidied up: old segments closed, files with nothing left in them removed.",
     )
+    clock_steady_s: float = _setting(
+        3600.0,
+        seconds(0.0, 31_536_000.0),
+        "After the wall clock was set by more than a minute, retention, time to live and delays follow it when it has "
+        "been steady for this time, or after amqpctl accept_clock; 0: at once.",
+    )
     recovery: Literal["salvage", "strict"] = _setting(
         "salvage",
         choice("salvage", "strict"),

@@ -17,8 +17,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.commit.committer import Committer, Task
-from amqpd.storage.filesystem import Clock, FileSystem, OpenFile
+from amqpd.storage.filesystem import FileSystem, OpenFile
 from amqpd.storage.keep import cleaner, retention, swap
 from amqpd.storage.keep.cleaner import Cancelled, Cleaning
 from amqpd.storage.local_log import LocalLog
@@ -42,7 +43,7 @@ class Upkeep:
     def __init__(
         self,
         filesystem: FileSystem,
-        clock: Clock,
+        watch: ClockWatch,
         committer: Committer,
         post: Callable[..., object],
         gather: Callable[[LocalLog], None],
@@ -51,7 +52,7 @@ class Upkeep:
         inline: bool,
     ) -> None:
         self._filesystem = filesystem
-        self._clock = clock
+        self._watch = watch
         self._committer = committer
         self._post = post
         self._gather = gather
@@ -82,8 +83,8 @@ class Upkeep:
     def _go_on(self) -> None:
         if self._stopped:
             return
-        clock = self._clock
-        now_ms = clock.time_ms()
+        clock = self._watch.clock
+        now_ms = self._watch.agreed_ms()
         began = clock.monotonic()
         while self._left:
             self._look_after(self._left.pop(), now_ms)
@@ -174,7 +175,7 @@ class Upkeep:
         if store is None or store.deleted:
             self._free(cleaning)
             return
-        now_ms = self._clock.time_ms()
+        now_ms = self._watch.agreed_ms()
         for group, segment in cleaning.done:
             if segment is None:  # as if read: its files go as those of any settled segment
                 for view in group:

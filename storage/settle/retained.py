@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from amqpd.storage.filesystem import Clock
+    from amqpd.storage.clock_watch import ClockWatch
     from amqpd.storage.log.segment import Segment
 
 SEGMENTS: Final = 8
@@ -38,11 +38,11 @@ class Retention:
     `.log`, when one was last looked at.
     """
 
-    def __init__(self, clock: Clock, kept: Kept) -> None:
+    def __init__(self, watch: ClockWatch, kept: Kept) -> None:
         self.max_age_ms = -1
         self.max_bytes = -1
         self.kept_bytes = 0
-        self._clock = clock
+        self._watch = watch
         self._kept = kept
 
     @property
@@ -77,7 +77,7 @@ class Retention:
     def _wanted(self, segments: list[Segment]) -> list[Segment]:
         found: list[Segment] = []
         settled_bytes = 0  # in the segments behind
-        until_ms = self._clock.time_ms() - self.max_age_ms if self.max_age_ms >= 0 else -1
+        until_ms = self._watch.agreed_ms() - self.max_age_ms if self.max_age_ms >= 0 else -1
         for segment in reversed(segments):
             if segment.gone or segment.removing:
                 continue

@@ -70,6 +70,9 @@ class FakeClock(Clock):
         self.now_ms += self.per_look_ms
         return self.now_ms / 1000
 
+    def uptime(self) -> float:
+        return self.now_ms / 1000
+
 
 class Got:
     """A message taken by `Room.get`."""
@@ -107,7 +110,7 @@ class Room:
             segment_size_bytes=1 << 20,
             boot_id=self.boot_id,
         )
-        self.timers = Timers(self._call_later, self.clock)
+        self.timers = Timers(self._call_later, self.storage.clock_watch)
         self.turn = Turn(self.storage, self._soon.append, self.timers)
         # Here every commit succeeds at once.
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))

@@ -404,12 +404,31 @@ class TestRestart:
 
 
 class TestClock:
+    @pytest.mark.parametrize("days", [1, -1])
+    def test_a_jump_that_is_held_moves_nothing(self, room: Any, days: int) -> None:
+        """Neither what waits nor what comes meanwhile."""
+        declare(room)
+        for delay in (DAY, 2 * MINUTE):
+            later(room, delay, b"%d" % (delay // MINUTE))
+        room.advance(10)
+        room.clock.wall_base_ms += days * DAY
+        leap(room, 510)
+        later(room, 5 * MINUTE, b"5")
+        leap(room, MINUTE)
+        queue = room.vhost.queues["later"]
+        assert room.bodies(queue) == []
+        leap(room, MINUTE)
+        assert room.bodies(queue) == [b"2"]
+        leap(room, 3 * MINUTE)
+        assert room.bodies(queue) == [b"5"]
+
     def test_it_is_set_forward(self, room: Any) -> None:
         declare(room)
         for delay in (DAY + HOUR, HOUR, 2 * MINUTE):
             later(room, delay, b"%d" % (delay // MINUTE))
         room.advance(10)
         room.clock.wall_base_ms += DAY
+        room.storage.clock_watch.accept()
         leap(room, 510)
         leap(room, 10)
         assert room.bodies(room.vhost.queues["later"]) == [b"2", b"60"]
@@ -422,6 +441,7 @@ class TestClock:
         later(room, 2 * MINUTE, b"then")
         room.advance(10)
         room.clock.wall_base_ms -= DAY
+        room.storage.clock_watch.accept()
         leap(room, 10 * MINUTE)
         queue = room.vhost.queues["later"]
         assert queue.ready_count == 0, "it is yesterday"
@@ -437,6 +457,7 @@ class TestClock:
             later(room, 1 + number * 7 * MINUTE, b"%d" % number)
         for days in (1, -1, -1, 2, -1, 0):
             room.clock.wall_base_ms += days * DAY
+            room.storage.clock_watch.accept()
             leap(room, 600)
         leap(room, 6 * HOUR)
         assert sorted(int(body) for body in room.bodies(room.vhost.queues["later"])) == list(range(50))

@@ -79,6 +79,7 @@ class Machine(RuleBasedStateMachine):
     @rule(days=st.sampled_from([-1, 1, -0.01, 0.01]))
     def clock_is_set(self, days: float) -> None:
         self.room.clock.wall_base_ms += int(days * DAY)
+        self.room.storage.clock_watch.accept()
         leap(self.room, 510)
         leap(self.room, 10)
         self.come()

@@ -216,6 +216,22 @@ class TestBacklog:
         assert queue.store.record_count == 0
 
 
+    @pytest.mark.parametrize("days", [1, -1])
+    def test_a_clock_that_jumps_makes_nothing_old(self, room, days: int) -> None:
+        """Neither in memory nor in the log; messages of both times go when their own time is over."""
+        queue = room.queue("q", x_message_ttl=1000)
+        for number in range(9000):
+            room.publish("q", b"%d" % number, turn=False)
+        room.turn.want()
+        room.advance(500)
+        room.clock.wall_base_ms += days * 86_400_000
+        room.publish("q", b"later")
+        room.advance(480)
+        assert queue.ready_count == 9001
+        room.advance(70)
+        assert room.bodies(queue) == [b"later"]
+
+
 def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
     """What is known of the properties is shared, when a message came is not."""
     queue = room.queue("q")

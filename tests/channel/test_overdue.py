@@ -10,6 +10,7 @@ from amqpd.channel import overdue
 from amqpd.channel.overdue import TICK_MS_MAX, TICKS, Overdue
 from amqpd.channel.unacked import LATE_MAX, Unacked
 from amqpd.errors import PreconditionFailed
+from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.filesystem import Clock
 
 
@@ -27,7 +28,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.clock = Standing()
         self.asked: list[tuple[float, object]] = []
-        self.timers = Timers(self.call_later, self.clock)
+        self.timers = Timers(self.call_later, ClockWatch(self.clock))
         self.unacked = Unacked()
         self.queue = Source("q", "/")
         self.tag = 0

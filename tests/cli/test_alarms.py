@@ -39,6 +39,17 @@ def test_limits(
     assert broker.asked[0].body == body
 
 
+def test_accept_clock(broker: FakeBroker, ctl: Ctl) -> None:
+    held = {"state": "held", "jump_s": 86400.0, "held_for_s": 3000}
+    broker.answers["GET", "/api/amqpd/clock"] = (200, held)
+    broker.answers["PUT", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
+    assert ctl("accept_clock") == (0, "Accepting the wall clock of n@h ...\n", "")
+    assert [each.method for each in broker.asked] == ["GET", "PUT"]
+    broker.answers["GET", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
+    code, _, said = ctl("accept_clock")
+    assert (code, said) == (0, "No jump of the clock is held\n")
+
+
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [

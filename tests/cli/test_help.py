@@ -32,7 +32,7 @@ ASKED_FOR = (
     "audit_log trace_message "
     "list_stream_offsets set_stream_offset delete_stream_offset list_delayed_messages cancel_delayed_message "
     "close_connection close_all_connections set_vm_memory_high_watermark set_disk_free_limit "
-    "set_alarm clear_alarm eval stop_app start_app stop help "
+    "set_alarm clear_alarm accept_clock eval stop_app start_app stop help "
     "trace_on trace_off federation_status restart_federation_link shovel_status delete_shovel restart_shovel "
     "hipe_compile "
     " activate_free_disk_space_monitoring add_member add_replica add_super_stream alarms autocomplete "

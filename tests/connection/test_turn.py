@@ -10,6 +10,7 @@ import pytest
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.turn import Confirmer, Turn
 from amqpd.broker.publishing.unconfirmed import when_safe
+from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.commit.cycle import CommitCycle
 from amqpd.storage.commit.turn_log import StoreContext
 from amqpd.storage.filesystem import Clock
@@ -85,7 +86,7 @@ class Room:
         self.soon: list[Callable[[], None]] = []
         disk: Any = self.disk
         self.clock = Hands()
-        self.turn = Turn(disk, self.soon.append, Timers(lambda delay_s, call: None, self.clock))
+        self.turn = Turn(disk, self.soon.append, Timers(lambda delay_s, call: None, ClockWatch(self.clock)))
 
     def run(self) -> list[str]:
         for function in self.soon:

@@ -200,7 +200,7 @@ class Process:
             open_file_count_max=open_file_count_max,
             inline=True,
         )
-        self.timers = Timers(self._call_later, self.clock)
+        self.timers = Timers(self._call_later, self.storage.clock_watch)
         self.turn = Turn(self.storage, self.soon, self.timers)
         metadata: Any = Table(ledger, disk, self.soon)
         self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)

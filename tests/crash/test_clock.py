@@ -78,6 +78,32 @@ async def test_a_live_broker_whose_clock_is_set(tmp_path: Path) -> None:
         await asyncio.to_thread(broker.kill)
 
 
+def state_of(broker: BrokerProcess) -> Any:
+    return broker.api("GET", "/api/amqpd/clock")
+
+
+def test_an_operator_accepts_a_clock_that_was_set(tmp_path: Path) -> None:
+    """A restart does not accept it."""
+    clock = WallClock(tmp_path)
+    broker = BrokerProcess(tmp_path / "data", env=clock.env)
+    try:
+        broker.start()
+        assert state_of(broker) == {"state": "steady", "jump_s": 0.0, "held_for_s": 0}
+        clock.jump(DAY_S)
+        broker.kill()
+        broker.start()
+        found = state_of(broker)
+        assert found["state"] == "held" and abs(found["jump_s"] - DAY_S) < 2 and 3500 < found["held_for_s"] <= 3600
+        assert "the wall clock was set before this start: it is now 86400 s ahead" in broker.stderr
+        assert "Wall clock: set, 86400 s ahead" in broker.ctl("status").stdout
+        assert broker.ctl("accept_clock").returncode == 0
+        broker.kill()
+        broker.start()
+        assert state_of(broker)["state"] == "steady"
+    finally:
+        broker.kill()
+
+
 # -- at the seam
 
 

@@ -43,7 +43,7 @@ class Owner(Slot):
     async def open(self) -> Owner:
         """Its queues are read back and served."""
         await super().open()
-        timers = Timers(self._call_later, self.clock)
+        timers = Timers(self._call_later, self.storage.clock_watch)
         self.broker_turn = Turn(self.storage, self._soon.append, timers)
         self.storage.commits.on_commit = self.broker_turn.committed
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))

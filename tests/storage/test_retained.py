@@ -90,6 +90,17 @@ class TestAge:
         assert house.storage.retained.bytes == 0
         assert store.next_offset == 50
 
+    def test_a_clock_that_jumps_makes_nothing_old(self, house: Any) -> None:
+        store = house.begin()
+        house.storage.retain(store, 60_000, -1)
+        fill(house, 50)
+        house.clock.jump_ms = 86_400_000
+        rest(house)
+        assert kept_of(store).messages == 50
+        house.storage.clock_watch.accept()
+        rest(house)
+        assert kept_of(store).messages == 0
+
     def test_it_is_as_old_as_its_append(self, house: Any) -> None:
         store = house.begin()
         house.storage.retain(store, 60_000, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.keep.policy import FILE_DELETE_DELAY_MS, RetentionPolicy
 from amqpd.storage.keep.retention import trim
 from amqpd.storage.keep.upkeep import Upkeep
@@ -46,6 +47,31 @@ def test_without_a_policy_nothing_goes(small: Any) -> None:
     maintain(small)
     assert small.names(".log") == names
     assert small.offsets() == list(range(30))
+
+
+def test_a_clock_that_jumps_ages_nothing_until_it_is_accepted(small: Any) -> None:
+    kept(small, RetentionPolicy(max_age_ms=11 * HOUR))
+    names = small.names(".log")
+    small.clock.jump_ms = 24 * HOUR
+    maintain(small)
+    small.append(b"stamped by the clock that jumped")
+    small.turn()
+    assert small.names(".log") == names
+    small.clock.now_ms += HOUR // 2
+    maintain(small)
+    assert small.offsets() == list(range(31))
+    small.storage.clock_watch.accept()
+    maintain(small)
+    assert small.offsets() == list(range(24, 31)), "the segment that has the young message stays"
+
+
+def test_after_a_jump_back_nothing_is_old_that_is_young_by_the_new_clock(small: Any) -> None:
+    kept(small, RetentionPolicy(max_age_ms=11 * HOUR))
+    small.clock.jump_ms = -24 * HOUR
+    small.append(b"a day younger by its stamp")
+    small.turn()
+    maintain(small)
+    assert small.offsets() == list(range(31))
 
 
 def test_bytes(small: Any) -> None:
@@ -261,7 +287,7 @@ def test_a_round_gives_way(make_house: Any) -> None:
     clock = SlowClock()
     tasks: list[Any] = []
     committer = SimpleNamespace(submit=tasks.append)
-    upkeep = Upkeep(SimulatedFileSystem(), clock, committer, posted.append, print, (0, 0), -1, False)
+    upkeep = Upkeep(SimulatedFileSystem(), ClockWatch(clock), committer, posted.append, print, (0, 0), -1, False)
     house = make_house()
     house.begin()
     stores = [house.storage.create_queue("v", f"q{number}")[1] for number in range(20)]

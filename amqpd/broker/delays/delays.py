@@ -96,7 +96,7 @@ class Delays(Works):
             wheel = Wheel(self, vhost, vhost_id, exchange, secrets.token_hex(16))
             wheels[exchange] = wheel
             if self._watch.tick < 0:
-                self._apart_ms = self.timers.wall_ms() - self.timers.now_ms()
+                self._apart_ms = self.timers.steady_ms() - self.timers.now_ms()
                 self.timers.arm(self._watch, self.timers.now_ms() + WATCH_MS)
         return wheel
 
@@ -142,7 +142,7 @@ class Delays(Works):
         if not wheel.queued and not self._stopped:
             left_ms: i64 = wheel.rest_ms - self.timers.now_ms()
             if left_ms > 0:
-                wheel.arm(self.timers.wall_ms() + left_ms)
+                wheel.arm(self.timers.steady_ms() + left_ms)
                 return
             wheel.queued = True
             self._line.append(wheel)
@@ -190,7 +190,7 @@ class Delays(Works):
     def look_at_clock(self) -> None:
         """Whether the wall clock was set since the last look: then what is due is, and the rest waits anew."""
         timers = self.timers
-        apart_ms = timers.wall_ms() - timers.now_ms()
+        apart_ms = timers.steady_ms() - timers.now_ms()
         drift_ms = apart_ms - self._apart_ms
         if drift_ms >= DRIFT_MS or drift_ms <= -DRIFT_MS:
             self._apart_ms = apart_ms

@@ -75,14 +75,14 @@ class Wheel(Turning):
     # -- what comes --------------------------------------------------------------------------------------------------
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
-        due = due_ms(headers, self.works.timers.wall_ms(), strict)
+        due = due_ms(headers, self.works.timers.steady_ms(), strict)
         if due == 0:
             return None
         return Delayed(self, due, keys if len(keys) > 1 else None, obeyed(headers))
 
     def taking(self, due: i64) -> Bucket:
         """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
-        now = self.works.timers.wall_ms()
+        now = self.works.timers.steady_ms()
         place = place_of(due, now, LEVEL_COUNT - 1)
         bucket = self._taking.get(place)
         if bucket is not None and not bucket.store.failed:
@@ -158,7 +158,7 @@ class Wheel(Turning):
         """Does a piece of what there is to do. False: nothing now."""
         if self.dropped:
             return False
-        now = self.works.timers.wall_ms()
+        now = self.works.timers.steady_ms()
         if self._unopened and self._may_open(now) and self._open():
             return True
         bucket, limit = self._next(now)
@@ -212,7 +212,7 @@ class Wheel(Turning):
 
     def _retry(self, bucket: Bucket) -> None:
         bucket.rest()
-        retry = self.works.timers.wall_ms() + RETRY_MS
+        retry = self.works.timers.steady_ms() + RETRY_MS
         self._retry_ms[bucket] = retry
         self.arm(retry)
 

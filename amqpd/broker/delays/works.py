@@ -96,7 +96,7 @@ class Turning(Delaying):
         if wall_ms < self.armed_ms and not self.dropped:
             self.armed_ms = wall_ms
             timers = self.works.timers
-            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.wall_ms())
+            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
 
     def disarm(self) -> None:
         """It is not called."""

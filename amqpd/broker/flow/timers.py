@@ -6,7 +6,8 @@ heap push. Timers fire at their time or up to one tick later, in the order in wh
 RUN_MS_MAX of firing the loop gets its turn, the rest follows at once.
 
 Times are milliseconds of the monotonic clock: a step of the wall clock moves nothing. `from_wall` places what a log
-remembers by wall clock; what seems to lie in the future counts as now.
+remembers by wall clock; what seems to lie in the future counts as now. A jump of the wall clock is held back from
+`from_wall`, `agreed_ms` and `steady_ms` as amqpd/storage/clock_watch.py says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 if TYPE_CHECKING:
+    from amqpd.storage.clock_watch import ClockWatch
     from amqpd.storage.filesystem import Clock
 
 TICK_MS: Final = 4
@@ -40,12 +42,13 @@ class Timer:
 class Timers:
     """The wheel of everything that is due later.
 
-    call_later: (seconds, function), of the event loop. clock: of the storage, so that a test brings its own.
+    call_later: (seconds, function), of the event loop. watch: of the storage, with the clock of both.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], object], clock: Clock) -> None:
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], object], watch: ClockWatch) -> None:
         self._call_later = call_later
-        self._clock = clock
+        self._watch = watch
+        self._clock: Clock = watch.clock
         self._buckets: dict[int, dict[Timer, None]] = {}
         self._ticks: list[int] = []
         # The tick the loop was last asked for; -1: none.
@@ -66,12 +69,25 @@ class Timers:
         return int(self._clock.monotonic() * 1000)
 
     def wall_ms(self) -> i64:
-        """Milliseconds since 1970."""
+        """Milliseconds since 1970, as the wall clock shows it: for stamps."""
         return self._clock.time_ms()
 
+    def steady_ms(self) -> i64:
+        """Milliseconds since 1970, without a jump that is held: for what is due later."""
+        return self._watch.steady_ms()
+
+    def agreed_ms(self) -> i64:
+        """Milliseconds since 1970, less while a jump ahead is held: for how old a stamp is."""
+        return self._watch.agreed_ms()
+
     def from_wall(self, wall_ms: i64) -> i64:
-        """The monotonic time of a moment in the past that is known by wall clock."""
-        age_ms = self.wall_ms() - wall_ms
+        """Return the monotonic time of a moment in the past that is known by wall clock.
+
+        A stamp that is later than the wall clock was made before the clock was set back: its age is by the steady time.
+        """
+        age_ms = self.agreed_ms() - wall_ms
+        if age_ms < 0:
+            age_ms = self.steady_ms() - wall_ms
         return self.now_ms() - (age_ms if age_ms > 0 else 0)
 
     def arm(self, timer: Timer, due_ms: i64) -> None:

@@ -98,7 +98,7 @@ class KeptOnLoop(Keeping):
         cache, rows = known
         store = SeenRows(cache, self._commit, self._timers)
         seen = Seen(self._turn, self._timers, size, ttl_ms, store)
-        now_ms = self._timers.wall_ms()
+        now_ms = self._timers.steady_ms()
         for row in rows:
             store.load(row)
             if row.expires_ms == 0 or row.expires_ms > now_ms:
@@ -162,7 +162,7 @@ class SeenRows(Store):
         changes, self._dropped = self._dropped, []
         if not self._there:
             changes.append(Put(self._cache))
-        offset_ms = self._timers.wall_ms() - self._timers.now_ms()
+        offset_ms = self._timers.steady_ms() - self._timers.now_ms()
         for note in notes:
             self._number += 1
             self._rows[note.id] = self._number

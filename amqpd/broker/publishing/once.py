@@ -87,7 +87,7 @@ def once_route(route: Route, message: Message) -> Route:
                 f"invalid header '{PRODUCER_ID}': queue '{destination.name}' in vhost '{destination.vhost_name}' is in "
                 "a cluster, whose records have the node's own numbers"
             )
-        last = destination.backing.producers().find(numbers.producer_id, destination.host.timers.wall_ms())
+        last = destination.backing.producers().find(numbers.producer_id, destination.host.timers.agreed_ms())
         if last is not None and numbers.epoch < last.epoch:
             raise AccessRefused(
                 f"producer {numbers.producer_id} of epoch {numbers.epoch} has been replaced in queue "
@@ -125,8 +125,8 @@ class Once(Destination):
         backing = queue.backing
         numbers = self._numbers
         producers = backing.producers()
-        now_ms = queue.host.timers.wall_ms()
-        last = producers.find(numbers.producer_id, now_ms)
+        timers = queue.host.timers
+        last = producers.find(numbers.producer_id, timers.agreed_ms())
         if last is not None and (numbers.epoch < last.epoch or last.has(numbers.epoch, numbers.sequence)):
             return numbers.epoch == last.epoch  # others came between, as this one is offered in slices
         store = queue.log()
@@ -143,7 +143,8 @@ class Once(Destination):
             safe: i64 = _ALWAYS_SAFE
             if backing.store is not None:
                 safe = backing.store.high_watermark
-            producer = Producer(numbers.producer_id, numbers.epoch, numbers.sequence, backing.next_offset - 1, now_ms)
+            offset, now_ms = backing.next_offset - 1, timers.wall_ms()
+            producer = Producer(numbers.producer_id, numbers.epoch, numbers.sequence, offset, now_ms)
             backing.producers().note(producer, safe)
         return taken
 

@@ -215,7 +215,7 @@ class FifoOrder(ReadyOrder):
         queue.ready_count -= count
         store = self.backing.store
         if store is not None and not hot and queue.ready_count > 0 and count < count_max:
-            logged_max_ms: i64 = timers.wall_ms() - (timers.now_ms() - arrived_max_ms)
+            logged_max_ms: i64 = timers.agreed_ms() - (timers.now_ms() - arrived_max_ms)
             cold: i64 = 0
             size_bytes: i64 = 0
             first: i64 = self.cold_offset

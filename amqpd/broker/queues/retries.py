@@ -109,7 +109,7 @@ class Retries(Timer):
             delay_ms = until_ms - now_ms
         if delay_ms <= 0:
             return False
-        self._backing.mark_returned(entry, timers.wall_ms() + delay_ms)
+        self._backing.mark_returned(entry, timers.steady_ms() + delay_ms)
         delayed = Delayed(entry, now_ms + delay_ms, True)
         if not self._backing.spilled and self._backing.has(entry.offset):
             if self._held_bytes + entry.body_size > HELD_BYTES_MAX:
@@ -134,10 +134,10 @@ class Retries(Timer):
         if rule is None:
             return offsets
         now_ms = self._timers.now_ms()
-        wall_ms = self._timers.wall_ms()
+        steady_ms = self._timers.steady_ms()
         earlier = self._earlier
-        for offset, due_ms in store.delayed(wall_ms):
-            left_ms: i64 = due_ms - wall_ms
+        for offset, due_ms in store.delayed(steady_ms):
+            left_ms: i64 = due_ms - steady_ms
             if left_ms > rule.longest_ms:
                 left_ms = rule.longest_ms
             until_ms: int = now_ms + left_ms

@@ -265,6 +265,7 @@ OWN: Final = _group(
     ("amqpd_storage_sync_seconds", HISTOGRAM, "How long a group of the group commit took to sync"),
     ("amqpd_storage_group_bytes", HISTOGRAM, "What had been appended to the logs of a group, in bytes"),
     ("amqpd_storage_group_logs", HISTOGRAM, "How many logs a group was of"),
+    ("amqpd_clock_jump_seconds", GAUGE, "How far the wall clock is ahead because of a jump that is held; 0: none is"),
     ("amqpd_storage_unsynced_bytes", GAUGE, "Written, not yet synced"),
     ("amqpd_retained_bytes", GAUGE, "Files of settled messages kept by x-retain"),
     ("amqpd_export_lost_records_total", COUNTER, "Given up unexported, over x-export-max-bytes"),

@@ -154,6 +154,7 @@ def own(sheet: Sheet, call: Call, span_records: int) -> None:
     sheet.add_histogram(group["amqpd_storage_group_bytes"], BOUNDS_BYTES, times.by_bytes, times.total_bytes)
     sheet.add_histogram(group["amqpd_storage_group_logs"], BOUNDS_LOGS, times.by_logs, times.total_logs)
     values: dict[str, float] = {
+        "amqpd_clock_jump_seconds": broker.storage.clock_watch.jump_ms / 1000,
         "amqpd_storage_unsynced_bytes": int(broker.storage.commits.unsynced_bytes),
         "amqpd_retained_bytes": broker.storage.retained.bytes,
         "amqpd_export_lost_records_total": broker.storage.export_losses.records,
