@@ -2,9 +2,9 @@
 would obey it, what changes for them, and how many messages that costs. Nothing is set.
 
 The vhost's policies are put beside the one that is asked for in a table of their own, and every queue and exchange is
-asked what it would obey then (`policy_table.py`). What matches and yet does not obey is told with its reason: a policy
-of a higher priority holds (`outranked`), or the queue's kind cannot follow all of it (`unsupported`). What obeys the
-policy of this name today and would not any more is `released`.
+asked what it would obey then (`policy_table.py`). What matches and yet does not obey is told with its reason: another
+policy comes first (`outranked`: its priority is higher, or the same and its name is before), or the queue's kind cannot
+follow all of it (`unsupported`). What obeys the policy of this name today and would not any more is `released`.
 
 RabbitMQ has no such route.
 """

@@ -35,7 +35,7 @@ from amqpd.management.call import (
 from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
 from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
 from amqpd.management.counts import head_timestamp, sizes
-from amqpd.management.listing import by_name, listing, one, plain
+from amqpd.management.listing import by_name, columns, listing, one, plain
 from amqpd.management.rates import DELIVERED
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -242,12 +242,21 @@ async def get_queue(call: Call) -> Reply:
     queue = call.queue()
     await opened(queue)
     item = queue_item(call, queue)
-    # The list leaves these out: they cost a walk over every consumer.
-    item["consumer_details"] = _consumers(call, queue)
+    # The list leaves these out: they cost a walk over every consumer, and over every channel.
+    asked = {path[0] for path in columns(call.query.get("columns", ""))}
+    if not asked or "consumer_details" in asked:
+        item["consumer_details"] = [consumer_item(call, consumer) for consumer in queue.consumers]
     # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
     item["incoming"] = []
-    item["deliveries"] = await _deliveries(call, queue)
+    if not asked or "deliveries" in asked:
+        item["deliveries"] = await _deliveries(call, queue)
     return one(call, item)
+
+
+async def get_queue_consumers(call: Call) -> Reply:
+    """Consumers of the queue."""
+    found = list(call.queue().consumers)
+    return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
 async def _deliveries(call: Call, queue: Queue) -> list[dict[str, Any]]:
@@ -273,10 +282,6 @@ async def _deliveries(call: Call, queue: Queue) -> list[dict[str, Any]]:
         if slices.due:
             await slices.rest()
     return items
-
-
-def _consumers(call: Call, queue: Queue) -> list[dict[str, Any]]:
-    return [consumer_item(call, consumer) for consumer in queue.consumers]
 
 
 async def put_queue(call: Call) -> Reply:
@@ -452,6 +457,7 @@ ROUTES: Final = (
     Route("GET", _ONE, Role.MANAGEMENT, get_queue),
     Route("PUT", _ONE, Role.MANAGEMENT, put_queue),
     Route("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
+    Route("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
     Route("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
     Route("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
     Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.management.counted import (
     CHANNEL,
     CHURN,
@@ -84,6 +85,8 @@ class Rates:
         self._samples: dict[Any, Sample] = {}
         self._histories: dict[Any, History] = {}
         self._utilised: dict[Queue, float] = {}
+        # Of streams with consumers: the end of the log at the last sweep.
+        self._ends: dict[Queue, int] = {}
         self._swept_at = time.monotonic()
         self._sums = [(0.0,) * len(names) for names in NAMES]
         self._task: asyncio.Task[None] | None = None
@@ -227,8 +230,9 @@ class Rates:
         return sample.changed_at if sample is not None and not any(sample.per_s) else None
 
     def utilisation(self, queue: Queue) -> float:
-        """How often of late a sweep found nothing ready in it, as its consumers took all; 0 to 1. 0 without consumers.
+        """The share of recent sweeps at which its consumers had taken all there was; 0 to 1. 0 without consumers.
 
+        A stream keeps its messages: its consumers have taken all when they have read what was there a sweep before.
         rabbit: the share of time in which it could deliver at once.
         """
         self._asked_at = time.monotonic()
@@ -236,13 +240,24 @@ class Rates:
 
     async def _note_utilisation(self, slices: Slices) -> None:
         utilised: dict[Queue, float] = {}
+        ends: dict[Queue, int] = {}
         for queue in self._all(QUEUE):
             if queue.consumers:
                 was = self._utilised.get(queue, 1.0)
-                utilised[queue] = was + 0.3 * ((queue.ready_count == 0) - was)
+                utilised[queue] = was + 0.3 * (self._have_taken_all(queue, ends) - was)
             if slices.due:
                 await slices.rest()
-        self._utilised = utilised
+        self._utilised, self._ends = utilised, ends
+
+    def _have_taken_all(self, queue: Queue, ends: dict[Queue, int]) -> bool:
+        """Whether its consumers wait for messages. ends: of streams, filled here."""
+        if not queue.rules.stream:
+            return bool(queue.ready_count == 0)
+        ends[queue] = end = 0 if queue.store is None else int(queue.store.next_offset)
+        seen = self._ends.get(queue, end)
+        readers = (each.reader for each in queue.consumers)
+        # A reader below 0 has not begun: it waits in the line of single active consumers, or for the log.
+        return all(not 0 <= each.offset < seen for each in readers if isinstance(each, StreamReader))
 
     def unroutable(self, within: Spans = NO_SPANS) -> dict[str, Any]:
         """What was returned and dropped in all vhosts there are."""

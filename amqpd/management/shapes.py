@@ -461,6 +461,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "GET /api/queues/{vhost}": list[Queue],
     "GET /api/queues/{vhost}/{queue}": Queue,
     "GET /api/queues/{vhost}/{queue}/bindings": list[Binding],
+    "GET /api/queues/{vhost}/{queue}/consumers": list[Consumer],
     "GET /api/queues/{vhost}/{queue}/messages": Messages,
     "GET /api/queues/{vhost}/{queue}/offsets": list[StoredOffset],
     "GET /api/queues/{vhost}/{queue}/jobs": Sequence[Job],

@@ -6,8 +6,10 @@ RabbitMQ's own that nobody uses are left out. With `name`, it has what carries t
 bound to. Whoever may list a vhost's queues may see this of it.
 
 What went through a binding is counted nowhere (as in RabbitMQ without its detailed rates). A link to a queue has what
-came into the queue; where several lead there, its share of that, by what clients published to each source: then it is
-`estimated`. A queue that nothing is bound to is reached through the default exchange.
+came into the queue; where several lead there, its share of that, by what comes to each source: then it is `estimated`.
+A link between exchanges is always estimated: at least so many messages came to its end as the busiest link from there
+carries, and those that no client published there came from other exchanges. A queue that nothing is bound to is reached
+through the default exchange.
 """
 
 from __future__ import annotations
@@ -77,6 +79,9 @@ class Topology:
         self.totals = {"exchanges": 0, "queues": 0}
         # Where each stands in its list: what links name.
         self._places: dict[Exchange | Queue, str] = {}
+        # Of exchanges: the rate of the busiest link from there to a queue; the exchanges that are bound to it.
+        self._busiest: dict[Exchange, float] = {}
+        self._bound: dict[Exchange, list[Exchange]] = {}
 
     # -- which --------------------------------------------------------------------------------------------------------
 
@@ -164,6 +169,10 @@ class Topology:
             if self._slices.due:
                 await self._slices.rest()
         for exchange, vhost in self.exchanges.items():
+            for source in dict.fromkeys(each.source for each in vhost.bindings_to(exchange)):
+                self._bound.setdefault(source, []).append(exchange)
+            await self._rest()
+        for exchange, vhost in self.exchanges.items():
             links += await self._links_to(exchange, vhost)
             alternate = vhost.exchanges.get(exchange.alternate) if exchange.alternate else None
             if alternate in self._places:
@@ -221,11 +230,14 @@ class Topology:
             if self._slices.due:
                 await self._slices.rest()
         is_queue = isinstance(end, Queue)
-        came = self._call.rates.per_s(end, QUEUE)[_IN] if is_queue else None
+        came = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
         for source, shown in keys.items():
-            share = self._share(came, source, counts)
-            links.append(self._link("binding", source, end, counts[source], shown, share, len(counts) > 1))
+            share = self._share(vhost, came, source, counts)
+            if is_queue:
+                self._busiest[source] = max(self._busiest.get(source, 0.0), share)
+            estimated = len(counts) > 1 or not is_queue
+            links.append(self._link("binding", source, end, counts[source], shown, share, estimated))
         if isinstance(end, Queue):
             if not bindings and vhost.default_exchange in self._places:
                 links.append(self._link("default", vhost.default_exchange, end, 1, [end.name], came, False))
@@ -236,12 +248,32 @@ class Topology:
                 links.append(self._link("dead_letter", end, target, 1, [] if key is None else [key], None, False))
         return links
 
-    def _share(self, came: float | None, source: Exchange, counts: dict[Exchange, int]) -> float | None:
-        """Of what came into a queue, what came through one of its sources; None where nothing is known of it."""
-        if came is None or len(counts) == 1:
+    def _share(self, vhost: VHost, came: float, source: Exchange, counts: dict[Exchange, int]) -> float:
+        """Of what came to a thing, what came through one of its sources."""
+        if len(counts) == 1:
             return came
-        whole = sum(map(self._rate, counts))
-        return round(came * (self._rate(source) / whole if whole > 0 else 1 / len(counts)), 1)
+        rates = {each: self._reaching(vhost, each, set()) for each in counts}
+        whole = sum(rates.values())
+        return round(came * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
+
+    def _reaching(self, vhost: VHost, exchange: Exchange, seen: set[Exchange]) -> float:
+        """What may come to an exchange: from clients, and all that comes to those that it is bound to."""
+        seen.add(exchange)
+        sources = {each.source for each in vhost.bindings_to(exchange)} - seen
+        return self._rate(exchange) + sum(self._reaching(vhost, each, seen) for each in sources)
+
+    def _from_exchanges(self, exchange: Exchange) -> float:
+        """What comes to an exchange from others, at least."""
+        return round(max(0.0, self._leaving(exchange, set()) - self._rate(exchange)), 1)
+
+    def _leaving(self, exchange: Exchange, seen: set[Exchange]) -> float:
+        """The rate of the busiest link from an exchange: what comes to it, where one link takes all."""
+        seen.add(exchange)
+        found = self._busiest.get(exchange, 0.0)
+        for each in self._bound.get(exchange, ()):
+            if each not in seen:
+                found = max(found, self._leaving(each, seen) - self._rate(each))
+        return found
 
     def _link(
         self,

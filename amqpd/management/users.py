@@ -58,9 +58,19 @@ async def whoami(call: Call) -> Reply:
 
 
 async def get_users(call: Call) -> Reply:
-    """Users, with tags and hashes."""
+    """Users, with tags and hashes; with `vhosts=true` also the virtual hosts that each may enter."""
     shown = partial(user_item, call.broker.user_limits)
-    return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
+    if not call.query_flag("vhosts"):
+        return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
+    entered: dict[str, list[str]] = {}
+    for row in call.broker.auth.permissions():
+        entered.setdefault(row.user, []).append(row.vhost)
+    return await listing(
+        call,
+        call.broker.auth.users(),
+        lambda row: {**shown(row), "vhosts": sorted(entered.get(row.name, ()))},
+        lambda row: row.name,
+    )
 
 
 async def get_users_without_permissions(call: Call) -> Reply:

@@ -82,7 +82,17 @@ class TestNode:
         assert shares.pop("total") == 100
         assert shares.keys() == sizes.keys()
         assert 100 <= sum(shares.values()) <= 100 + len(shares)
+        (asked,) = api.get("/api/nodes?memory=true")
+        assert asked["memory"].keys() == memory.keys()
         assert api.get(f"/api/nodes/{node}/memory/ets") == {"ets_tables_memory": {"total": 0}}
+
+    def test_memory_has_the_bodies_that_queues_keep(self, api, v, channel):
+        node = quote(api.get("/api/overview")["node"])
+        before = api.get(f"/api/nodes/{node}/memory")["memory"]["binary"]
+        channel.queue_declare("q")
+        channel.basic_publish("", "q", bytes(1 << 20))
+        channel.queue_declare("q", passive=True)
+        assert api.get(f"/api/nodes/{node}/memory")["memory"]["binary"] >= before + (1 << 20)
 
 
 @pytest.mark.parametrize(

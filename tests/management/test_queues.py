@@ -457,3 +457,19 @@ def test_columns_that_are_sorted_by_without_rendering_have_what_is_shown(amqpd_b
             keys = [json.dumps(each, sort_keys=True) if isinstance(each, dict) else each for each in shown]
             assert len(keys) == 3
             assert keys == sorted(keys, reverse=reverse == "true"), (column, reverse)
+
+
+def test_consumers_of_a_queue_come_in_pages(api, v, channel):
+    channel.queue_declare("q")
+    channel.queue_declare("other")
+    for number in range(5):
+        channel.basic_consume("q", lambda *_: None, consumer_tag=f"c{number}")
+    channel.basic_consume("other", lambda *_: None, consumer_tag="of the other")
+    page = api.get(f"/api/queues/{v}/q/consumers?page=2&page_size=2&columns=consumer_tag")
+    assert (page["total_count"], page["page_count"]) == (5, 3)
+    assert [each["consumer_tag"] for each in page["items"]] == ["c2", "c3"]
+    assert len(api.get(f"/api/queues/{v}/q/consumers")) == 5
+    # Whoever names columns does not pay for a walk over all consumers.
+    assert api.get(f"/api/queues/{v}/q?columns=name,consumers") == {"name": "q", "consumers": 5}
+    assert len(api.get(f"/api/queues/{v}/q?columns=consumer_details")["consumer_details"]) == 5
+    assert api("GET", f"/api/queues/{v}/none/consumers").status == 404

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.management.call import BadRequest
 from amqpd.management.rates import IDLE_AFTER_S, IDLE_INTERVAL_S
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, details
@@ -175,6 +177,23 @@ def test_sweeps_are_rare_while_nobody_asks(rates_of):
     assert rates.due(time.monotonic() + IDLE_AFTER_S - 1)
 
 
+def test_consumers_of_a_stream_that_keep_up_have_capacity(rates_of):
+    rates, stream = rates_of
+    stream.rules.stream = True
+    stream.ready_count = 10  # a stream keeps its messages
+    stream.store = SimpleNamespace(next_offset=10)
+    reader = StreamReader.__new__(StreamReader)
+    reader.offset = 10
+    stream.consumers = [SimpleNamespace(reader=reader)]
+    asyncio.run(rates.sweep())
+    stream.store.next_offset = 15  # on their way
+    asyncio.run(rates.sweep())
+    assert rates.utilisation(stream) == 1.0
+    stream.store.next_offset = 20
+    asyncio.run(rates.sweep())
+    assert rates.utilisation(stream) < 1.0
+
+
 def test_an_idle_queue_says_since_when(rates_of):
     rates, queue = rates_of
     assert rates.idle_since(queue) is None
@@ -190,8 +209,6 @@ def test_an_idle_queue_says_since_when(rates_of):
 @pytest.fixture
 def rates_of(tmp_path):
     """Rates over a catalogue of one queue, of which only counters are asked."""
-    from types import SimpleNamespace
-
     from amqpd.broker.counters import ChannelTotals, Ended, VhostCounts
     from amqpd.management.rates import Rates
     from amqpd.storage.commit.sync_times import SyncTimes
@@ -201,7 +218,7 @@ def rates_of(tmp_path):
 
     names = ("published", "delivered", "delivered_no_ack", "get", "get_no_ack", "redelivered", "acked", "get_empty")
     counters = {f"{name}_count": 0 for name in (*names, "ready", "unacked", "delayed")}
-    queue = Queue(vhost_name="v", kind="classic", consumers=[], **counters)
+    queue = Queue(vhost_name="v", kind="classic", consumers=[], rules=SimpleNamespace(stream=False), **counters)
     vhost = Queue(name="v", queues={"q": queue}, exchanges={}, counts=VhostCounts(), unroutable_count=0)
     churn = dict.fromkeys(("queue_declared_count", "queue_created_count", "queue_deleted_count"), 0)
     broker = SimpleNamespace(

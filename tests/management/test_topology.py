@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from amqpd.auth.backends import User
-from amqpd.broker.catalogue import queues
+from amqpd.broker.catalogue import exchanges, queues
 from amqpd.broker.catalogue.bindings import bind
-from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.cluster.gather import _add
 from amqpd.management.call import Call, Caller
-from amqpd.management.rates import Rates
+from amqpd.management.counted import QUEUE, READERS
+from amqpd.management.rates import Rates, Sample
 from amqpd.management.topology import get_topology
 from amqpd.server import Server
 from amqpd.settings import load
@@ -167,3 +168,35 @@ async def test_of_a_cluster_a_link_leads_to_its_own_nodes_queue(tmp_path) -> Non
     ids = Counter(each["id"] for each in (*found["exchanges"], *found["queues"]))
     assert set(ids.values()) == {1}
     assert links(found) == [("binding", "amq.direct", "one"), ("binding", "amq.topic", "two")]
+
+
+async def test_a_link_between_exchanges_has_a_rate(tmp_path) -> None:
+    """in -> shop -> lake. Clients publish 10 a second to the first and 1 to the last; 4 of the first are the shop's."""
+    server = Server(load(["--data-dir", str(tmp_path)], {}).settings, asyncio.get_running_loop())
+    server.load()
+    vhost = server.broker.vhosts["/"]
+    call = Asked(server, "one@host")
+    for name, in_per_s in (("in", 10.0), ("shop", 0.0), ("lake", 1.0)):
+        exchanges.declare(vhost, ExchangeDeclaration(name, "topic", False, False, False, {}))
+        call.rates._samples[vhost.exchanges[name]] = Sample((0, 0), (in_per_s, 0.0), 0.0)
+    bind(vhost, vhost.exchanges["in"], vhost.exchanges["shop"], "eu.#", {})
+    bind(vhost, vhost.exchanges["shop"], vhost.exchanges["lake"], "#", {})
+    for name, source, in_per_s in (("eu", "shop", 4.0), ("all", "lake", 5.0)):
+        queues.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        queue = vhost.queues[name]
+        bind(vhost, vhost.exchanges[source], queue, "#", {})
+        counts = READERS[QUEUE](queue)
+        call.rates._samples[queue] = Sample(counts, (in_per_s, *(0.0 for _ in counts[1:])), 0.0)
+    answer = await get_topology(call)
+    body = answer.body or b""
+    found = json.loads(body if isinstance(body, bytes) else b"".join(body))
+    server.stop()
+    await server.stopped.wait()
+    called = {each["id"]: each["name"] for each in (*found["exchanges"], *found["queues"])}
+    told = {
+        (called[each["source"]], called[each["destination"]]): (each["rate"], each["estimated"])
+        for each in found["links"]
+    }
+    assert told["in", "shop"] == (4.0, True)
+    assert told["shop", "lake"] == (4.0, True)
+    assert told["lake", "all"] == (5.0, False)

@@ -106,6 +106,15 @@ class TestUsers:
         assert api("GET", f"/api/users/{quote(name, safe='')}").status == 404
         assert api("POST", "/api/users/bulk-delete", {"users": "all"}).status == 400
 
+    def test_the_virtual_hosts_that_each_may_enter(self, api, v, name):
+        at = quote(name, safe="")
+        api.done("PUT", f"/api/users/{at}", {"password": "p", "tags": ""})
+        asked = "/api/users?vhosts=true&columns=name,vhosts"
+        assert {"name": name, "vhosts": []} in api.get(asked)
+        api.done("PUT", f"/api/permissions/{v}/{at}", {"configure": "", "write": "", "read": ""})
+        assert {"name": name, "vhosts": [v]} in api.get(asked)
+        assert all("vhosts" not in each for each in api.get("/api/users"))
+
     def test_authenticate(self, api):
         path = "/api/amqpd/authenticate_user"
         right = api.done("POST", path, {"username": "guest", "password": "guest"}).json
