@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amqpd.client_tls import BadTlsFiles, client_context
+from amqpd.cluster.outages import Outages
 from amqpd.storage.replicated.sasl import MECHANISMS
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class BadAccess(ValueError):
 class KafkaAccess:
     """kafka: `host:port` of some brokers, from which the others are learnt. tls: inside TLS; ca_file: whose
     certificates are believed, "": the machine's; cert_file, key_file: of ours, where the brokers ask for one.
-    sasl_mechanism: "" for none.
+    sasl_mechanism: "" for none. outages: where each connection reports that it failed, or answers.
     """
 
     kafka: tuple[str, ...]
@@ -35,6 +36,7 @@ class KafkaAccess:
     sasl_username: str = ""
     sasl_password: str = field(default="", repr=False)
     client_id: str = "amqpd"
+    outages: Outages = field(default_factory=Outages, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.kafka:

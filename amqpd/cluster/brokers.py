@@ -2,7 +2,8 @@
 
 `leader` looks it up once and remembers it, many that ask at the same time by one request; `forget` when an answer says
 that another leads it now. `connection` is one for all who read from that broker: requests go out one behind the other,
-so nobody may ask it to wait; who does has one of his own (`open`).
+so nobody may ask it to wait; who does has one of his own (`open`). A connection whose answer is late is ended as soon
+as another broker says that leadership has moved: its requests then fail, and are asked of the new leader.
 
 Writers have theirs (producer.py): what they send has an order, and may not be asked twice.
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import ANSWER_TIMEOUT_S, KafkaConnection, KafkaLost, open_connection
-from amqpd.cluster.producer import KafkaRefused, any_metadata
+from amqpd.cluster.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, open_connection
+from amqpd.cluster.producer import KafkaRefused, any_metadata, silent_last
 from amqpd.storage.replicated.codes import PARTITION, code_of
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Brokers:
         self._looking: asyncio.Task[bool] | None = None
         self._connections: dict[int, KafkaConnection] = {}
         self._opening: dict[int, asyncio.Task[KafkaConnection]] = {}
+        self._doubts: dict[int, asyncio.Task[None]] = {}  # about brokers whose answer is late
         self._closed = False
 
     async def leader(self, topic: str, number: int) -> int:
@@ -104,7 +107,32 @@ class Brokers:
         address = self._addresses.get(leader)
         if address is None:
             raise KafkaLost(f"broker {leader} has no address")
-        return await open_connection(self.access, *address, self._answer_timeout_s)
+        return await open_connection(self.access, *address, self._answer_timeout_s, partial(self._doubt, leader))
+
+    def _doubt(self, leader: int, connection: KafkaConnection) -> None:
+        """Have other brokers asked whether this one, whose answer is late, still leads what is read from it."""
+        if leader not in self._doubts and not self._closed:
+            self._doubts[leader] = asyncio.get_running_loop().create_task(self._ask_others(leader, connection))
+
+    async def _ask_others(self, leader: int, connection: KafkaConnection) -> None:
+        try:
+            led = [place for place, known in self._leaders.items() if known == leader]
+            moved = led
+            if led:
+                topics = sorted({topic.encode() for topic, _ in led})
+                silent = {self._addresses[each] for each in self._doubts if each in self._addresses}
+                addresses = silent_last([*self._addresses.values(), *self.access.addresses], silent)
+                metadata = await any_metadata(self.access, topics, addresses)
+                if metadata is None:
+                    return
+                self._addresses.update(metadata.brokers)
+                moved = [place for place in led if metadata.leaders.get((place[0].encode(), place[1])) != leader]
+                for place in moved:
+                    self.forget(*place)
+            if moved or not led:  # where it leads nothing, whoever reads has found another leader
+                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what is read from it")
+        finally:
+            del self._doubts[leader]
 
     async def _look_up(self, topic: str) -> None:
         """Asks who leads that topic's partitions, together with all others who ask now. Raises: KafkaLost."""
@@ -143,7 +171,7 @@ class Brokers:
     async def close(self) -> None:
         """Ends it: whoever still reads gets KafkaLost."""
         self._closed = True
-        tasks: list[asyncio.Task[Any]] = list(self._opening.values())
+        tasks: list[asyncio.Task[Any]] = [*self._opening.values(), *self._doubts.values()]
         if self._looking is not None:
             tasks.append(self._looking)
         for task in tasks:

@@ -6,6 +6,10 @@ come in order (link.py). Whoever waits when the connection ends is told None: wh
 
 A connection ends at the first thing that is wrong with it: an answer that is none, one that does not come within
 `answer_timeout_s`, an error of the socket. It is not opened again: that is for who uses it.
+
+A broker that hangs (a stopped process, a dead disk) keeps its connections open. Kafka elects other leaders after some
+10 s, long before `answer_timeout_s`. So `on_silent` is called when an answer is SILENT_S late, and each SILENT_AGAIN_S
+from then on: the user of the connection asks other brokers, and aborts it where leadership has moved.
 """
 
 from __future__ import annotations
@@ -35,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
+SILENT_S: Final = 3.0
+SILENT_AGAIN_S: Final = 1.0
+"""See above. A healthy broker answers a Fetch within the 500 ms that it may wait; a Produce request may take longer
+while a replica hangs.
+"""
 ANSWER_SIZE_MAX: Final = 64 << 20
 """Bytes of an answer. A Fetch names less; no other comes near it."""
 
@@ -43,6 +52,7 @@ _SASL_STEPS_MAX: Final = 5
 _LIFETIME_SHARE: Final = 0.85  # of what a login is good for (`connections.max.reauth.ms`): then a new connection
 
 Done = Callable[[bytes | None], None]
+OnSilent = Callable[["KafkaConnection"], None]
 
 
 class KafkaLost(ConnectionError):
@@ -56,9 +66,12 @@ class KafkaUnfit(Exception):
 class KafkaConnection(asyncio.Protocol):
     """One open connection. lost: it ended. blocked: the socket takes nothing more just now."""
 
-    def __init__(self, access: KafkaAccess, name: str, answer_timeout_s: float) -> None:
+    def __init__(
+        self, access: KafkaAccess, name: str, answer_timeout_s: float, on_silent: OnSilent | None = None
+    ) -> None:
         self.name = name
         self.client_id = access.client_id.encode()
+        self._outages = access.outages
         self.lost = False
         self.blocked = False
         self.on_lost: Callable[[], None] | None = None
@@ -68,6 +81,7 @@ class KafkaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._answer_timeout_s = answer_timeout_s
+        self._on_silent = on_silent
         self._watch: asyncio.TimerHandle | None = None
         self._life: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -87,7 +101,7 @@ class KafkaConnection(asyncio.Protocol):
         parts = make(self._link.ask())
         self._waiting.append((done, self._loop.time()))
         if self._watch is None:
-            self._watch = self._loop.call_later(self._answer_timeout_s, self._look)
+            self._watch = self._loop.call_later(min(SILENT_S, self._answer_timeout_s), self._look)
         self._transport.writelines(parts)
 
     async def ask(self, make: Callable[[int], bytes]) -> bytes:
@@ -105,27 +119,36 @@ class KafkaConnection(asyncio.Protocol):
         return data
 
     def _look(self) -> None:
-        """The oldest request waits too long, or a later look is due."""
+        """End the connection when the oldest request waits too long, report a silent broker, or look again later."""
         self._watch = None
         if not self._waiting:
             return
-        left = self._waiting[0][1] + self._answer_timeout_s - self._loop.time()
+        waited = self._loop.time() - self._waiting[0][1]
+        left = self._answer_timeout_s - waited
         if left <= 0:
             self.abort(f"no answer within {self._answer_timeout_s:g} s")
-        else:
-            self._watch = self._loop.call_later(left, self._look)
+            return
+        silent = waited >= SILENT_S
+        again = SILENT_AGAIN_S if silent else SILENT_S - waited
+        self._watch = self._loop.call_later(max(0.001, min(left, again)), self._look)
+        if silent and self._on_silent is not None:
+            self._on_silent(self)
 
     # -- its end
 
     def abort(self, why: str) -> None:
         """Ends it now."""
         if not self.lost:
-            logger.warning("connection to %s: %s", self.name, why)
+            self._outages.failed(self.name, why)
             self._end()
 
     def ends_in(self, seconds: float) -> None:
         """Ends it then, before the broker does: its login is over."""
-        self._life = self._loop.call_later(seconds, self.abort, "its login is over, a new one follows")
+        self._life = self._loop.call_later(seconds, self._end_login)
+
+    def _end_login(self) -> None:
+        logger.info("connection to %s: its login is over, a new one follows", self.name)
+        self._end()
 
     async def close(self) -> None:
         """Ends it, and waits until the socket is closed."""
@@ -185,21 +208,39 @@ class KafkaConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost:
-            logger.warning("connection to %s: %s", self.name, exc or "closed by the broker")
+            self._outages.failed(self.name, exc or "the broker has closed the connection")
         if not self._closed.done():
             self._closed.set_result(None)
         self._end()
 
 
 async def open_connection(
-    access: KafkaAccess, host: str, port: int, answer_timeout_s: float = ANSWER_TIMEOUT_S
+    access: KafkaAccess,
+    host: str,
+    port: int,
+    answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    on_silent: OnSilent | None = None,
 ) -> KafkaConnection:
-    """A connection to the broker at that address, ready for requests.
+    """A connection to the broker at that address, ready for requests. Failures are reported to `access.outages`.
 
+    on_silent: called while an answer is late, also before the connection is ready; it may abort the connection.
     Raises: OSError when it does not answer (KafkaLost: it left in the middle); KafkaUnfit.
     """
-    loop = asyncio.get_running_loop()
     name = f"{host}:{port}"
+    try:
+        connection = await _open(access, host, port, name, answer_timeout_s, on_silent)
+    except (OSError, KafkaUnfit) as error:
+        access.outages.failed(name, error)
+        raise
+    access.outages.answered(name)
+    return connection
+
+
+async def _open(
+    access: KafkaAccess, host: str, port: int, name: str, answer_timeout_s: float, on_silent: OnSilent | None
+) -> KafkaConnection:
+    """Raises: as `open_connection`."""
+    loop = asyncio.get_running_loop()
     try:
         # Files are read off the loop; without TLS there is no thread.
         context = await asyncio.to_thread(access.ssl_context) if access.tls else None
@@ -208,7 +249,7 @@ async def open_connection(
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await loop.create_connection(
-                lambda: KafkaConnection(access, name, answer_timeout_s),
+                lambda: KafkaConnection(access, name, answer_timeout_s, on_silent),
                 host,
                 port,
                 ssl=context,

@@ -68,6 +68,7 @@ class Hearsay:
         self._on_cut_off = on_cut_off
         self._asking: asyncio.Task[None] | None = None
         self._unanswered = 0  # rounds
+        self._silent: set[str] = set()  # names of nodes that did not answer when they were asked last
         self.cut_off = ""
 
     def start(self) -> None:
@@ -119,12 +120,15 @@ class Hearsay:
                 await self._connector.open(node, self._connector.preamble(words.SERVED), frames)
                 message = await answered
         except (NotReached, Refused, TimeoutError) as error:
-            logger.info("node %s is asked what it serves: %s", node.name, str(error) or "no answer")
+            if node.name not in self._silent:
+                self._silent.add(node.name)
+                logger.info("node %s is asked what it serves: %s", node.name, str(error) or "no answer")
             return False
         finally:
             frames.end()
         if message is None:
             return False
+        self._silent.discard(node.name)
         try:
             found = {int(slot): Owner.of(note) for slot, note in json.loads(message)["slots"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Newer) as error:

@@ -54,18 +54,25 @@ class Leases:
     def _look(self) -> None:
         self.start()
         now = self._loop.time()
+        waiting: list[int] = []
+        going_on: list[int] = []
         for owned in list(self._owned()):
             age_s = now - owned.producer.answered_s
             if age_s > self._timeout_s * PROLONG_SHARE:
                 self._prolong(owned)
             lapsed = age_s > self._timeout_s
             if lapsed and not owned.halted:
-                logger.warning("slot %d: Kafka has not answered for %.1f s; its queues wait", owned.slot, age_s)
+                waiting.append(owned.slot)
             elif owned.halted and not lapsed:
-                logger.warning("slot %d: Kafka answers again; its queues go on", owned.slot)
+                going_on.append(owned.slot)
             if lapsed or owned.halted:
                 owned.halted = lapsed
                 halt(owned)
+        if waiting:
+            text = "Kafka has not answered for longer than %g s: the durable queues of slots %s wait"
+            logger.warning(text, self._timeout_s, ", ".join(map(str, waiting)))
+        if going_on:
+            logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, going_on)))
 
 
 def halt(owned: OwnedSlot) -> None:

@@ -19,14 +19,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import CloseReason
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, RequestTimedOutError
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 from amqpd.cluster.access import KafkaAccess
 from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
+from amqpd.cluster.connection import SILENT_S
+from amqpd.cluster.outages import THE_GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ NAME: Final = "amqpd-slots"
 VERSION: Final = 1
 MAX_POLL_INTERVAL_S: Final = 60.0
 BEGIN_AGAIN_S: Final = 1.0
+AVOIDED_S: Final = 30.0
+"""For how long a broker that did not answer is not asked who keeps the group."""
 JOIN_MARGIN_MS: Final = 2000
 
 
@@ -93,6 +99,49 @@ class Assignor:
             self.peers = decode_peers(assignment.user_data or b"[]")
         except ValueError as error:
             logger.error("%s", error)
+
+
+class _Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
+    """Connections that are given up after SILENT_S without an answer.
+
+    aiokafka waits for the whole request time-out, which is longer than a session, and asks the same broker again. Only
+    a joining may take so long: Kafka answers it when the other members have joined.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._silent_until: dict[Any, float] = {}
+
+    async def _get_conn(self, node_id: Any, **options: Any) -> Any:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await super()._get_conn(node_id, **options)
+        except TimeoutError:
+            self._avoid(node_id)
+            return None
+
+    async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
+        waits = isinstance(request, (JoinGroupRequest, SyncGroupRequest))
+        try:
+            async with asyncio.timeout(None if waits else SILENT_S):
+                return await super().send(node_id, request, group=group)
+        except TimeoutError as error:
+            self._avoid(node_id)
+            connection = self._conns.get((node_id, group))
+            if connection is not None:
+                connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
+            raise RequestTimedOutError from error
+
+    def _avoid(self, node_id: Any) -> None:
+        self._silent_until[node_id] = asyncio.get_running_loop().time() + AVOIDED_S
+
+    def get_random_node(self) -> Any:
+        """Return the number of a broker that has answered recently, if there is one."""
+        now = asyncio.get_running_loop().time()
+        brokers = (broker.nodeId for broker in self.cluster.brokers())
+        answering = [each for each in brokers if self._silent_until.get(each, 0.0) < now]
+        chosen = super().get_random_node()
+        return chosen if chosen in answering or not answering else answering[0]
 
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
@@ -175,7 +224,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         try:
             heard = await coordinator._do_heartbeat()
         except KafkaError as error:
-            logger.warning("the group does not answer: %s", error)
+            self._access.outages.failed(THE_GROUP, error)
             return False
         still = coordinator is self._coordinator and coordinator.generation == generation
         return bool(heard) and still and not coordinator._rejoin_needed_fut.done()
@@ -189,7 +238,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
                 await self._each_second()
             except (KafkaError, OSError, ValueError) as error:
                 self.problem = f"{type(error).__name__}: {error}"
-                logger.error("the group %s: %s; next try in %g s", self._group, self.problem, BEGIN_AGAIN_S)
+                self._access.outages.failed(THE_GROUP, self.problem)
             except Exception as error:
                 self.problem = repr(error)
                 logger.exception("the group %s: a bug of the broker; next try in %g s", self._group, BEGIN_AGAIN_S)
@@ -197,7 +246,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
             await asyncio.sleep(BEGIN_AGAIN_S)
 
     async def _open(self) -> None:
-        self._client = AIOKafkaClient(
+        self._client = _Client(
             **self._access.aiokafka_options(),
             # A joining is answered when the others have joined as well, or are missed.
             request_timeout_ms=self._session_timeout_ms + JOIN_MARGIN_MS,
@@ -221,6 +270,7 @@ class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
 
     def _heard(self, sent_s: float) -> None:
         self.heard_s = max(self.heard_s, sent_s)
+        self._access.outages.answered(THE_GROUP)
 
     async def _each_second(self) -> None:
         """Polls; raises what the coordinator cannot see to by itself."""

@@ -33,6 +33,7 @@ from amqpd.cluster.lease import Leases
 from amqpd.cluster.members import Assignor, Members
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
 from amqpd.cluster.options import ClusterOptions, options_of
+from amqpd.cluster.outages import AiokafkaLog
 from amqpd.cluster.own_topics import NodeTopics
 from amqpd.cluster.producer import KafkaRefused
 from amqpd.cluster.reader import KafkaReader
@@ -120,10 +121,11 @@ class ClusterNode:
     def __init__(self, settings: Settings, storage_options: dict[str, Any]) -> None:
         """Raises: OSError, ValueError of files that settings name; MetadataError, the directory is a single node's."""
         _check_directory(settings.data_dir)
-        logging.getLogger("aiokafka").setLevel(logging.ERROR)  # it tells, and warns of, each step of each rebalance
         self.settings = settings
         self.options: ClusterOptions = options_of(settings.cluster)
         options = self.options
+        self._outages = options.access.outages
+        AiokafkaLog(self._outages).begin()
         self.storage = ClusterStorage(settings.data_dir, **storage_options)
         self.state = ClusterState(options.access, options.meta_topic, options.slots)
         self.metadata = ClusterMetadata(self.state, options.node, self._forward)
@@ -170,7 +172,7 @@ class ClusterNode:
         self.takeovers = Takeovers(
             options, broker, self.storage, self.metadata, self.reader, self.topics, self._announced, first_rows
         )
-        self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here)
+        self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here, self._outages)
         self.leases = Leases(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
         self.inner = NodeFrontEnd(self, amqp, admin)
         broker.alarms.store_waits = StoreWaits(broker.turn)
@@ -376,7 +378,7 @@ class ClusterNode:
                 try:
                     await self._keep(owned, now)
                 except (KafkaLost, KafkaRefused, MetadataError, OSError) as error:
-                    logger.warning("slot %d is not renewed just now: %s", slot, error)
+                    self._outages.failed(f"slot {slot} is not renewed just now", error)
                 except Exception:
                     logger.exception("slot %d: a bug of the broker", slot)
             if now - freed_s >= FREE_S:
@@ -397,7 +399,7 @@ class ClusterNode:
             try:
                 await owned.logs.free_fronts(self.topics.delete_records)
             except (KafkaLost, KafkaRefused, KafkaUnfit, OSError) as error:
-                logger.warning("slot %d: nothing is freed just now: %s", slot, error)
+                self._outages.failed(f"slot {slot}: nothing is freed just now", error)
 
 
 class NodeFrontEnd(InnerFrontEnd):

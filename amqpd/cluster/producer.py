@@ -4,6 +4,9 @@
 answered moves the partition's high watermark and tells `on_moved`. At most IN_FLIGHT_MAX requests are on the way to a
 broker. Whatever ends without an answer is sent again, over a new connection, to whoever leads then.
 
+A broker that hangs ends nothing. While its answer is late the producer asks other brokers who leads the partitions that
+wait for it. Once another broker leads one of them, the producer drops the connection and sends again.
+
 Two things end it (`on_fenced`, once): Kafka says that another has a later epoch, or has answered what cannot be; and
 a batch that has waited for longer than `delivery_timeout_s`. Behind that nothing is sent.
 """
@@ -13,14 +16,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from librt.strings import BytesWriter
 
 from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import ANSWER_TIMEOUT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
+from amqpd.cluster.connection import (
+    ANSWER_TIMEOUT_S,
+    SILENT_S,
+    KafkaConnection,
+    KafkaLost,
+    KafkaUnfit,
+    open_connection,
+)
 from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.replicated.barrier import barrier
 from amqpd.storage.replicated.codes import ASK_AGAIN, code_of
@@ -28,6 +39,7 @@ from amqpd.storage.replicated.fields import BadAnswer
 from amqpd.storage.replicated.partition import NO_LEADER, UNKNOWN, Partition
 from amqpd.storage.replicated.producing import IN_FLIGHT_MAX, Call, Producer, Producing
 from amqpd.storage.replicated.requests import (
+    Coordinator,
     Metadata,
     ProducerId,
     decode_find_coordinator,
@@ -38,6 +50,8 @@ from amqpd.storage.replicated.requests import (
     encode_metadata,
 )
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 DELIVERY_TIMEOUT_S: Final = 60.0
@@ -46,6 +60,8 @@ _PAUSE_S_MAX: Final = 2.0
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _EPOCH_MAX: Final = 0x7FFF
 _UNKNOWN_TOPIC: Final = 3
+NEXT_BROKER_S: Final = 1.0
+"""How long one broker may take to answer a question until the next one is asked as well."""
 TOPIC_GONE: Final = "its topic is gone"
 TOPIC_GONE_S: Final = 10.0
 """How long Kafka must say that it does not know a topic, until it is believed: not each broker knows one at once."""
@@ -87,6 +103,8 @@ class KafkaProducer(Producer):
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, KafkaConnection] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._sent: dict[int, deque[Call]] = {}  # without an answer, by the broker that was asked
+        self._silent: dict[int, KafkaConnection] = {}  # of brokers whose answer is late, until the next look-up
         self._wanted: set[Partition] = set()
         self._unknown_ms: dict[Partition, int] = {}  # those that may be lost: since when Kafka does not know them
         self._looking: asyncio.Task[None] | None = None
@@ -192,12 +210,15 @@ class KafkaProducer(Producer):
             call = self._producing.take(leader, now)
             if call is None:
                 return
-            connection.send(partial(self._encode, call), partial(self._answered, call, self._loop.time()))
+            sent = self._sent.setdefault(leader, deque())
+            sent.append(call)
+            connection.send(partial(self._encode, call), partial(self._answered, sent, self._loop.time()))
 
     def _encode(self, call: Call, number: int) -> list[bytes]:
         return call.encode(self._scratch, number, self._client_id, int(self._answer_timeout_s * 500))
 
-    def _answered(self, call: Call, sent_s: float, data: bytes | None) -> None:
+    def _answered(self, sent: deque[Call], sent_s: float, data: bytes | None) -> None:
+        call = sent.popleft()  # a broker answers in order
         self._flush_soon()
         if data is None:
             self._producing.lost(call, self._now_ms())
@@ -266,9 +287,9 @@ class KafkaProducer(Producer):
                 await asyncio.sleep(_PAUSE_S)
                 return
             try:
-                connection = await open_connection(self.access, *address, self._answer_timeout_s)
-            except (OSError, KafkaUnfit) as error:
-                logger.warning("broker %d at %s:%d: %s", leader, *address, error)
+                silent = partial(self._doubt, leader)
+                connection = await open_connection(self.access, *address, self._answer_timeout_s, silent)
+            except (OSError, KafkaUnfit):
                 self._want_led_by(leader)
                 await asyncio.sleep(_PAUSE_S)
                 return
@@ -292,6 +313,26 @@ class KafkaProducer(Producer):
             if each.leader == leader:
                 self.leader_wanted(each)
 
+    def _doubt(self, leader: int, connection: KafkaConnection) -> None:
+        """Have other brokers asked who leads what waits for this one, whose answer is late."""
+        self._silent[leader] = connection
+        self._want_led_by(leader)
+        for call in self._sent.get(leader, ()):
+            for each in call.partitions:
+                if not each.closed:
+                    self.leader_wanted(each)
+        if not self._wanted:  # nothing waits for it any more
+            self._drop_silent()
+
+    def _drop_silent(self) -> None:
+        """End the connections to silent brokers that do not lead any more what waits for them."""
+        silent, self._silent = self._silent, {}
+        for leader, connection in silent.items():
+            waiting = [each for call in self._sent.get(leader, ()) for each in call.partitions]
+            moved = any(each.leader != leader for each in waiting)
+            if moved or not any(each.leader == leader for each in self.partitions):
+                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what waits for it")
+
     async def _look_up(self) -> None:
         """Asks who leads the wanted partitions until each has a leader."""
         pause = _PAUSE_S
@@ -299,11 +340,13 @@ class KafkaProducer(Producer):
             while self._wanted and not self._producing.over:
                 asked = set(self._wanted)
                 connected = [self._brokers[each] for each in self._connections if each in self._brokers]
-                addresses = dict.fromkeys([*connected, *self.access.addresses, *self._brokers.values()])
+                silent = {self._brokers[each] for each in self._silent if each in self._brokers}
+                addresses = silent_last([*connected, *self.access.addresses, *self._brokers.values()], silent)
                 metadata = await any_metadata(self.access, sorted({each.topic for each in asked}), addresses)
                 if metadata is not None:
                     self._brokers.update(metadata.brokers)
                     self._apply(metadata, asked)
+                    self._drop_silent()
                 self._flush_soon()
                 if self._wanted:
                     await asyncio.sleep(pause)
@@ -373,24 +416,69 @@ def beyond(recorded: ProducerId) -> ProducerId:
     return ProducerId(0, recorded.producer_id, min(recorded.epoch + 2, _EPOCH_MAX))
 
 
+def silent_last(addresses: Iterable[tuple[str, int]], silent: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Each address once, those of brokers that do not answer behind the others."""
+    return sorted(dict.fromkeys(addresses), key=lambda each: each in silent)
+
+
+async def _first_answer(
+    access: KafkaAccess, addresses: Iterable[tuple[str, int]], ask: Callable[[KafkaConnection], Awaitable[T]]
+) -> T:
+    """The first answer of any of these brokers, each over a connection of its own.
+
+    They are asked in their order: the next one when one has failed, or has not answered for NEXT_BROKER_S.
+    Raises: the last error, where none answers; KafkaUnfit.
+    """
+
+    async def one(address: tuple[str, int]) -> T:
+        connection = await open_connection(access, *address)
+        try:
+            return await ask(connection)
+        except BadAnswer as error:
+            access.outages.failed(connection.name, error)
+            raise
+        finally:
+            await connection.close()
+
+    last: Exception = KafkaLost("no broker answers")
+    left = deque(addresses)
+    running: set[asyncio.Task[T]] = set()
+    try:
+        while left or running:
+            if left:
+                running.add(asyncio.get_running_loop().create_task(one(left.popleft())))
+            timeout = NEXT_BROKER_S if left else None
+            done, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, (OSError, KafkaUnfit, BadAnswer)):
+                    raise error
+                last = error
+        raise last
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
 async def any_metadata(
     access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
 ) -> Metadata | None:
-    """What the first broker that answers says of the cluster and those topics; None: none answers.
+    """The first answer of a broker about the cluster and those topics; None: none answers.
 
-    addresses: asked one after the other; None: those of `access`. One that is cut off takes CONNECT_TIMEOUT_S.
+    addresses: of the brokers, in the order in which they are asked; None: those of `access`.
     """
-    for host, port in addresses if addresses is not None else access.addresses:
-        try:
-            connection = await open_connection(access, host, port)
-            try:
-                client_id = connection.client_id
-                return decode_metadata(await connection.ask(lambda n, c=client_id: encode_metadata(n, c, topics)))  # type: ignore[misc]
-            finally:
-                await connection.close()
-        except (OSError, KafkaUnfit, BadAnswer) as error:
-            logger.warning("broker at %s:%d: %s", host, port, error)
-    return None
+
+    async def ask(connection: KafkaConnection) -> Metadata:
+        client_id = connection.client_id
+        return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
+
+    try:
+        return await _first_answer(access, addresses if addresses is not None else access.addresses, ask)
+    except (OSError, KafkaUnfit, BadAnswer):
+        return None
 
 
 async def init_producer_id(
@@ -423,30 +511,34 @@ async def _init_once(
     access: KafkaAccess, transactional_id: bytes, held: ProducerId | None
 ) -> tuple[int, str, ProducerId | None]:
     """(code, text, the id) of one try; without the last it was none."""
-    text = "no broker answers"
-    for host, port in access.addresses:
+
+    async def find(connection: KafkaConnection) -> Coordinator:
+        client_id = connection.client_id
+        ask = connection.ask(lambda number: encode_find_coordinator(number, client_id, transactional_id))
+        return decode_find_coordinator(await ask)
+
+    try:
+        coordinator = await _first_answer(access, access.addresses, find)
+        if coordinator.code:
+            return coordinator.code, coordinator.text, None
+        connecting = True
+
+        def silent(connection: KafkaConnection) -> None:
+            if connecting:  # it hangs: another broker is the coordinator soon
+                connection.abort(f"no answer for {SILENT_S:g} s")
+
+        connection = await open_connection(access, coordinator.host, coordinator.port, on_silent=silent)
+        connecting = False  # the request may take as long as its replicas do
         try:
-            connection = await open_connection(access, host, port)
-            try:
-                client_id = connection.client_id
-                data = await connection.ask(lambda n, c=client_id: encode_find_coordinator(n, c, transactional_id))  # type: ignore[misc]
-                coordinator = decode_find_coordinator(data)
-            finally:
-                await connection.close()
-            if coordinator.code:
-                return coordinator.code, coordinator.text, None
-            connection = await open_connection(access, coordinator.host, coordinator.port)
-            try:
-                data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
-                answer = decode_init_producer_id(data)
-            finally:
-                await connection.close()
-            return answer.code, "", answer if answer.code == 0 else None
-        except (OSError, BadAnswer) as error:
-            text = str(error)
-        except KafkaUnfit as error:
-            raise KafkaRefused(str(error)) from error
-    return 0, text, None
+            data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
+            answer = decode_init_producer_id(data)
+        finally:
+            await connection.close()
+        return answer.code, "", answer if answer.code == 0 else None
+    except (OSError, BadAnswer) as error:
+        return 0, str(error), None
+    except KafkaUnfit as error:
+        raise KafkaRefused(str(error)) from error
 
 
 def _encode_init(client_id: bytes, transactional_id: bytes, held: ProducerId | None, number: int) -> bytes:

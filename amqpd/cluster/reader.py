@@ -229,6 +229,7 @@ class Follower:
         self._scratch = BytesWriter()
         self.failed: BaseException | None = None
         self._closed = False
+        self._name = "the topics that are followed"
 
     def follow(self, topic: str, number: int, start: int = 0) -> Followed:
         """From that offset on; a log that has lost its front from where it begins."""
@@ -299,9 +300,11 @@ class Follower:
                         each.leader = leader
                     else:
                         why = leader
+                outages = self._brokers.access.outages
                 if why:
-                    count = sum(each.leader < 0 for each in left)
-                    logger.warning("%d partitions are not followed just now: %s", count, why)
+                    outages.failed(self._name, why)
+                else:
+                    outages.answered(self._name)
                 for leader in {each.leader for each in self._followed if each.leader >= 0}:
                     if leader not in self._serving:
                         self._serving[leader] = self._loop.create_task(self._serve(leader))
@@ -327,7 +330,7 @@ class Follower:
                 self._pauses.pop(leader, None)
         except (OSError, KafkaUnfit, KafkaRefused, BadAnswer) as error:
             if not self._closed:
-                logger.warning("broker %d: %s", leader, error)
+                self._brokers.access.outages.failed(self._name, error)
             await self._pause(leader)
         except _NotTaken as error:
             self._fail(error.__cause__ or error)

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 from amqpd.cluster.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.outages import Outages
 from amqpd.cluster.producer import KafkaRefused
 from amqpd.storage.metadata.metadata import MetadataError
 
@@ -75,6 +76,7 @@ class Slots(Generic[H]):
     """Of one node. Loop thread only.
 
     known: see `Members.known`. rejoin: see `Members.rejoin`. wanted_here: whether there is anything in a slot.
+    outages: where trouble with Kafka is reported.
     """
 
     def __init__(
@@ -83,11 +85,13 @@ class Slots(Generic[H]):
         known: Callable[[int], Awaitable[bool]],
         rejoin: Callable[[], None],
         wanted_here: Callable[[int], bool],
+        outages: Outages,
     ) -> None:
         self._taker = taker
         self._known = known
         self._rejoin = rejoin
         self._wanted_here = wanted_here
+        self._outages = outages
         self.generation = -1
         self.assigned_slots: frozenset[int] = frozenset()
         self.held: dict[int, H] = {}
@@ -151,13 +155,17 @@ class Slots(Generic[H]):
                 try:
                     held = await self._taker.take(slot)
                 except TAKE_ERRORS as error:
-                    logger.error("slot %d cannot be taken: %s; next try in %g s", slot, error, pause)
+                    if isinstance(error, OSError):
+                        self._outages.failed(f"slot {slot} cannot be taken", error)
+                    else:
+                        logger.error("slot %d cannot be taken: %s; next try in %g s", slot, error, pause)
                     if isinstance(error, KafkaRefused):
                         ended_in = generation  # somebody else has taken it since
                         self._ask_again()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, PAUSE_S_MAX)
                     continue
+                self._outages.answered(f"slot {slot} cannot be taken")
                 began = asyncio.get_running_loop().time()
                 self.held[slot] = held
                 while slot in self.assigned_slots and not held.ended:

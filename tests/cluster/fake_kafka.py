@@ -7,7 +7,8 @@ reads and writes them. What they say is kafka-python's to encode, what they hear
         kafka.access
 
 It appends what is produced wherever it fits by its sequence, fences by epochs, knows no replicas, and can be told to
-move leaders (`lead`), to break connections (`drop`), to answer with a code (`fail`), to wait (`hold`).
+move leaders (`lead`), to break connections (`drop`), to answer with a code (`fail`), to hang (`hang`) as a process does
+that is stopped: its sockets take what comes, and answer nothing.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ class FakeKafka:
         self._ids: dict[str, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.gone: set[int] = set()
+        self._hanging: dict[int, asyncio.Event] = {}
+        self.coordinator = 0
+        """The broker that keeps producer ids; 0: the one that is asked."""
 
     async def __aenter__(self) -> Self:
         for number in self._numbers:
@@ -180,6 +184,14 @@ class FakeKafka:
             if writer.transport is not None:
                 writer.transport.abort()
 
+    def hang(self, number: int) -> None:
+        """That broker answers nothing from now on, until `go_on`; it does what it is asked only then."""
+        self._hanging[number] = asyncio.Event()
+
+    def go_on(self, number: int) -> None:
+        """It answers again, first what it was asked meanwhile."""
+        self._hanging.pop(number).set()
+
     def create(self, topic: str, partitions: int) -> None:
         """A topic, or more partitions of it, spread over the brokers."""
         held = self.topics.setdefault(topic, [])
@@ -213,6 +225,9 @@ class FakeKafka:
         while True:
             size = await reader.readexactly(4)
             data = size + await reader.readexactly(int.from_bytes(size, "big"))
+            hanging = self._hanging.get(me)
+            if hanging is not None:
+                await hanging.wait()
             api, version, correlation = struct.unpack(">hhi", data[4:12])
             self.asked[api] += 1
             self._heard.set()
@@ -360,8 +375,10 @@ class FakeKafka:
         return ProduceResponse(responses=topics, throttle_time_ms=0)
 
     async def _answer_10(self, me: int, _request: Any) -> Any:
+        number = self.coordinator or me
+        port = self._ports[number]
         return FindCoordinatorResponse(
-            throttle_time_ms=0, error_code=0, error_message=None, node_id=me, host="127.0.0.1", port=self._ports[me]
+            throttle_time_ms=0, error_code=0, error_message=None, node_id=number, host="127.0.0.1", port=port
         )
 
     async def _answer_22(self, _me: int, request: Any) -> Any:

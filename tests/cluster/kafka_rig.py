@@ -276,6 +276,18 @@ class Kafka:
         broker.log.close()
         broker.process = broker.log = None
 
+    def suspend(self, number: int) -> None:
+        """Stop that broker's process, which keeps its connections, until `resume`."""
+        process = self.brokers[number].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """Let that broker's process run on."""
+        process = self.brokers[number].process
+        assert process is not None
+        process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Ends all of them: what they hold is thrown away."""
         for number, broker in self.brokers.items():

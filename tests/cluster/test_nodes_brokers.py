@@ -1,4 +1,4 @@
-"""Brokers of Kafka that are killed and restarted under the nodes' load: nothing lost, stalls bounded."""
+"""Brokers of Kafka that are killed, restarted and suspended under the nodes' load: nothing lost, stalls bounded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from nodes_story import QUIET_MACHINE, VHOSTS, confirming, count, flowing, loade
 
 STALL_S_MAX = 30.0
 """Kafka gives a killed broker 9 s (`broker.session.timeout.ms`) before another leads its partitions."""
+SUSPENDED_S_MAX = 20.0
+"""A suspended broker keeps its connections open: nodes ask other brokers who leads instead of it."""
 
 
 async def test_brokers_that_are_killed_and_restarted(nodes: Nodes, brokers: Kafka) -> None:
@@ -34,3 +36,27 @@ async def test_brokers_that_are_killed_and_restarted(nodes: Nodes, brokers: Kafk
     note("brokers", stalls=[round(each, 1) for each in stalls], told=load.account.told())
     if QUIET_MACHINE:
         assert max(stalls) <= STALL_S_MAX
+
+
+async def test_brokers_that_are_suspended(nodes: Nodes, brokers: Kafka) -> None:
+    """Acceptance 6: one of three hangs under load for half a minute and goes on, each of them in turn."""
+    stalls: list[float] = []
+    async with loaded(nodes) as load:
+        for turn in range(count(1, 9)):
+            victim = 1 + turn % len(brokers.brokers)
+            since = time.monotonic()
+            brokers.suspend(victim)
+            try:
+                await confirming(load, VHOSTS, 240)
+                stalls.append(time.monotonic() - since)
+                await asyncio.sleep(max(0.0, since + 30 - time.monotonic()))
+                await confirming(load, VHOSTS, 240)
+            finally:
+                brokers.resume(victim)
+            await asyncio.to_thread(brokers.wait_until_there)
+            await flowing(load, VHOSTS, 240)
+            await asyncio.to_thread(brokers.wait_until_in_sync)
+    print(f"stalls: {len(stalls)}, median {median(stalls):.1f} s, at most {max(stalls):.1f} s")
+    note("suspended brokers", stalls=[round(each, 1) for each in stalls], told=load.account.told())
+    if QUIET_MACHINE:
+        assert max(stalls) <= SUSPENDED_S_MAX

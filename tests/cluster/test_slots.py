@@ -9,6 +9,7 @@ import pytest
 
 from amqpd.cluster import slots as module
 from amqpd.cluster.connection import KafkaLost
+from amqpd.cluster.outages import Outages
 from amqpd.cluster.producer import KafkaRefused
 from amqpd.cluster.slots import Slots
 
@@ -37,7 +38,7 @@ class Fake:
         self.rejoined = 0
         self.empty: set[int] = set()
         self.taking: asyncio.Event | None = None
-        self.slots = Slots(self, self.is_known, self.rejoin, lambda slot: slot not in self.empty)
+        self.slots = Slots(self, self.is_known, self.rejoin, lambda slot: slot not in self.empty, Outages())
 
     async def take(self, slot: int) -> Slot:
         self.did.append(("take", slot))
