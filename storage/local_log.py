@@ -430,6 +430,14 @@ class LocalLog(TurnLog):
         if log.failed:
             self.failed = True
 
+    @property
+    def settles(self) -> bool:
+        return self._settlements is not None and self._settlements.waiting
+
+    def write_settled(self) -> None:
+        self._write_now()  # a settlement of an offset that is in no file would count for another message
+        self.write_late()
+
     def _write_now(self) -> None:
         """The segments know all there is."""
         if not self.ready:
@@ -458,11 +466,6 @@ class LocalLog(TurnLog):
         self.safety_moved()
         if late and self.log.watermark.unpublished:
             self.wake()
-
-    @property
-    def settles(self) -> bool:
-        """Whether something was settled that is not written yet."""
-        return self._settlements is not None and self._settlements.waiting
 
     def finish(self) -> None:
         """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""

@@ -55,11 +55,14 @@ def write(
 
 def tick(
     filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], busy: list[TurnLog]
-) -> None:
-    """Has `stores` write what could wait; those that have more to come join `busy`."""
+) -> bool:
+    """Has `stores` write what could wait; those that have more to come join `busy`. Returns whether there were acks."""
+    settled = False
     for store in stores:
         if store.deleted:
             continue
+        if store.settles:
+            settled = True
         if store.tick():
             busy.append(store)
         if filesystem.open_file_count > filesystem.open_file_count_max:
@@ -67,6 +70,25 @@ def tick(
         if not store.gathered and store.unsynced:
             store.gathered = True
             gathered.append(store)
+    return settled
+
+
+def write_settled(filesystem: FileSystem, stores: list[TurnLog], count_max: i64) -> i64:
+    """Has `stores` write what was settled, in the middle of a turn. Returns how many did, at most `count_max`.
+
+    They stay in their lists, and join the next job by them.
+    """
+    count: i64 = 0
+    for store in stores:
+        if count >= count_max:
+            break
+        if store.deleted or not store.settles:
+            continue
+        store.write_settled()
+        count += 1
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
+    return count
 
 
 def write_late(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]) -> None:

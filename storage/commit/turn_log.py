@@ -133,6 +133,17 @@ class TurnLog(QueueLog):
         """
         raise NotImplementedError
 
+    @property
+    def settles(self) -> bool:
+        """Whether something was settled that is not written yet."""
+        raise NotImplementedError
+
+    def write_settled(self) -> None:
+        """What was settled reaches the files, and before that what was appended. Between two reads of one turn, whose
+        end and the next tick still come. Raises nothing.
+        """
+        raise NotImplementedError
+
     def collect(self, part: JobPart, settled_too: bool = True) -> None:
         """Moves what needs a sync into `part`; settlements alone only when `settled_too`."""
         raise NotImplementedError

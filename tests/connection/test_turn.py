@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Confirmer, Turn
+from amqpd.broker.flow.turn import LOOK_READS, SMALL_READ_BYTES, Confirmer, Turn
 from amqpd.broker.publishing.unconfirmed import when_safe
 from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.commit.cycle import CommitCycle
@@ -41,6 +41,9 @@ class Disk(CommitCycle):
 
     def flush(self) -> None:
         self.log.append("flush logs")
+
+    def look(self) -> None:
+        self.log.append("look")
 
 
 class Sock:
@@ -110,6 +113,16 @@ def test_a_turn_is_asked_for_once_and_has_an_order(room: Room) -> None:
     assert len(room.soon) == 1
     assert room.run() == ["write", "confirm 1 now", "send"]
     assert room.run() == []
+
+
+def test_acks_that_wait_too_long_are_looked_for_between_the_reads_of_a_long_turn(room: Room) -> None:
+    """Each large read may be milliseconds of work; of small ones each sixteenth costs a look at the clock."""
+    room.turn.begin_read(SMALL_READ_BYTES + 1)
+    room.turn.begin_read(SMALL_READ_BYTES + 1)
+    assert room.run() == ["look", "look", "write"]
+    for _ in range(2 * LOOK_READS + 1):
+        room.turn.begin_read(SMALL_READ_BYTES)
+    assert room.run() == ["look", "look", "write"]
 
 
 def test_the_clock_is_read_once_per_read_and_forgotten_with_the_turn(room: Room) -> None:

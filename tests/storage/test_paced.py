@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 
 from amqpd.storage.commit.cycle import POSTPONE_FROM
+from amqpd.storage.commit.sync_times import BOUNDS_ACKS_S
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.settle.settled import DELIVERED, SETTLED
 from amqpd.storage.settle.settled_reader import SettledFile
 from amqpd.storage.settle.settlements import AHEAD_MAX
@@ -99,6 +102,99 @@ def test_a_tick_in_the_middle_of_a_turn(paced: Paced) -> None:
     for _ in range(20):
         paced.pass_ms(TICK_MS)
     assert not paced.waiting, "an idle queue is not looked at"
+
+
+class TestAnOverdueTick:
+    """A turn of the loop takes so long that the timer of the tick cannot come: `look`, between two of its reads."""
+
+    def written(self, paced: Paced) -> dict[float, int]:
+        """How often acks were written, by the bound that the oldest one's age was within."""
+        counts = paced.storage.commits.ack_ages.counts
+        return {bound: count for bound, count in zip((*BOUNDS_ACKS_S, inf), counts, strict=True) if count}
+
+    def test_acks_are_written_all_the_same(self, paced: Paced) -> None:
+        paced.deliver(*paced.append(b"a", b"b", b"c"))
+        paced.turn()
+        paced.store.settle(0, 1)
+        paced.turn()
+        paced.clock.now_ms += TICK_MS - 1
+        paced.storage.commits.look()
+        assert paced.entries(SETTLED) == []
+        paced.clock.now_ms += 1
+        paced.store.settle(1, 1)
+        paced.storage.commits.look()
+        assert paced.entries(SETTLED) == [(0, 1)]
+        paced.clock.now_ms += TICK_MS - 1
+        paced.store.settle(2, 1)
+        paced.storage.commits.look()
+        assert paced.entries(SETTLED) == [(0, 1)], "those that were written have an age no longer"
+        paced.again()
+        assert paced.offsets() == [2]
+
+    def test_what_the_same_turn_has_appended_is_written_before_its_acks(self, paced: Paced) -> None:
+        paced.storage.commits.look()
+        paced.deliver(*paced.append(b"a", b"b"))
+        paced.storage.commits.look()
+        paced.clock.now_ms += TICK_MS
+        paced.store.settle(0, 1)
+        paced.storage.commits.look()
+        assert paced.store.record_count == 1
+        paced.again()
+        assert paced.offsets() == [1]
+        assert paced.append(b"c") == [2], "no offset is given out again that a file calls settled"
+
+    def test_a_commit_that_waits_for_the_turn_still_comes(self, paced: Paced) -> None:
+        paced.append(b"a")
+        paced.storage.commits.look()
+        paced.clock.now_ms += TICK_MS
+        paced.store.settle(0, 1)
+        paced.storage.commits.look()
+        assert paced.commits == []
+        paced.turn()
+        assert paced.commits == [(1, [])]
+
+    def test_many_logs_are_written_in_slices(self, make_house: Callable[..., Any]) -> None:
+        paced = Paced(make_house)
+        paced.begin()
+        stores = [paced.store, *[paced.storage.create_queue("v", f"q{each}", "/")[1] for each in range(9)]]
+        for store in stores:
+            store.append_parts(RecordRoute(b"", b"k"), b"", b"x", True)
+        paced.turn()
+        for store in stores:
+            store.settle(0, 1)
+        paced.turn()
+        paced.storage.context.dirty_max = 4
+        paced.clock.now_ms += TICK_MS
+        left = []
+        for _ in range(4):
+            paced.storage.commits.look()
+            left.append(sum(store.settles for store in stores))
+        assert left == [6, 2, 0, 0]
+        assert self.written(paced) == {0.05: 3}
+
+    def test_the_age_of_the_oldest_ack_is_counted(self, paced: Paced) -> None:
+        paced.append(*[b"x"] * 9)
+        paced.turn()
+        for _ in range(4):
+            paced.pass_ms(TICK_MS)
+        assert self.written(paced) == {}, "no ack, no age"
+        for offset, late_ms in enumerate((0, 10, 350)):
+            paced.store.settle(offset, 1)
+            paced.turn()
+            paced.pass_ms(TICK_MS + late_ms)
+        assert self.written(paced) == {0.05: 1, 0.06: 1, 0.5: 1}
+
+    def test_a_deleted_log_leaves_no_age(self, paced: Paced) -> None:
+        paced.append(b"a")
+        paced.storage.commits.look()
+        paced.storage.commits.drop(paced.store)
+        paced.clock.now_ms += 60_000
+        _, paced.house.store = paced.storage.create_queue("v", "other", "/")
+        paced.append(b"b")
+        paced.store.settle(0, 1)
+        paced.turn()
+        paced.storage.commits.look()
+        assert self.written(paced) == {}
 
 
 def test_commits_that_cannot_wait(paced: Paced) -> None:

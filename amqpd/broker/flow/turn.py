@@ -35,6 +35,8 @@ OVERDUE_TURNS: Final = 16
 LARGE_READ_BYTES: Final = 64 * 1024
 # And one up to this from a client that may wait for the answer.
 SMALL_READ_BYTES: Final = 4096
+# So many small reads of a turn pass between two looks at whether acks have waited too long to be written: a power of 2.
+LOOK_READS: Final = 16
 
 
 class Flushable(Protocol):
@@ -126,6 +128,8 @@ class Turn:
         """
         self._reads += 1
         self._now_ms = -1
+        if size > SMALL_READ_BYTES or self._reads & (LOOK_READS - 1) == 0:
+            self.commits.look()
         if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
             self._scheduled = True  # what it asks for is done by `finish_read`
             return True

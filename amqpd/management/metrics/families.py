@@ -261,6 +261,7 @@ DEAD_LETTERED: Final = _group(
 OWN: Final = _group(
     "",
     ("amqpd_uptime_seconds", GAUGE, "Time since the start"),
+    ("amqpd_storage_ack_age_seconds", HISTOGRAM, "Age of the oldest ack that was in no file, at each write of acks"),
     ("amqpd_loop_lag_seconds", HISTOGRAM, "How late a timer of the loop came, looked at four times a second"),
     ("amqpd_storage_sync_seconds", HISTOGRAM, "How long a group of the group commit took to sync"),
     ("amqpd_storage_group_bytes", HISTOGRAM, "What had been appended to the logs of a group, in bytes"),

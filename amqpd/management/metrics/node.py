@@ -17,7 +17,7 @@ from amqpd.management.metrics.text import Sheet, labels
 from amqpd.management.node_counts import IO, numbers
 from amqpd.management.nodes import THREADS_MAX
 from amqpd.metrics import disk_free_bytes, process
-from amqpd.storage.commit.sync_times import BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
+from amqpd.storage.commit.sync_times import BOUNDS_ACKS_S, BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,6 +153,8 @@ def own(sheet: Sheet, call: Call, span_records: int) -> None:
     sheet.add_histogram(group["amqpd_storage_sync_seconds"], BOUNDS_S, times.by_time, times.total_s)
     sheet.add_histogram(group["amqpd_storage_group_bytes"], BOUNDS_BYTES, times.by_bytes, times.total_bytes)
     sheet.add_histogram(group["amqpd_storage_group_logs"], BOUNDS_LOGS, times.by_logs, times.total_logs)
+    ages = broker.storage.commits.ack_ages
+    sheet.add_histogram(group["amqpd_storage_ack_age_seconds"], BOUNDS_ACKS_S, ages.counts, ages.total_s)
     values: dict[str, float] = {
         "amqpd_clock_jump_seconds": broker.storage.clock_watch.jump_ms / 1000,
         "amqpd_storage_unsynced_bytes": int(broker.storage.commits.unsynced_bytes),
