@@ -447,6 +447,31 @@ class Job(TypedDict):
     rate: int
 
 
+class ArgumentValue(TypedDict):
+    """unit: of a number, "" for none. words: of a choice."""
+
+    value: Literal["text", "flag", "number", "choice"]
+    unit: str
+    words: list[str]
+
+
+class PolicyKey(ArgumentValue):
+    """operator: whether operator policies have it."""
+
+    name: str
+    operator: bool
+
+
+class Argument(ArgumentValue):
+    """types: of queue or exchange, that take it; null: all."""
+
+    of: Literal["queue", "exchange"]
+    name: str
+    meaning: str
+    types: list[str] | None
+    policy: PolicyKey | None
+
+
 ANSWERS: Final[dict[str, Any]] = {
     "GET /api/amqpd/session": Session,
     "POST /api/amqpd/session": Session,
@@ -454,6 +479,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "GET /api/amqpd/pulse/{node}": Pulse,
     "GET /api/amqpd/rights/{vhost}": Rights,
     "GET /api/amqpd/trace/{vhost}": Trace,
+    "GET /api/amqpd/arguments": Sequence[Argument],
     "GET /api/overview": Overview,
     "GET /api/nodes": list[Node],
     "GET /api/nodes/{node}": Node,

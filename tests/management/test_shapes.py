@@ -155,7 +155,14 @@ def test_answers_are_what_they_are_said_to_be(api, at_work):
             page = api("GET", f"{asked}?page=1&page_size=1")
             assert faults(page.json, schema_of(path)) == [], path
     assert looked >= {
-        *("/api/overview", "/api/nodes", "/api/amqpd/pulse", "/api/amqpd/rights/{vhost}", "/api/amqpd/trace/{vhost}"),
+        *(
+            "/api/overview",
+            "/api/nodes",
+            "/api/amqpd/arguments",
+            "/api/amqpd/pulse",
+            "/api/amqpd/rights/{vhost}",
+            "/api/amqpd/trace/{vhost}",
+        ),
         *("/api/queues/{vhost}", "/api/queues/{vhost}/{queue}", "/api/queues/{vhost}/{queue}/messages"),
         *("/api/queues/{vhost}/{queue}/offsets", "/api/exchanges/{vhost}/{exchange}", "/api/bindings/{vhost}"),
         *("/api/connections/{connection}", "/api/channels/{channel}", "/api/consumers/{vhost}", "/api/amqpd/session"),

@@ -103,6 +103,7 @@ ROWS: Final[dict[str, Row]] = {
             policy="alternate-exchange",
             accepts=is_text,
             called="alternate exchange name",
+            takes="text",
         ),
         Row(
             HASH_HEADER,
@@ -111,6 +112,7 @@ ROWS: Final[dict[str, Row]] = {
             "consistent_hash",
             "the header that is hashed in place of the routing key",
             kinds=frozenset(("x-consistent-hash",)),
+            takes="text",
         ),
         Row(
             HASH_PROPERTY,
@@ -119,6 +121,7 @@ ROWS: Final[dict[str, Row]] = {
             "consistent_hash",
             "the property that is: message_id, correlation_id or timestamp",
             kinds=frozenset(("x-consistent-hash",)),
+            takes="message_id|correlation_id|timestamp",
         ),
         Row(
             LENGTH,
@@ -127,6 +130,7 @@ ROWS: Final[dict[str, Row]] = {
             "recent_history",
             "how many messages a new binding gets; default 20",
             kinds=frozenset(("x-recent-history",)),
+            takes="messages",
         ),
         Row(
             SIZE,
@@ -135,6 +139,7 @@ ROWS: Final[dict[str, Row]] = {
             "deduplication",
             "how many ids are known at most; required",
             kinds=frozenset((_DEDUPLICATION,)),
+            takes="number",
         ),
         Row(
             TTL,
@@ -143,6 +148,7 @@ ROWS: Final[dict[str, Row]] = {
             "deduplication",
             "how many ms each is known; default: while there is room",
             kinds=frozenset((_DEDUPLICATION,)),
+            takes="ms",
         ),
         Row(
             PERSISTENCE,
@@ -151,6 +157,7 @@ ROWS: Final[dict[str, Row]] = {
             "deduplication",
             "memory (default) or disk, where the exchange is durable",
             kinds=frozenset((_DEDUPLICATION,)),
+            takes="memory|disk",
         ),
         Row(
             "x-delayed-type",
@@ -158,6 +165,7 @@ ROWS: Final[dict[str, Row]] = {
             True,
             "exchange_arguments",
             "of an x-delayed-message exchange: the type by which it routes; any but itself",
+            takes="text",
         ),
         Row(
             "x-delayed",
@@ -168,6 +176,7 @@ ROWS: Final[dict[str, Row]] = {
             policy="delayed-message",
             accepts=is_flag,
             called="delayed-message value",
+            takes="flag",
         ),
     )
 }

@@ -60,6 +60,9 @@ class Row(NamedTuple):
     called: what RabbitMQ's text calls it where it may not (`"x" is not a valid message TTL`). operator: operator
     policies may have the key too. merge: what holds where argument and policy both say something: the `argument`, or
     the `lowest` number.
+
+    takes: for a form: text, flag, number, messages, bytes, ms, or words with | between; "" where no form offers it.
+    policy_takes: the same of the policy's key, where that takes something else.
     """
 
     name: str
@@ -76,6 +79,8 @@ class Row(NamedTuple):
     called: str = ""
     operator: bool = False
     merge: Merge = "argument"
+    takes: str = ""
+    policy_takes: str = ""
 
 
 Check: TypeAlias = Callable[[Row, object, Context], object]

@@ -25,6 +25,7 @@ ROWS: Final = (
         called="message TTL",
         operator=True,
         merge="lowest",
+        takes="ms",
     ),
     Row(
         "x-expires",
@@ -40,6 +41,7 @@ ROWS: Final = (
         called="queue expiry",
         operator=True,
         merge="lowest",
+        takes="ms",
     ),
     Row(
         "x-max-length",
@@ -54,6 +56,7 @@ ROWS: Final = (
         called="maximum length",
         operator=True,
         merge="lowest",
+        takes="messages",
     ),
     Row(
         "x-max-length-bytes",
@@ -67,6 +70,7 @@ ROWS: Final = (
         called="maximum length in bytes",
         operator=True,
         merge="lowest",
+        takes="bytes",
     ),
     Row(
         "x-overflow",
@@ -79,6 +83,7 @@ ROWS: Final = (
         policy="overflow",
         accepts=checks.is_one_of(*OVERFLOWS),
         called="overflow value",
+        takes="|".join(OVERFLOWS),
     ),
     Row(
         "x-dead-letter-exchange",
@@ -91,6 +96,7 @@ ROWS: Final = (
         policy="dead-letter-exchange",
         accepts=checks.is_text,
         called="dead letter exchange name",
+        takes="text",
     ),
     Row(
         "x-dead-letter-routing-key",
@@ -103,6 +109,7 @@ ROWS: Final = (
         policy="dead-letter-routing-key",
         accepts=checks.is_text,
         called="dead letter routing key",
+        takes="text",
     ),
     Row(
         "x-max-priority",
@@ -113,6 +120,7 @@ ROWS: Final = (
         field="level_max",
         most=255,
         kinds=CLASSIC,
+        takes="number",
     ),
     Row(
         "x-group-by",
@@ -122,6 +130,7 @@ ROWS: Final = (
         "`routing_key` or `header:NAME`: messages of one group go to one consumer at a time",
         field="group_by",
         kinds=WORK_QUEUES,
+        takes="text",
     ),
     Row(
         "x-single-active-consumer",
@@ -130,6 +139,7 @@ ROWS: Final = (
         "delivery",
         "one consumer at a time, the others stand by",
         field="single_active",
+        takes="flag",
     ),
     Row("x-queue-type", checks.queue_type, True, "kinds", "classic, quorum or stream; any other is refused"),
     Row(
@@ -145,6 +155,7 @@ ROWS: Final = (
         called="delivery limit",
         operator=True,
         merge="lowest",
+        takes="number",
     ),
     Row(
         "x-consumer-timeout",
@@ -159,6 +170,7 @@ ROWS: Final = (
         accepts=checks.is_natural,
         called="consumer timeout",
         merge="lowest",
+        takes="ms",
     ),
     Row(
         "x-message-deduplication",
@@ -179,6 +191,7 @@ ROWS: Final = (
         accepts=checks.is_retain,
         called="retention",
         merge="lowest",
+        takes="text",
     ),
     Row(
         "x-export",
@@ -187,6 +200,7 @@ ROWS: Final = (
         "make_queue",
         "what is settled stays until that export has it",
         kinds=WORK_QUEUES,
+        takes="text",
     ),
     Row(
         "x-export-max-bytes",
@@ -195,6 +209,7 @@ ROWS: Final = (
         "make_queue",
         "how much of them stays at most; default 16 GiB",
         kinds=WORK_QUEUES,
+        takes="bytes",
     ),
     Row(
         "x-kafka-topic",
@@ -202,5 +217,6 @@ ROWS: Final = (
         True,
         "kafka_topic",
         "in a cluster: the topic of Kafka that the queue has for itself, where `cluster.kafka_topics` allows it",
+        takes="text",
     ),
 )

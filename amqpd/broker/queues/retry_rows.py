@@ -63,6 +63,7 @@ ROWS: Final = (
         policy="delayed-retry-type",
         accepts=checks.is_one_of(*TYPES),
         called="delayed retry type",
+        takes="|".join(TYPES),
     ),
     Row(
         _MIN,
@@ -76,6 +77,7 @@ ROWS: Final = (
         policy="delayed-retry-min",
         accepts=checks.is_positive,
         called="delayed retry minimum",
+        takes="ms",
     ),
     Row(
         _MAX,
@@ -89,6 +91,7 @@ ROWS: Final = (
         policy="delayed-retry-max",
         accepts=checks.is_positive,
         called="delayed retry maximum",
+        takes="ms",
     ),
     Row(
         _LEVELS,
@@ -101,5 +104,6 @@ ROWS: Final = (
         policy="delayed-retry-levels",
         accepts=is_levels,
         called="list of delayed retry levels",
+        takes="text",
     ),
 )

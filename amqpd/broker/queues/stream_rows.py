@@ -23,6 +23,7 @@ ROWS: Final = (
         accepts=checks.is_interval,
         called="max age",
         merge="lowest",
+        takes="text",
     ),
     Row(
         "x-stream-max-segment-size-bytes",
@@ -36,6 +37,7 @@ ROWS: Final = (
         policy="stream-max-segment-size-bytes",
         accepts=checks.is_natural,
         called="segment size",
+        takes="bytes",
     ),
     Row(
         "x-compression",
@@ -48,6 +50,7 @@ ROWS: Final = (
         policy="compression",
         accepts=checks.is_one_of(*CODECS),
         called="compression",
+        takes="|".join(CODECS),
     ),
     Row(
         "x-compact",
@@ -60,5 +63,7 @@ ROWS: Final = (
         policy="cleanup-policy",
         accepts=checks.is_one_of(*CLEANUPS),
         called="cleanup policy",
+        takes="flag",
+        policy_takes="|".join(CLEANUPS),
     ),
 )

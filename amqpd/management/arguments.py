@@ -1,0 +1,57 @@
+"""GET /api/amqpd/arguments: names, types and meanings of arguments and policy keys, for a form that offers them.
+
+The rows are those of the broker's own tables (`broker/queues/arguments.py`, `broker/catalogue/exchange_arguments.py`).
+Arguments that are ignored or refused are left out. RabbitMQ has no such route.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from amqpd.broker.catalogue import exchange_arguments
+from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.queues.argument_checks import Row
+from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.router import Route
+
+_UNITS: Final = {"ms": "ms", "bytes": "bytes", "messages": "messages", "number": ""}
+
+
+def known_arguments() -> list[dict[str, Any]]:
+    """Return an item for each argument of a queue or an exchange that has an effect here."""
+    tables = (("queue", queue_arguments.ROWS), ("exchange", exchange_arguments.ROWS))
+    return [_item(of, row) for of, rows in tables for row in rows.values() if row.takes]
+
+
+def _item(of: str, row: Row) -> dict[str, Any]:
+    """Return what a form needs of one row.
+
+    types: of the queue or the exchange, that take the argument; null: all. policy: the policy key for the same; null
+    where there is none.
+    """
+    key = {"name": row.policy, "operator": row.operator, **_value(row.policy_takes or row.takes)}
+    return {
+        "of": of,
+        "name": row.name,
+        "meaning": row.meaning,
+        "types": None if row.kinds is None else sorted(row.kinds),
+        **_value(row.takes),
+        "policy": key if row.policy else None,
+    }
+
+
+def _value(takes: str) -> dict[str, Any]:
+    """Return value: text, flag, number or choice; the unit of a number; the words of a choice."""
+    if takes in _UNITS:
+        return {"value": "number", "unit": _UNITS[takes], "words": []}
+    if "|" in takes:
+        return {"value": "choice", "unit": "", "words": takes.split("|")}
+    return {"value": takes, "unit": "", "words": []}
+
+
+async def get_arguments(call: Call) -> Reply:
+    """Arguments of queues and exchanges, and the policy keys for the same: names, types, units, meanings."""
+    return reply(known_arguments())
+
+
+ROUTES: Final = (Route("GET", "api/amqpd/arguments", Role.MANAGEMENT, get_arguments),)
