@@ -93,6 +93,24 @@ class Player:
             else:
                 self._do(part)
 
+    def unused(self) -> list[str]:
+        """Return the files that the page writes and that no later block uses: `docs/a.md:12 b.py`.
+
+        A block uses a file when it names it, or when it imports it, which leaves byte code that is not older.
+        """
+        found = []
+        for position, block in enumerate(self.page.blocks):
+            name = block.marks.get("file") or block.marks.get("append")
+            if name is None or "run by" in block.marks or "not run" in block.marks:
+                continue
+            path = self.folder / name
+            later = "".join(each.text for each in self.page.blocks[position + 1 :] if each.language in ("sh", "python"))
+            compiled = [each.stat().st_mtime for each in path.parent.glob(f"__pycache__/{path.stem}.*.pyc")]
+            imported = path.suffix == ".py" and max(compiled, default=0.0) >= path.stat().st_mtime
+            if not imported and not re.search(rf"(?<![\w.-]){re.escape(name)}\b", later):
+                found.append(f"{block.where} {name}")
+        return found
+
     def _do(self, block: Block) -> None:
         if before := block.marks.get("before"):
             self._run(block, ["bash", "-euo", "pipefail", "-c", before], 0)
@@ -206,7 +224,7 @@ class Player:
         return done.stdout if wanted == 0 else done.stdout + done.stderr
 
     def _environment(self) -> dict[str, str]:
-        ours = ("AMQPD_", "RABBITMQ_", "PYTEST_")
+        ours = ("AMQPD_", "RABBITMQ_", "PYTEST_", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         path = f"{self.folder / '.programs'}:{Path(sys.executable).parent}:{kept['PATH']}"
         return kept | {

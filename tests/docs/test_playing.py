@@ -65,6 +65,22 @@ def test_what_is_right_is_done(tmp_path: Path) -> None:
     assert [(block.text, reason) for block, reason in player.skipped] == [("reboot\n", "it would")]
 
 
+def test_a_file_that_no_later_block_uses_is_found(tmp_path: Path) -> None:
+    player = play(
+        "".join([
+            fence("python", "X = 4", "file: imported.py"),
+            fence("python", "X = 4", "file: named.py"),
+            fence("toml", "[amqp]", "file: read.toml"),
+            fence("python", "X = 4", "file: unused.py"),
+            fence("toml", "[amqp]", "file: unread.toml"),
+            fence("python", "import imported"),
+            fence("sh", "python named.py; amqpd --check-config --config read.toml"),
+        ]),
+        tmp_path,
+    )
+    assert [each.split()[1] for each in player.unused()] == ["unused.py", "unread.toml"]
+
+
 def test_dots_and_numbers() -> None:
     assert agrees("a ... c\n", "a b c\n")
     assert agrees("a\n...\nz\n", "a\nb\nc\nz\n")

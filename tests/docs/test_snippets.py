@@ -25,4 +25,5 @@ def test_what_the_page_shows_is_done(name: str, tmp_path: Path, not_run: list[st
             player.play()
         finally:
             not_run += [f"{block.where} {block.language}: {reason}" for block, reason in player.skipped]
+    assert player.unused() == []
     assert "Traceback" not in player.broker.stderr, player.broker.stderr
