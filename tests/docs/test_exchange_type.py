@@ -1,4 +1,4 @@
-"""docs/exchange-types.md, "A type of your own": the package is installed, and a broker that starts then has the type."""
+"""docs/exchange-types.md, "A type of your own": its package is installed, and a broker that starts then has the type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from amqpd.testing import BrokerProcess
 
 def _run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_INPUT": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -147,6 +147,21 @@ class TestRabbitMqsRules:
         assert numbers(prometheus.ask(OPERATOR_RULES[rule]))
 
 
+class TestScrapes:
+    def test_each_target_has_its_own_identity(self, prometheus: Any) -> None:
+        found = prometheus.ask("up")
+        assert sorted(each["metric"]["job"] for each in found) == ["amqpd", "amqpd-queues"]
+        assert {each["value"][1] for each in found} == {"1"}
+
+    def test_no_series_comes_from_both(self, prometheus: Any) -> None:
+        """A sample that both targets send is dropped, as a duplicate or as out of order. Prometheus counts these."""
+        names = r"prometheus_target_scrapes_sample_(?:out_of_order|duplicate_timestamp)_total"
+        dropped = re.compile(rf"^({names}) (\S+)$", re.MULTILINE)
+        with urllib.request.urlopen(f"{prometheus.url}/metrics") as answer:
+            counted = dict(dropped.findall(answer.read().decode()))
+        assert (len(counted), set(counted.values())) == (2, {"0"})
+
+
 class TestOurs:
     def test_no_panel_of_the_dashboard_is_empty(self, prometheus: Any) -> None:
         dashboard = json.loads((GRAFANA / "amqpd.json").read_text("utf-8"))
