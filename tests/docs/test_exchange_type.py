@@ -1,4 +1,4 @@
-"""docs/exchange-types.md, "A type of your own": its package is installed, and a broker that starts then has the type."""
+"""docs/exchange-types.md, "A type of your own": its package is installed, and a broker then has the type."""
 
 from __future__ import annotations
 
