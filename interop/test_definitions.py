@@ -169,7 +169,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RabbitM
         node.stop()
 
 
-@pytest.mark.peer
+@pytest.mark.external
 def test_out_of_rabbitmq_into_amqpd_and_back(rabbitmq: tuple[RabbitMQ, Api], tmp_path: Path) -> None:
     node, theirs = rabbitmq
     declare(theirs)

@@ -23,19 +23,22 @@ from amqpd.storage.settle.settled_reader import SettledFile
 from amqpd.storage.tools.verify import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
-sys.path.insert(0, str(Path(__file__).parent / "house"))  # for test_house.py beside this file
+sys.path.insert(0, str(Path(__file__).parent / "house"))  # for `profiles` and for test_house.py
 sys.path.append(str(Path(__file__).parents[1]))  # for `interop`; last, as amqpd is the one that is installed
+
+from profiles import examples
 
 from interop.left_open import nothing_left_open  # noqa: F401  # a fixture of each module
 
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
 
-# The same examples in each run, so that a change is red for what it changed; TEST_RANDOM=1 looks for others. An example
-# that takes more than 200 ms, or ten that are made in more than a second, are a busy machine's doing.
+# The same examples in each run, so that a red test points at the change; TEST_RANDOM=1 draws others. Deadlines and
+# health checks about speed are off, because they depend on what else the machine does.
 hypothesis.settings.register_profile(
     "amqpd",
-    parent=hypothesis.settings(),  # which is another one in CI
+    parent=hypothesis.settings(),  # hypothesis has another default in CI
+    max_examples=examples(100),
     derandomize="TEST_RANDOM" not in os.environ,
     database=None,
     deadline=None,

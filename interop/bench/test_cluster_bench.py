@@ -218,7 +218,7 @@ def test_a_round_is_one_side_then_the_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_compiler
-@pytest.mark.peer
+@pytest.mark.external
 def test_a_short_run_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Needs RabbitMQ, Kafka's jars and a Java; without them it is skipped and says so."""
     kafka_rig = pytest.importorskip("kafka_rig")

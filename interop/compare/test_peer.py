@@ -24,7 +24,10 @@ from interop.compare.conversations import ALL
 from interop.compare.party import Address
 from interop.compare.steps import Conversation, Ctl, Http
 
-pytestmark = [pytest.mark.peer, pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts RabbitMQ itself")]
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts RabbitMQ itself"),
+]
 
 TOOLS = {"tools/queues", "tools/policies"}
 """Of the conversations of command lines, each of which costs RabbitMQ a second."""

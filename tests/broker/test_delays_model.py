@@ -14,6 +14,7 @@ from delay_room import DAY, HOUR, MINUTE, SECOND, declare, later, leap, restart
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from profiles import examples
 
 from amqpd.broker.catalogue import exchanges
 from amqpd.broker.delays.look import cancel, first
@@ -164,7 +165,7 @@ def test_against_a_twin(make_room: Any) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Bound,
         settings=settings(
-            max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(60), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd._build import is_compiled
 from amqpd.broker.delivery import NO_ARGUMENTS, Consumer
@@ -338,7 +339,7 @@ class TestSlices:
         assert room.bodies(plain) == [b"stays"]
         assert room.vhost.queue("dead").ready_count == 3000
 
-    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(steps=STEPS, window=st.sampled_from([1, 3, 4096]), durable=st.booleans())
     def test_beside_a_naive_twin(self, memory_room, steps: list[tuple], window: int, durable: bool) -> None:
         room = memory_room()

@@ -13,10 +13,11 @@ import os
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from profiles import examples
 from taker import Taker, take
 from taker_model import TakerMachine, beside_a_twin
 
-EXAMPLES = int(os.environ.get("FILTER_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("FILTER_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue", "grey")
 # What a consumer may want, and what that is.
 WANTED: dict[str, set[str]] = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
+from profiles import examples
 from taker import Taker, take
 from taker_model import TakerMachine, beside_a_twin
 
@@ -22,7 +23,7 @@ from amqpd.broker.queues.filter_cursor import Judge
 from amqpd.broker.queues.grouped_search import GroupedSearch
 from amqpd.protocol.properties import decode_properties
 
-EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))
 # Of no group: "".
 GROUPS = ("a", "b", "c", "d", "")
 

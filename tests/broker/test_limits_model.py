@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 Arguments = dict[str, object]
 
@@ -91,7 +92,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(arguments=argument_sets(), steps=steps, window=st.sampled_from([1, 3, 4096]))
 def test_beside_a_naive_twin(memory_room, arguments: Arguments, steps: list[tuple], window: int) -> None:
     room = memory_room()

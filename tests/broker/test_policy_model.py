@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.broker.catalogue import policies
 from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
@@ -195,7 +196,7 @@ def play(room: Any, program: list[Any]) -> None:
 
 
 @given(program=st.lists(steps, max_size=30))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_everything_obeys_what_the_twin_says(program: list[Any], memory_room: Any) -> None:
     room = memory_room()
     try:

@@ -13,11 +13,12 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from profiles import examples
 
 from amqpd.broker.queues.retries import Retries
 from amqpd.broker.queues.retry_rule import retry_rule
 
-EXAMPLES = int(os.environ.get("RETRY_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("RETRY_EXAMPLES", examples(60)))
 KINDS: dict[str, dict[str, object]] = {
     "arrival": {},
     "quorum": {"x_queue_type": "quorum"},

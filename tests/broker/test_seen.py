@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, Message, make_message
@@ -43,7 +44,7 @@ class Twin:
     st.sampled_from([0, 1000]),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 400, "600", -1, "x", True, 0]), st.integers(0, 500))),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
     clock = room.clock
     seen = Seen(room.turn, room.timers, size, ttl_ms)

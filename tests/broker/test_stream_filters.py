@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.broker.flow.scans import LOOK_COUNT, SLICE_MS
 from amqpd.broker.queues.arguments import rules_of
@@ -278,7 +279,7 @@ READERS = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     batches=st.lists(MESSAGES, max_size=4),
     readers=st.lists(READERS, max_size=4),

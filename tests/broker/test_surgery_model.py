@@ -15,13 +15,14 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from profiles import examples
 
 from amqpd.broker.queues import reading
 from amqpd.broker.surgery.jobs import Jobs, Request
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse
 
-EXAMPLES = int(os.environ.get("SURGERY_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("SURGERY_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue")
 WHERE = {"": set(COLOURS), "colour = 'red'": {"red"}, "colour <> 'red'": {"green", "blue"}, "colour = 'black'": set()}
 assert reading.SLICE_MS > 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
 
@@ -150,7 +151,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_happens_it_comes_to_rest_even_and_with_little_moved(program: list[tuple[str, str, int]]) -> None:
     group = Group()
     for what, node, slot in program:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from sqlalchemy.exc import SQLAlchemyError
 
 from amqpd.cluster.row_table import ALL_TABLES, CLUSTER_TABLES, SLOT_TABLES, RowTable
@@ -136,7 +137,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreStore]:
 
 
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[list[Change]]) -> None:
     """And the same submissions refused; the records alone, read back, are the table."""
     store.write([Delete(row) for kind in TABLES for row in store.rows()[kind.row]])
@@ -166,7 +167,7 @@ def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[li
 
 
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_same_rows_in_two_slots(submissions: list[list[Change]]) -> None:
     """What is the cluster's in one table and what is in vhosts in another are what one table has: a vhost's slot is
     given the vhost's deletion, too.

@@ -1,7 +1,8 @@
 """A clause as data: what is said on an open channel, and how it must end.
 
 A table of cases becomes tests through `both(...)`: every case whole, and the cheap ones a second time one byte at a
-time. `ours` says in words what RabbitMQ 3.10.8 does instead; such a case is skipped there and asserted for us.
+time: those about the frame parser always, the others in the thorough profile (tests/house/profiles.py). `ours` says in
+words what RabbitMQ 3.10.8 does instead; such a case is skipped there and asserted for us.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from peer import Peer
+from profiles import THOROUGH
 
 Say = bytes | Callable[[Peer], bytes]
 CHUNKINGS = ("whole", "bytewise")
@@ -96,13 +98,13 @@ class Chunked:
     chunking: str
 
 
-def both(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    """Parametrises `chunked` with every case in every chunking it is cheap in."""
+def both(cases: Sequence[Case], parser: bool = False) -> pytest.MarkDecorator:
+    """Parametrise `chunked` with every case, whole and byte by byte. parser: the cases are about the frame parser."""
     assert len({case.id for case in cases}) == len(cases), "two cases share an id"
     chosen = [
         pytest.param(Chunked(case, chunking), id=f"{case.id}-{chunking}")
         for case in cases
-        for chunking in (CHUNKINGS if case.cheap else CHUNKINGS[:1])
+        for chunking in (CHUNKINGS if case.cheap and (parser or THOROUGH) else CHUNKINGS[:1])
     ]
     return pytest.mark.parametrize("chunked", chosen)
 

@@ -266,12 +266,12 @@ CONTENT = [
 ]
 
 
-@both(FRAMES)
+@both(FRAMES, parser=True)
 def test_frames(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
-@both(CONTENT)
+@both(CONTENT, parser=True)
 def test_content(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.management import body, slices
 from amqpd.management.body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse
@@ -124,7 +125,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]), st.sampled_from([8, 16, 64]))
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=list(HealthCheck))
 def test_walked_or_at_once_is_the_same(value, ascii_only, indent, piece):
     """With pieces so small that everything is walked."""
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)

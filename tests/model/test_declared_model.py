@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from memory_metadata import DeclaredHouse, FailingClient
+from profiles import examples
 
 QUEUES = ("q0", "q1")
 EXCHANGES = ("x0", "x1")
@@ -284,4 +285,4 @@ class DeclaredModel(RuleBasedStateMachine):
 
 
 TestDeclaredModel = DeclaredModel.TestCase
-TestDeclaredModel.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestDeclaredModel.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)

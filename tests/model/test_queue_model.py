@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from memory_broker import Client, Event
+from profiles import examples
 from queue_twin import HOT_COUNT_MAX, Message, QueueTwin, TwinChannel, TwinConsumer, TwinQueue, Unacked
 
 from amqpd.broker.queues.rules import Rules
@@ -394,7 +395,7 @@ class QueueMachine(QueueTwin):
 
 
 QueueMachine.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from profiles import examples
 
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
@@ -72,11 +73,11 @@ class TopicTwins(RuleBasedStateMachine):
         assert self.trie.node_count() == 0
 
 
-TopicTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TopicTwins.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestTopicTwins = TopicTwins.TestCase
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PATTERNS, max_size=12), st.lists(KEYS, min_size=1, max_size=8))
 def test_patterns_by_themselves(patterns: list[str], keys: list[str]) -> None:
     trie = Trie()
@@ -158,7 +159,7 @@ class HeadersTwins(RuleBasedStateMachine):
         assert self.exchange.is_empty()
 
 
-HeadersTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+HeadersTwins.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestHeadersTwins = HeadersTwins.TestCase
 
 
@@ -209,5 +210,5 @@ class JmsTopicTwins(RuleBasedStateMachine):
         assert self.exchange.is_empty() is not bool(self.bindings)
 
 
-JmsTopicTwins.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+JmsTopicTwins.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestJmsTopicTwins = JmsTopicTwins.TestCase

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.routing import selector_nodes as nodes
 from amqpd.routing.errors import BadSelector
@@ -257,7 +258,7 @@ def constant(node: nodes.Constant, luck: random.Random) -> str:
     return repr(node.value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     condition=CONDITIONS, messages=st.lists(MESSAGES, min_size=1, max_size=8), luck=st.randoms(use_true_random=False)
 )
@@ -292,7 +293,7 @@ class View(nodes.Selectable):
         raise AssertionError(number)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(text=st.text("abü\n%_", max_size=10), pattern=patterns())
 def test_like(text: str, pattern: tuple[str, str]) -> None:
     assert pattern_of(*pattern).matches(text) is naive_like(text, *pattern)
@@ -305,7 +306,7 @@ TOKENS = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(text=st.lists(st.sampled_from(TOKENS)).map(" ".join) | st.text(max_size=30))
 def test_anything_is_taken_or_refused(text: str) -> None:
     try:

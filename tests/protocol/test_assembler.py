@@ -28,12 +28,13 @@ from cutting import (
 )
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.errors import FrameError, PreconditionFailed
 from amqpd.protocol.assembler import Assembler
 
 PROFILE = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None, max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 QUICK = publish_frames(1, "q", False, b"\x10\0\x02", [b"hello"])
 SHORT_HEADER = QUICK[0][1] + raw_frame(2, 1, b"")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka_in_memory import FakeKafka
+from profiles import examples
 from slot_in_memory import SETTLED, TOPIC, Slot, owner, queue_id
 
 from amqpd.storage.log.batch import BatchHeader
@@ -322,7 +323,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS)
 def test_as_a_twin_says(steps: list[Step]) -> None:
     asyncio.run(_twin(steps))

@@ -8,6 +8,7 @@ from random import Random as Chance
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.routing import looks
 from amqpd.routing.choice import mixed
@@ -46,7 +47,7 @@ def test_each_binding_gets_as_much(make: type[WholeMessage]) -> None:
 
 
 @given(st.permutations([f"q{number}" for number in range(9)]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_modulus_hash_does_not_depend_on_the_order(order: list[str]) -> None:
     straight, other = ModulusHash(), ModulusHash()
     for name in order:

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.routing import looks
 from amqpd.routing.consistent_hash import ConsistentHash, weight_of
@@ -100,7 +101,7 @@ def test_a_weight_that_grows_takes_and_gives_nothing_else_away() -> None:
 
 
 @given(st.permutations([(f"q{number}", number % 4 + 1) for number in range(12)]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_order_of_declarations_does_not_matter(order: list[tuple[str, int]], data: st.DataObject) -> None:
     gone = data.draw(st.sets(st.sampled_from([name for name, _ in order]), max_size=8))
     exchange = made(dict(order))

@@ -22,6 +22,7 @@ from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.batch import BatchHeader
@@ -73,7 +74,7 @@ def packed(codec: int, records: bytes, count: int, *, base: int = 0) -> bytes:
 
 class TestCodecs:
     @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(data=st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda each: each * 500)))
     def test_there_and_back(self, codec: int, data: bytes) -> None:
         assert decompress(codec, compress(codec, data)) == data
@@ -108,7 +109,7 @@ class TestCodecs:
             decompress(codec, compress(codec, b"x" * 1001), 1000)
 
     @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
     def test_spoilt_bytes_are_bad_records_and_nothing_else(self, codec: int, place: int, byte: int, cut: bool) -> None:
         data = compress(codec, TEXT)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_rows import VHOST, Answers, all_rows, named, opened
+from profiles import examples
 
 from amqpd.storage.metadata.metadata import (
     BindingRow,
@@ -47,7 +48,7 @@ def key_of(row: Row) -> tuple[object, ...]:
             return ("b", *row)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(submissions=st.lists(changes, max_size=6), split=st.integers(0, 6))
 def test_like_a_dict(tmp_path_factory: pytest.TempPathFactory, submissions: list[list[Change]], split: int) -> None:
     data_dir = tmp_path_factory.mktemp("twin")

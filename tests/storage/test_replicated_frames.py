@@ -17,6 +17,7 @@ from google_crc32c import value as checksum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
+from profiles import examples
 
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.replicated import fetch, produce, requests
@@ -53,7 +54,7 @@ names = st.text("abcdefghijklmnopqrstuvwxyz0123456789._-", min_size=1, max_size=
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(60), deadline=None)
 
 
 def closed(records: bytes, more: list[bytes], base_offset: int = 5, sequence: int = 0) -> ClosedBatch:
