@@ -411,13 +411,18 @@ def _whole(found: Reply) -> bytes:
 
 
 def _add(into: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Numbers are added, lists put together (of samples those of the same time are added), all else stays."""
+    """Numbers are added, lists put together (samples of the same time are added), all else stays.
+
+    Samples are of the time that all nodes have recorded.
+    """
     for name, value in other.items():
         mine = into.get(name)
         if isinstance(value, bool) or mine is None:
             into.setdefault(name, value)
         elif isinstance(value, dict) and isinstance(mine, dict):
             _add(mine, value)
+        elif name == "recorded_since":
+            into[name] = max(mine, value)
         elif isinstance(value, int | float) and isinstance(mine, int | float) and name not in _SAME:
             into[name] = mine + value
         elif isinstance(value, list) and isinstance(mine, list) and name not in _SAME:
@@ -429,7 +434,7 @@ _SAME: Final = frozenset(("exchange_types", "sample_retention_policies", "timest
 
 def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
     at = {each["timestamp"]: each["sample"] for each in theirs}
-    return [{**each, "sample": each["sample"] + at.get(each["timestamp"], 0)} for each in mine]
+    return [{**each, "sample": each["sample"] + at[each["timestamp"]]} for each in mine if each["timestamp"] in at]
 
 
 async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:

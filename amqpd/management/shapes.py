@@ -19,12 +19,16 @@ class Sample(TypedDict):
 
 
 class Details(TypedDict):
-    """rate: a second, over the last five. The others with `..._age` and `..._incr` in the query."""
+    """rate: a second, over the last five. The others with `..._age` and `..._incr` in the query.
+
+    samples: newest first; a moment at which nothing was recorded is not among them. recorded_since: ms since 1970.
+    """
 
     rate: float
     samples: NotRequired[list[Sample]]
     avg: NotRequired[float]
     avg_rate: NotRequired[float]
+    recorded_since: NotRequired[int]
 
 
 class MessageStats(TypedDict, total=False):

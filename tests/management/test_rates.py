@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.cluster.gather import _add
+from amqpd.management import rates as rates_module
 from amqpd.management.call import BadRequest
-from amqpd.management.rates import IDLE_AFTER_S, IDLE_INTERVAL_S
-from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, details
+from amqpd.management.counted import QUEUE
+from amqpd.management.rates import IDLE_AFTER_S
+from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, Spans, details
 from amqpd.management.spans import check_list, spans
 
 
@@ -39,16 +43,47 @@ def test_a_list_has_only_so_many_samples():
         check_list(query, 1000)
 
 
+def shown(moments):
+    return [(at // 1000, counts[0]) for at, counts in moments]
+
+
 class TestHistory:
-    def test_newest_first_and_the_oldest_before_all(self):
+    def test_newest_first_and_nothing_before_the_first(self):
         history = History(1000.0, 0, (10, 0))
         history.add(1005.0, (20, 0))
         history.add(1010.0, (50, 0))
-        found = details(history.moments(Span(20, 5), 1012.0, (70, 0)), 0, Span(20, 5))
+        found = details(history.moments(Span(20, 5), 1012.0, (70, 0)), 0, history.since)
         moments = [(each["timestamp"], each["sample"]) for each in found["samples"]]
-        assert moments == [(1010000, 70), (1005000, 20), (1000000, 10), (995000, 10), (990000, 10)]
-        assert found["avg_rate"] == (70 - 10) / 20
-        assert found["avg"] == sum(sample for _, sample in moments) / 5
+        assert moments == [(1010000, 70), (1005000, 20), (1000000, 10)]
+        assert found["avg_rate"] == (70 - 10) / 10
+        assert found["avg"] == sum(sample for _, sample in moments) / 3
+        assert found["recorded_since"] == 1000000
+
+    def test_the_first_request_has_no_past(self):
+        found = details(History(1003.0, 0, (10,)).moments(Span(600, 5), 1003.0, (10,)), 0, 1003.0)
+        assert found["samples"] == [{"sample": 10, "timestamp": 1000000}]
+        assert found["avg_rate"] == 0.0 and found["avg"] == 10
+
+    def test_sweeps_that_are_far_apart_make_a_line_and_no_steps(self):
+        history = History(1000.0, 0, (0,))
+        history.add(1060.0, (600,))
+        found = shown(history.moments(Span(60, 5), 1060.0, (600,)))
+        assert found == [(1060 - 5 * step, 600 - 50 * step) for step in range(13)]
+
+    def test_it_goes_on_from_the_last_sweep_to_now(self):
+        history = History(1000.0, 0, (0,))
+        assert shown(history.moments(Span(20, 5), 1021.0, (210,))) == [
+            (1020, 210), (1015, 150), (1010, 100), (1005, 50), (1000, 0),
+        ]
+
+    def test_where_nothing_was_sampled_is_a_gap(self):
+        history = History(1000.0, 0, (0,))
+        history.add(1005.0, (50,))
+        history.add(1500.0, (60,))
+        history.add(1505.0, (110,))
+        assert shown(history.moments(Span(510, 5), 1510.0, (160,))) == [
+            (1510, 160), (1505, 110), (1500, 60), (1005, 50), (1000, 0),
+        ]
 
     @pytest.mark.parametrize(
         ("steps", "span"), [(BASIC, Span(600, 5)), (BASIC, Span(3600, 60)), (GLOBAL, Span(28800, 600))]
@@ -78,11 +113,15 @@ class TestHistory:
             history.add(float(moment), (moment,) * 11)
         assert history.size_bytes() <= most * 8 * 12
 
-    def test_a_sweep_that_comes_late_leaves_the_last_one_standing(self):
-        history = History(0.0, 0, (1,))
-        history.add(60.0, (2,))
-        moments = history.moments(Span(60, 20), 60.0, (2,))
-        assert [counts[0] for _, counts in moments] == [2, 1, 1, 1]
+
+def test_of_a_cluster_only_what_all_nodes_have_recorded():
+    """A node that started later adds no step to the sum."""
+    found: dict[str, Any] = {}
+    for counts, since in (({20: 7, 15: 5, 10: 4}, 9000), ({20: 3, 15: 1}, 14000)):
+        samples = [{"sample": count, "timestamp": at} for at, count in counts.items()]
+        _add(found, {"publish_details": {"rate": 1.0, "samples": samples, "recorded_since": since}})
+    samples = [{"sample": 10, "timestamp": 20}, {"sample": 6, "timestamp": 15}]
+    assert found == {"publish_details": {"rate": 2.0, "samples": samples, "recorded_since": 14000}}
 
 
 AGES = "msg_rates_age=20&msg_rates_incr=5&lengths_age=20&lengths_incr=5&data_rates_age=20&data_rates_incr=5"
@@ -104,9 +143,10 @@ class TestAnswers:
     def test_samples_of_a_queue(self, api, busy):
         found = api.get(f"/api/queues/{busy}/q?{AGES}")
         published = found["message_stats"]["publish_details"]
-        assert len(published["samples"]) == 5
-        assert found["message_stats"]["publish"] == 3
-        assert len(found["message_stats"]["deliver_get_details"]["samples"]) == 5
+        (sample,) = published["samples"]
+        assert sample["sample"] == found["message_stats"]["publish"] == 3
+        assert 0 <= published["recorded_since"] - sample["timestamp"] < 5000, "from now on"
+        assert len(found["message_stats"]["deliver_get_details"]["samples"]) == 1
         assert found["messages_ready_details"]["samples"][0].keys() == {"sample", "timestamp"}
         assert api.get(f"/api/queues/{busy}/empty")["message_stats"]["get_empty"] == 1
         assert "samples" not in api.get(f"/api/queues/{busy}/q")["message_stats"]["publish_details"]
@@ -117,7 +157,7 @@ class TestAnswers:
         assert (stats["publish"], stats["confirm"], stats["get"], stats["get_empty"]) == (4, 4, 1, 1)
         assert (stats["drop_unroutable"], stats["return_unroutable"]) == (1, 0)
         assert (before["messages"], before["messages_ready"], before["messages_unacknowledged"]) == (3, 2, 1)
-        assert len(before["recv_oct_details"]["samples"]) == len(stats["publish_details"]["samples"]) == 5
+        assert 1 <= len(before["recv_oct_details"]["samples"]) == len(stats["publish_details"]["samples"]) <= 5
         channel.queue_delete("q")
         channel.close()
         after = api.get(f"/api/vhosts/{busy}")["message_stats"]
@@ -136,7 +176,7 @@ class TestAnswers:
             details = {name: item for name, item in found[part].items() if name.endswith("_details")}
             assert details
             for name, item in details.items():
-                assert len(item["samples"]) == 5, name
+                assert 1 <= len(item["samples"]) <= 5 and item["recorded_since"] > 0, name
 
     def test_wrong_spans_are_refused(self, api, v):
         for path in ("/api/overview", "/api/vhosts", f"/api/vhosts/{v}"):
@@ -163,18 +203,47 @@ class TestLists:
         assert (events["members"], events["online"]) == ([node], [node])
 
 
-def test_sweeps_are_rare_while_nobody_asks(rates_of):
+@pytest.mark.parametrize(("count", "interval_s"), [(1, 5.0), (50_000, 10.0), (10**6, 60.0)])
+def test_sweeps_come_also_while_no_request_does(rates_of, count, interval_s):
+    """As often as while requests come, unless there are very many objects."""
     rates, queue = rates_of
-    asyncio.run(rates.sweep())
-    now = time.monotonic()
-    assert rates.due(now)
-    later = now + IDLE_AFTER_S + 1
-    rates._swept_at = later - 5
-    assert not rates.due(later)
-    assert rates.due(later + IDLE_INTERVAL_S)
-    rates._asked_at = later - IDLE_AFTER_S
+    rates._object_count = count
+    later = time.monotonic() + IDLE_AFTER_S + 1
+    rates._swept_at = later
+    assert not rates.due(later + interval_s - 1)
+    assert rates.due(later + interval_s)
     rates.utilisation(queue)
-    assert rates.due(time.monotonic() + IDLE_AFTER_S - 1)
+    rates._asked_at = later
+    assert rates.due(later + 1), "a request has come"
+
+
+def test_what_happened_while_no_request_came_is_in_the_history(rates_of, monkeypatch):
+    """Ten minutes of 10 messages a second, and then the first request: no spikes, and no past before the start."""
+    rates, queue = rates_of
+    clock = Clock(monkeypatch)
+    for second in range(0, 600, 5):
+        clock.now = float(second)
+        queue.published_count = 10 * second
+        asyncio.run(rates.sweep())
+    clock.now, queue.published_count = 600.0, 6000
+    found = asyncio.run(rates.totals(QUEUE, Spans(Span(1200, 5), None, None)))["publish_details"]
+    samples = [each["sample"] for each in found["samples"]]
+    assert samples == list(range(6000, -1, -50))
+    assert found["recorded_since"] == 0
+
+
+class Clock:
+    """Both clocks of `rates`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(rates_module, "time", self)
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def test_consumers_of_a_stream_that_keep_up_have_capacity(rates_of):
