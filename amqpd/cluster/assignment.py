@@ -7,6 +7,9 @@ from writing to one slot is Kafka's epochs. So it is made to move little:
   so. The others move freely, and no more of them than it takes to even the nodes out.
 - A slot that somebody has is never given to another: it is left out, its node gives it up and asks for another round,
   in which nobody has it. What nobody has is given out at once.
+
+A node that does not belong to the cluster gets no slot and is told why (`refusals`): its cluster.secret is another, or
+its name is that of a node which is in the group already.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ class Member(NamedTuple):
     """What a node says of itself as it joins. held: the slots that it has or is about to take -> the epoch, 0 where it
     has none yet. busy: those of them that somebody is connected to. draining: it is to have none. address: of its inner
     port, host:port. fingerprint: of the certificate there, SHA-256 in hex. asked: for how many rounds it has asked;
-    nobody reads it.
+    nobody reads it. secret: by which nodes with the same cluster.secret know each other (`preamble.secret_mark`).
+    run: of its process, another one after each start. Nodes of a version before have neither: "".
     """
 
     node: str
@@ -30,6 +34,8 @@ class Member(NamedTuple):
     address: str = ""
     fingerprint: str = ""
     asked: int = 0
+    secret: str = ""
+    run: str = ""
 
 
 class Peer(NamedTuple):
@@ -54,7 +60,8 @@ def decode_member(data: bytes) -> Member:
         held = {int(slot): int(epoch) for slot, epoch in said["held"].items()}
         busy = frozenset(map(int, said["busy"]))
         texts = str(said["address"]), str(said["fingerprint"])
-        return Member(str(said["node"]), held, busy, bool(said["draining"]), *texts)
+        member = Member(str(said["node"]), held, busy, bool(said["draining"]), *texts)
+        return member._replace(secret=str(said.get("secret", "")), run=str(said.get("run", "")))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no member of a cluster says {data!r}") from error
 
@@ -76,8 +83,66 @@ def decode_peers(data: bytes) -> list[Peer]:
         raise ValueError(f"no leader of a cluster says {data!r}") from error
 
 
+def encode_refusal(why: str) -> bytes:
+    """Return what the leader tells a node that does not belong to the cluster, instead of the peers."""
+    return _json({"refused": why})
+
+
+def decode_refusal(data: bytes) -> str:
+    """Return why this node is refused; "" if it is not. Raises: ValueError where it is none of the two."""
+    said = json.loads(data)
+    return str(said.get("refused", "")) if isinstance(said, dict) else ""
+
+
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def refusals(slots: int, members: Mapping[str, Member], leader_run: str) -> dict[str, str]:
+    """Return the members that do not belong to the cluster, and the sentence that says why.
+
+    Of nodes with different secrets those belong to it that serve most slots, else those that are most, else those with
+    the secret of the group's leader. Of two processes with one name the one that serves slots stays.
+
+    Args:
+        leader_run: the process that assigns.
+    """
+    holders = _holders(slots, members)
+    serving = dict.fromkeys(members, 0)
+    for slot, member in holders.items():
+        serving[member] += members[member].held[slot] > 0
+    refused = _other_secrets(members, serving, leader_run)
+    names: dict[str, dict[str, str]] = {}  # node -> process -> member
+    for member, said in sorted(members.items()):
+        if member not in refused:
+            names.setdefault(said.node, {})[said.run or said.fingerprint] = member
+    for name, processes in names.items():
+        if len(processes) > 1:
+            stays = max(processes.values(), key=lambda each: (serving[each], members[each].run == leader_run))
+            for member in processes.values():
+                if member != stays:
+                    address = members[stays].address
+                    why = f"cluster.node is {name}, as that of the node at {address}: each node needs a name of its own"
+                    refused[member] = why
+    return refused
+
+
+def _other_secrets(members: Mapping[str, Member], serving: Mapping[str, int], leader_run: str) -> dict[str, str]:
+    groups: dict[str, list[str]] = {}
+    for member, said in sorted(members.items()):
+        if said.secret:
+            groups.setdefault(said.secret, []).append(member)
+    if len(groups) < 2:
+        return {}
+
+    def weight(group: list[str]) -> tuple[int, int, bool]:
+        led = any(members[each].run == leader_run for each in group)
+        return sum(serving[each] for each in group), len(group), led
+
+    right = max(groups.values(), key=weight)
+    nodes = ", ".join(sorted(f"{members[each].node} at {members[each].address}" for each in right))
+    why = f"cluster.secret is another than that of the cluster's nodes: {nodes}"
+    return {member: why for group in groups.values() if group is not right for member in group}
 
 
 def assign(

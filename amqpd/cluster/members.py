@@ -28,7 +28,18 @@ from aiokafka.errors import KafkaError, RequestTimedOutError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
+from amqpd.cluster.assignment import (
+    Member,
+    Peer,
+    assign,
+    decode_member,
+    decode_peers,
+    decode_refusal,
+    encode_member,
+    encode_peers,
+    encode_refusal,
+    refusals,
+)
 from amqpd.cluster.connection import SILENT_S
 from amqpd.cluster.outages import THE_GROUP
 
@@ -46,8 +57,8 @@ JOIN_MARGIN_MS: Final = 2000
 
 class Assignor:
     """As aiokafka's coordinator calls it. topic: whose partitions are the slots. peers: who was in the group when it
-    assigned last, by name. asked: how many rounds this member has asked for; heard: of those, what the group was told
-    as it joined last.
+    assigned last, by name. refusal: why the group's leader gives this node nothing, "" where it belongs to the cluster.
+    asked: how many rounds this member has asked for; heard: of those, what the group was told as it joined last.
     """
 
     name = NAME
@@ -66,6 +77,7 @@ class Assignor:
         self._wishes = wishes
         self._balance_busy = balance_busy
         self.peers: list[Peer] = []
+        self.refusal = ""
         self.asked = self.heard = 0
 
     def metadata(self, topics: Iterable[str]) -> Any:
@@ -77,26 +89,34 @@ class Assignor:
         return ConsumerProtocolMemberMetadata(VERSION, list(topics), encode_member(said))
 
     def assign(self, _cluster: object, members: Mapping[str, Any]) -> dict[str, Any]:
-        """This member is the group's leader. Somebody who is no node of the cluster gets nothing."""
+        """Assign the slots, as the group's leader. A member that does not belong to the cluster gets none."""
         nodes: dict[str, Member] = {}
         for member, metadata in members.items():
             try:
                 nodes[member] = decode_member(metadata.user_data or b"")
             except ValueError as error:
                 logger.error("somebody in the group is no node of this cluster: %s", error)
+        refused = refusals(self._slots, nodes, self._said().run)
+        for member, why in refused.items():
+            logger.error("the node at %s is given no slot: %s", nodes[member].address, why)
+            del nodes[member]
         given = assign(self._slots, nodes, self._wishes(), self._balance_busy)
         told = {nodes[member].node: slots for member, slots in given.items()}
         logger.info("slots are assigned: %s", ", ".join(f"{node} {len(slots)}" for node, slots in sorted(told.items())))
         peers = encode_peers(nodes.values())
-        return {
-            member: ConsumerProtocolMemberAssignment(VERSION, [(self._topic, given.get(member, []))], peers)
-            for member in members
-        }
+        found: dict[str, Any] = {}
+        for member in members:
+            about = encode_refusal(refused[member]) if member in refused else peers
+            found[member] = ConsumerProtocolMemberAssignment(VERSION, [(self._topic, given.get(member, []))], about)
+        return found
 
     def on_assignment(self, assignment: Any) -> None:
         """What the leader has told beside the slots, of which the listener hears."""
         try:
-            self.peers = decode_peers(assignment.user_data or b"[]")
+            about = assignment.user_data or b"[]"
+            self.refusal = decode_refusal(about)
+            if not self.refusal:
+                self.peers = decode_peers(about)
         except ValueError as error:
             logger.error("%s", error)
 

@@ -65,6 +65,8 @@ RENEW_S: Final = 86_400.0
 FREE_S: Final = 60.0
 """Between two times that Kafka is told what of the queues' logs nobody needs any more."""
 UPKEEP_S: Final = 5.0
+REFUSED_AGAIN_S: Final = 1.0
+"""Behind the session time-out: then the group has missed whoever is dead."""
 SERVED_S: Final = 15.0
 """How long who declares a vhost waits until it is served."""
 
@@ -149,6 +151,10 @@ class ClusterNode:
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._secret_mark = ""
+        self._admitted = asyncio.Event()
+        self._refused_since_s = 0.0  # 0: the group's leader does not refuse this node
+        self._turned_away = asyncio.Event()
 
     def attach(
         self,
@@ -163,6 +169,7 @@ class ClusterNode:
         """
         options = self.options
         self.broker = broker
+        self._fail = fail
         self.state.on_lost = fail
         broker.vhosts.elsewhere = self.view.knows
         broker.catalogue.events.node = options.node
@@ -208,7 +215,9 @@ class ClusterNode:
         """The topics are there, `meta` is read, the broker has the cluster's users. Raises: MetadataError, which says
         what is wrong with Kafka.
         """
-        logger.info("asking Kafka at %s", ", ".join(self.options.access.kafka))
+        options = self.options
+        logger.info("asking Kafka at %s", ", ".join(options.access.kafka))
+        self._secret_mark = await asyncio.to_thread(words.secret_mark, options.secret, options.cluster)
         try:
             await self.topics.prepare()
         except (TopicUnfit, KafkaLost, KafkaRefused, KafkaUnfit) as error:
@@ -222,7 +231,7 @@ class ClusterNode:
 
     async def join(self) -> None:
         """Behind the inner port's start: the node is in the group, and the cluster has its users. Raises:
-        MetadataError, nobody has written them for JOIN_S.
+        MetadataError, nobody has written them for JOIN_S; the node does not belong to the cluster.
         """
         logger.info(
             "node %s of cluster %s over Kafka at %s: a confirm means replicated (%d copies, %d in sync), not synced",
@@ -234,9 +243,12 @@ class ClusterNode:
         self._upkeep = asyncio.get_running_loop().create_task(self._look_after())
         self._members.start()
         deadline = time.monotonic() + JOIN_S
-        while not (self.broker.auth.users() and self.state.owners):
+        while not (self._admitted.is_set() and self.broker.auth.users() and self.state.owners):
+            if self._turned_away.is_set():
+                await self.leave()
+                raise MetadataError(f"this node does not belong to cluster {self.options.cluster}: {self._refusal}")
             if time.monotonic() > deadline:
-                why = self._members.problem or "no node serves slot 0"
+                why = self._members.problem or self._refusal or "no node serves slot 0"
                 raise MetadataError(f"the cluster has no users after {JOIN_S:g} s: {why}")
             await self.state.changed(0.2)
 
@@ -282,7 +294,8 @@ class ClusterNode:
         """What the group is told."""
         busy = frozenset(slot for slot, owned in self.owned.items() if owned.busy)
         name, address, fingerprint = self._announced()
-        return Member(name, self.slots.said(), busy, self.draining, address, fingerprint)
+        mark, run = self._secret_mark, self.inner.connector.run
+        return Member(name, self.slots.said(), busy, self.draining, address, fingerprint, secret=mark, run=run)
 
     def _announced(self) -> tuple[str, str, str]:
         """Name, address of the inner port, fingerprint."""
@@ -299,12 +312,34 @@ class ClusterNode:
     def _assigned(self, generation: int, slots: frozenset[int]) -> None:
         found = (self.state.slot_of(row.name) for row in self.state.table.rows(VhostRow))
         self._inhabited = {slot for slot in found if slot is not None}
-        name, address, fingerprint = self._announced()
-        for peer in self.peers:
-            if peer.node == name and peer.fingerprint != fingerprint:
-                logger.error("the node at %s has the name of this one, %s (%s)", peer.address, name, address)
         self.slots.assigned(generation, slots)
         self.view.tell()
+        if self._refusal:
+            self._refused()
+        else:
+            self._refused_since_s = 0.0
+            self._admitted.set()
+
+    @property
+    def _refusal(self) -> str:
+        return self._assignor.refusal
+
+    def _refused(self) -> None:
+        """Handle a refusal: this node has no slot, and stops when a second round refuses it as well.
+
+        A process that was killed while it joined may be in the first round still, with the name of this one.
+        """
+        now = asyncio.get_running_loop().time()
+        timeout_s = self.options.session_timeout_s
+        if not self._refused_since_s:
+            self._refused_since_s = now
+            again_s = timeout_s + REFUSED_AGAIN_S
+            logger.error("this node is given no slot: %s; it asks once more in %g s", self._refusal, again_s)
+            asyncio.get_running_loop().call_later(again_s, self._members.rejoin)
+        elif now - self._refused_since_s > timeout_s and not self._turned_away.is_set():
+            self._turned_away.set()
+            if self._admitted.is_set():  # else its start ends
+                self._fail(self._refusal)
 
     def _wanted_here(self, slot: int) -> bool:
         return slot == 0 or slot in self._inhabited

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.cluster.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers
+from amqpd.cluster.assignment import (
+    Member,
+    Peer,
+    assign,
+    decode_member,
+    decode_peers,
+    encode_member,
+    encode_peers,
+    refusals,
+)
+from amqpd.cluster.members import Assignor
+from amqpd.cluster.preamble import secret_mark
 
 SLOTS = 16
 
@@ -187,3 +198,73 @@ def test_whatever_happens_it_comes_to_rest_even_and_with_little_moved(program: l
     moves = group.moves
     group.settle()
     assert group.moves == moves, "at rest nothing moves"
+
+
+class TestWhoBelongsToTheCluster:
+    """A node with another secret, or with the name of another node, gets no slot and is told why."""
+
+    def member(self, node: str, held: int = 0, secret: str = "ours", run: str = "") -> Member:
+        slots = dict.fromkeys(range(held), 3)
+        return Member(node, slots, address=f"{node}:25672", fingerprint=f"cert-{node}", secret=secret, run=run or node)
+
+    def test_who_serves_decides_which_secret_is_the_clusters(self) -> None:
+        members = {
+            "1": self.member("a", held=2),
+            "2": self.member("b", secret="theirs"),
+            "3": self.member("c", secret="theirs"),
+        }
+        text = "cluster.secret is another than that of the cluster's nodes: a at a:25672"
+        assert refusals(SLOTS, members, "b") == {"2": text, "3": text}
+
+    def test_where_nobody_serves_most_decide_and_then_the_leader(self) -> None:
+        members = {"1": self.member("a", secret="theirs"), "2": self.member("b"), "3": self.member("c")}
+        assert list(refusals(SLOTS, members, "a")) == ["1"]
+        del members["3"]
+        assert list(refusals(SLOTS, members, "a")) == ["2"]
+        assert list(refusals(SLOTS, members, "b")) == ["1"]
+
+    def test_of_two_with_one_name_the_one_that_serves_stays(self) -> None:
+        members = {"1": self.member("a", run="late"), "2": self.member("a", held=1, run="early"), "3": self.member("b")}
+        text = "cluster.node is a, as that of the node at a:25672: each node needs a name of its own"
+        assert refusals(SLOTS, members, "late") == {"1": text}
+
+    def test_a_process_that_is_in_the_group_twice_is_one_node(self) -> None:
+        assert refusals(SLOTS, {"1": self.member("a"), "2": self.member("a")}, "a") == {}
+
+    def test_nodes_of_a_version_before_have_no_secret_to_compare(self) -> None:
+        members = {"1": self.member("a", held=2, secret=""), "2": self.member("b"), "3": self.member("c")}
+        assert refusals(SLOTS, members, "a") == {}
+        old = encode_member(Member("a", {}, address="a:1", fingerprint="f"))
+        assert decode_member(old.replace(b',"secret":"","run":""', b"")) == decode_member(old)
+
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["", "x", "y"]), st.integers(0, 3)), max_size=6))
+    def test_every_leader_keeps_somebody(self, found: list[tuple[str, str, int]]) -> None:
+        members = {
+            str(number): self.member(node, held, secret, run=str(number))
+            for number, (node, secret, held) in enumerate(found)
+        }
+        for leader in members:
+            refused = refusals(SLOTS, members, leader)
+            left = [said for key, said in members.items() if key not in refused]
+            assert left
+            assert len({each.node for each in left}) == len(left)
+            assert len({each.secret for each in left if each.secret}) <= 1
+
+    def test_the_leader_gives_slots_to_the_others_and_tells_who_is_refused(self) -> None:
+        ours = Assignor("settled", SLOTS, lambda: self.member("a", held=1), dict, False)
+        stranger = Assignor("settled", SLOTS, lambda: self.member("b", secret="theirs"), dict, False)
+        said = {name: each.metadata({"settled"}) for name, each in (("1", ours), ("2", stranger))}
+        given_ = ours.assign(None, said)
+        assert [numbers for _, numbers in given_["2"].assignment] == [[]]
+        assert [numbers for _, numbers in given_["1"].assignment] == [list(range(SLOTS))]
+        for key, each in (("1", ours), ("2", stranger)):
+            each.on_assignment(given_[key])
+        assert [peer.node for peer in ours.peers] == ["a"]
+        assert ours.refusal == ""
+        assert stranger.peers == []
+        assert stranger.refusal.startswith("cluster.secret is another")
+
+    def test_the_mark_of_a_secret(self) -> None:
+        mark = secret_mark(b"the old pond, a frog", "shop")
+        assert mark == secret_mark(b"the old pond, a frog", "shop")
+        assert len({mark, secret_mark(b"the old pond, a toad", "shop"), secret_mark(b"the old pond, a frog", "x")}) == 3

@@ -14,6 +14,8 @@ import pytest
 from amqpd_nodes import NodeFailed, Nodes
 from kafka_rig import Kafka
 
+from amqpd.testing import parse_ready_line
+
 SINGLE = {"cluster.replication_factor": 1, "cluster.required_insync": 1, "cluster.slots": 4}
 
 
@@ -123,6 +125,32 @@ def test_the_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert ended.returncode == 69
     assert "cluster_import" in ended.stderr
+
+
+@pytest.mark.external
+@pytest.mark.parametrize(
+    ("setting", "value", "why"),
+    [
+        ("cluster.secret", "quite another secret", "cluster.secret is another than that of the cluster's nodes"),
+        ("cluster.node", "amqpd-1", "cluster.node is amqpd-1, as that of the node at"),
+    ],
+)
+def test_a_node_that_does_not_belong_to_the_cluster_ends_before_it_has_a_slot(
+    node: Nodes, tmp_path: Path, setting: str, value: str, why: str
+) -> None:
+    others = {"data-dir": tmp_path / "stranger", "cluster.node": "stranger", "cluster.listen": "127.0.0.1:0"}
+    given = dict(each.removeprefix("--").split("=", 1) for each in node.arguments(node[1]))
+    del given["cluster.address"]
+    settings = {**given, **others, "amqp.port": 0, "http.port": 0, setting: value}
+    arguments = [f"--{name}={text}" for name, text in settings.items()]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "amqpd", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 69, ended.stderr
+    assert f"amqpd: this node does not belong to cluster {node.name}: {why}" in ended.stderr
+    assert "is served here" not in ended.stderr
+    assert parse_ready_line(ended.stdout) is None
+    assert node.api(1, "GET", "/api/vhosts")[0]["name"] == "/"
 
 
 def test_a_server_without_kafka_imports_nothing_of_a_cluster() -> None:
