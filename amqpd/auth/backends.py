@@ -438,7 +438,11 @@ class InternalBackend:
 
         def done(error: BaseException | None) -> None:
             if error is None:
-                context.run(apply)
+                try:
+                    context.run(apply)
+                except Exception as bug:  # what waits for it is answered with an error
+                    logger.exception("auth: a bug of the broker behind a commit")
+                    error = bug
             if committed.done():
                 return  # the caller was cancelled
             if error is None:

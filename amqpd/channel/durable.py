@@ -4,7 +4,8 @@ What is declared, bound or deleted is answered when its rows are committed (brok
 busy: its later commands keep their order, other channels go on. So it is while a name that the command asks for is on
 its way; then the command is given once more.
 
-A commit that fails closes the connection with 506: the client must not believe in what a restart would not show.
+A commit that fails closes the connection with 506: the client must not believe in what a restart would not show. A bug
+behind a commit closes it with 541.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from amqpd.broker.catalogue.declared import OnItsWay
+from amqpd.broker.catalogue.declared import CallbackFailed, OnItsWay
 from amqpd.channel.channel import Channel
-from amqpd.errors import ResourceError
+from amqpd.errors import HardError, InternalError, ResourceError
 from amqpd.protocol.commands import Command, encode
 
 NOT_MADE: Final = "metadata could not be written"
@@ -44,14 +45,18 @@ class Answer:
         elif isinstance(error, OnItsWay):
             # What it leads to has gone meanwhile: the command finds that out.
             self._channel.owner.try_again(self._channel, encode(self._command))
+        elif isinstance(error, CallbackFailed):
+            _fail(self._channel, InternalError(str(error)))
         else:
-            _fail(self._channel, f"{self._failure}: {error}")
+            _fail(self._channel, ResourceError(f"{self._failure}: {error}"))
 
     def reply(self, reply: bytes) -> None:
         """Sends it, now or when it is done; empty: nothing, no-wait. Raises: OnItsWay."""
         if not self._is_done:
             self._reply = reply
             self._channel.busy = True
+        elif isinstance(self._error, CallbackFailed):
+            raise InternalError(str(self._error))
         elif self._error is not None:
             raise self._error
         elif reply:
@@ -68,9 +73,9 @@ def _over(channel: Channel, payload: bytes, error: BaseException | None) -> None
     if error is None:
         channel.owner.try_again(channel, payload)
     else:
-        _fail(channel, f"an earlier deletion of that name is not written yet: {error}")
+        _fail(channel, ResourceError(f"an earlier deletion of that name is not written yet: {error}"))
 
 
-def _fail(channel: Channel, text: str) -> None:
+def _fail(channel: Channel, error: HardError) -> None:
     channel.busy = False
-    channel.owner.fail(ResourceError(text))
+    channel.owner.fail(error)

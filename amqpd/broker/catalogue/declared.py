@@ -17,6 +17,9 @@ the name would come back with a restart. Publishers do not wait: to them a held 
 Only this package submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and
 vhosts.py check what is asked for, submit its rows here and answer through the `done` that they were handed.
 
+An exception that a callback of a commit does not know is a bug. The log gets its traceback, and the client its answer:
+`done(CallbackFailed)`, which is 541 for a channel and 500 over HTTP. What is committed is there after a restart.
+
 Everything is called on the loop. Metadata commits keep the order of submission, and so do their callbacks.
 """
 
@@ -73,6 +76,10 @@ class OnItsWay(Exception):
         future, done = promise()
         self.wait(done)
         await future
+
+
+class CallbackFailed(Exception):
+    """A bug: the rows are committed, and what follows in memory raised an exception. The log has the traceback."""
 
 
 class Coming:
@@ -198,7 +205,15 @@ class Declared:
         except OnItsWay as again:
             done(again)
             return
-        done(None)
+        except Exception as bug:
+            log.exception("a bug of the broker: %s '%s' is committed and not made", coming.name.kind, coming.name.name)
+            done(CallbackFailed(repr(bug)))
+            return
+        try:
+            done(None)
+        except Exception as bug:
+            log.exception("a bug of the broker behind the commit of %s '%s'", coming.name.kind, coming.name.name)
+            done(CallbackFailed(repr(bug)))
 
     def commit(self, changes: Sequence[Change], held: Iterable[Name], done: Done) -> None:
         """One transaction, for who holds these names and sees to them afterwards. Raises: MetadataClosed, and frees
@@ -245,7 +260,11 @@ class Declared:
         def committed(error: BaseException | None) -> None:
             if error is None:
                 self.free(removal.names)
-                removal.gone()
+                try:
+                    removal.gone()
+                except Exception as bug:
+                    log.exception("a bug of the broker behind the removal of %s", removal.names)
+                    error = CallbackFailed(repr(bug))
             else:
                 self._failed(removal, error)
             if done is not None:
