@@ -28,7 +28,9 @@ export PAGE_BUILD_WORK ?= $(CURDIR)/$(VENV)/page
 # What a test run selects. tests/README.md has the table of what runs where.
 WHOLE := not ci_long and not on_demand
 QUICK := $(WHOLE) and not slow and not external
-PYTEST = -P -m pytest --durations=20 --durations-min=1 $(PYTEST_ARGS)
+PYTEST := -P -m pytest --durations=20 --durations-min=1 $(PYTEST_ARGS)
+TEST = TMPDIR="$$(.ci/tmpdir)" $(BIN)/python $(PYTEST)
+TEST_SOURCES = TMPDIR="$$(.ci/tmpdir)" $(PLAIN)/bin/python $(PYTEST)
 SPREAD := -n $(WORKERS) --dist loadfile
 # Interpreted, `make test` runs what speaks AMQP and reads files; `make test-all` runs every test of a compiled module.
 SMOKE := $(addprefix tests/,conformance golden channel protocol)
@@ -53,11 +55,11 @@ test: $(VENV)/.tools ## every unit, clause and promise once, compiled; a part of
 	@$(MAKE) --keep-going --output-sync=target -j2 test-compiled lint-and-interpreted
 
 test-compiled: compiled ## the part of `make test` that tests the installed wheel
-	+@$(BIN)/python $(PYTEST) $(SPREAD) -m '$(QUICK)' tests interop
+	+@$(TEST) $(SPREAD) -m '$(QUICK)' tests interop
 
 test-interpreted: $(PLAIN)/.ready ## the part of `make test` that tests the sources
 	@echo "== pytest, interpreted: $$($(PLAIN)/bin/python -P -m amqpd --version)"
-	@$(PLAIN)/bin/python $(PYTEST) -m 'not compiled_only and $(QUICK)' $(SMOKE)
+	@$(TEST_SOURCES) -m 'not compiled_only and $(QUICK)' $(SMOKE)
 
 .PHONY: lint-and-interpreted compiled
 lint-and-interpreted: lint test-interpreted
@@ -77,21 +79,21 @@ EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
 test-all: export TEST_PROFILE := thorough
 test-all: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## make test, and all that takes longer or needs a JVM, a browser, Prometheus: fifteen minutes
 	@status=0; \
-	$(BIN)/python $(PYTEST) $(SPREAD) -m '$(WHOLE)' tests interop --ignore=tests/limits || status=$$?; \
-	$(PLAIN)/bin/python $(PYTEST) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
-	$(BIN)/python $(PYTEST) -m '$(WHOLE)' tests/limits || status=$$?; exit $$status
+	$(TEST) $(SPREAD) -m '$(WHOLE)' tests interop --ignore=tests/limits || status=$$?; \
+	$(TEST_SOURCES) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
+	$(TEST) -m '$(WHOLE)' tests/limits || status=$$?; exit $$status
 
 test-docs: compiled $(EVERYTHING) ## every block of the documentation
-	@$(BIN)/python $(PYTEST) $(SPREAD) -m '$(WHOLE)' tests/docs
+	@$(TEST) $(SPREAD) -m '$(WHOLE)' tests/docs
 
 test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chromium
-	@$(BIN)/python $(PYTEST) $(SPREAD) -m '$(WHOLE)' tests/page
+	@$(TEST) $(SPREAD) -m '$(WHOLE)' tests/page
 
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
-	@$(BIN)/python $(PYTEST) $(SPREAD) -m external interop
+	@$(TEST) $(SPREAD) -m external interop
 
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
-	@.ci/install prometheus promtool; $(BIN)/python $(PYTEST) tests/prometheus
+	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
@@ -135,7 +137,7 @@ docs: $(VENV)/.extra-docs ## the documentation as a site, docs/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m interop.manual.site; echo "$(CURDIR)/docs/site/index.html"
 
 pictures: $(VENV)/.page $(VENV)/.extra-page $(VENV)/.extra-test browser ## the pictures of the documentation
-	TEST_PICTURES='$(CURDIR)/docs/pictures' $(BIN)/python $(PYTEST) tests/page/test_pictures.py
+	TEST_PICTURES='$(CURDIR)/docs/pictures' $(TEST) tests/page/test_pictures.py
 
 build: $(VENV)/.tools ## a wheel and its sources, into dist/
 	@.ci/pip wheel --no-deps --no-build-isolation --wheel-dir dist .; ls -l dist
