@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="alarms
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value", "reason"),
     [("limits.memory_high_watermark", 0.000001, "low on memory"), ("limits.disk_free_bytes", 1 << 60, "low on disk")],

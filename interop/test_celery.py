@@ -239,6 +239,7 @@ def test_events(app: Celery, worker: Worker) -> None:
     assert worker.node in seen["worker-heartbeat"]
 
 
+@pytest.mark.slow
 def test_prefetch_multiplier(
     app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -287,6 +288,7 @@ def test_early_acks_do_not_come_back(
     eventually(lambda: ready_count(broker, queue) == 0)
 
 
+@pytest.mark.slow
 def test_warm_shutdown_returns_what_it_had_prefetched(
     app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -304,6 +306,7 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     assert [r.get(timeout=60) for r in later] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_worker_comes_back_after_its_connection_was_closed(
     app: Celery, name: str, broker: Any, alone: Callable[..., Worker]
 ) -> None:

@@ -35,6 +35,7 @@ def closing(broker: Any, tmp_path: Path) -> Iterator[str]:
         yield process.url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("get", [True, False])
 def test_the_channel_is_closed_and_the_message_comes_back(closing: str, get: bool) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(closing))

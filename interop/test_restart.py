@@ -108,6 +108,7 @@ def test_a_clean_stop_tells_the_client(mortal: BrokerProcess) -> None:
     assert caught.value.reply_text == "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_aio_pika_robust_connection(mortal: BrokerProcess, how: str) -> None:
     connection = await aio_pika.connect_robust(f"{mortal.url}?reconnect_interval=0.1", timeout=30)
@@ -140,6 +141,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
     queue = kombu.Queue("mixin", durable=True)

@@ -47,6 +47,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("amqpd")
 
 
+EXTERNAL_FIXTURES = frozenset(
+    (
+        *("browser", "promtool", "needs_spark"),
+        *("kafka", "replicated_kafka", "brokers", "network", "secure", "forgetful", "obliging"),
+    )
+)
+"""Fixtures that start a program which is not Python: the marker `external` follows from them."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if EXTERNAL_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.external)
+
+
 def pytest_report_header() -> str:
     return f"{describe()} from {Path(amqpd.__file__).parent}"
 

@@ -59,6 +59,7 @@ def test_a_first_start_has_what_the_file_says_and_nothing_else(tmp_path):
         assert broker.says("passed over what is not known: new-in-5")
 
 
+@pytest.mark.slow
 def test_each_start_imports_anew(tmp_path):
     file = written(tmp_path / "d.json", DOCUMENT)
     with BrokerProcess(tmp_path / "data", settings={"definitions.local.path": str(file)}) as broker:
@@ -73,6 +74,7 @@ def test_each_start_imports_anew(tmp_path):
             connection.channel().queue_declare("orders", passive=True)
 
 
+@pytest.mark.slow
 def test_what_is_unchanged_is_passed_by_when_that_is_asked_for(tmp_path):
     file = written(tmp_path / "d.json", DOCUMENT)
     settings = {"load_definitions": str(file), "definitions.skip_if_unchanged": True}
@@ -98,6 +100,7 @@ def test_a_directorys_files_by_name(tmp_path):
         assert sorted(broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split()) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -116,6 +119,7 @@ def test_a_file_that_cannot_be_ends_the_start(tmp_path, content, said):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
     shovel = {"vhost": "/", "component": "shovel", "name": "s", "value": {}}
     file = written(tmp_path / "d.json", {**DOCUMENT, "parameters": [shovel]})
@@ -128,6 +132,7 @@ def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
         assert broker.says("left out what cannot be kept: parameters[0]: ")
 
 
+@pytest.mark.slow
 def test_a_first_start_that_came_to_nothing_leaves_nobody_locked_out(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text("{")
     assert refused(tmp_path / "data", "--load-definitions", str(tmp_path / "d.json"))[0] == 69
@@ -161,6 +166,7 @@ AS_SERVICE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_reload_imports_what_has_changed(tmp_path: Path) -> None:
     """By amqpctl and by SIGHUP; a file that cannot be imported changes nothing and is told."""
     path = written(tmp_path / "definitions.json", DOCUMENT)

@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from amqpd.settings import load
 from amqpd.testing import BrokerProcess
 
@@ -41,6 +43,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path) -> None:
     make, users, listed = blocks("sh")
     (settings,) = blocks("toml")

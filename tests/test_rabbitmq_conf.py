@@ -375,6 +375,7 @@ class TestProgram:
         assert program.main(["--check-config", "--config", "rabbitmq.conf"]) == 64
         assert "heartbeat must be a whole number" in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_a_broker_with_it(self, tmp_path: Path) -> None:
         """What the file says is so in the broker, and what changes nothing is in its log."""
         (tmp_path / "my.conf").write_text(

@@ -163,6 +163,7 @@ def test_configuration_of_the_caller_is_not_handed_down(tmp_path: Path, monkeypa
         broker.start()
 
 
+@pytest.mark.slow
 def test_a_real_broker_and_its_control_command(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         vhost = broker.add_vhost()

@@ -63,6 +63,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
+@pytest.mark.slow
 def test_it_is_an_interpreted_wheel_for_every_machine(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
 
@@ -80,6 +81,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tmp_path: Path) -> None:
     for room in LINKED:
         (tmp_path / room).mkdir()

@@ -36,6 +36,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(spec.origin).parent.parent)}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_short_run_alone(tmp_path: Path) -> None:
     names = ["S1", "S1v", "S1h", "S1c", "S3", "S3h", "S3c"]
@@ -124,6 +125,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_one_wrong_byte_is_seen(tmp_path: Path) -> None:
     program = generator.build(tmp_path)
@@ -359,6 +361,7 @@ def test_the_guard_answers(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_start_over_some_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: bool) -> None:
     """The curve of `python -m interop.bench.starts`, its first point: all queues are there."""

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
     """Connections go round the ports, CPU and memory are those of all processes that are named, confirms are timed."""

@@ -24,6 +24,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Beside]:
     return found
 
 
+@pytest.mark.slow
 def test_the_status_is_rabbitmqs(answers: list[Beside]) -> None:
     assert beside.statuses(answers) == []
 

@@ -74,6 +74,7 @@ def test_no_heartbeat(broker: Any) -> None:
         assert connection.channel().is_open
 
 
+@pytest.mark.slow
 def test_2047_channels(broker: Any) -> None:
     with pika.BlockingConnection(broker.pika(heartbeat=0)) as connection:
         channels = [connection.channel() for _ in range(2047)]

@@ -75,6 +75,7 @@ def ends_at(make_room: Callable[..., Any], at: int) -> tuple[Any, SimulatedFileS
     return room, filesystem, told, ended
 
 
+@pytest.mark.slow
 def test_the_machine_ends_at_any_call(make_room: Callable[..., Any]) -> None:
     """Each call, once for a kill and for two ways in which a power cut may leave the disk."""
     at = 0

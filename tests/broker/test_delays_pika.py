@@ -222,6 +222,7 @@ def until_delayed(broker: BrokerProcess, count: int) -> None:
 
 
 class TestOperators:
+    @pytest.mark.slow
     def test_list_and_cancel(self, channel: Any, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
         declare(channel)
         declare(channel, name="other")
@@ -304,6 +305,7 @@ class TestOperators:
         assert "amqpd_delayed_messages_released_total" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_restarts(tmp_path: Path, how: str) -> None:
     """What was confirmed comes, in its time, once; what is transient went with the broker."""
@@ -331,6 +333,7 @@ def test_restarts(tmp_path: Path, how: str) -> None:
         assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_is_made_whole_by_another_thread(tmp_path: Path) -> None:
     """A torn tail in every log, as of what was on its way to the disk: each is opened, and what it has comes."""
     with BrokerProcess(tmp_path) as broker:
@@ -354,6 +357,7 @@ def test_what_a_kill_left_is_made_whole_by_another_thread(tmp_path: Path) -> Non
         until_delayed(broker, 1)
 
 
+@pytest.mark.slow
 def test_kills_in_the_middle_of_the_release(tmp_path: Path) -> None:
     """Nothing that was confirmed is lost; what comes twice says so."""
     with BrokerProcess(tmp_path) as broker:

@@ -330,6 +330,7 @@ def test_dead_letters_alike_go_by_chance(shared: BrokerProcess) -> None:
         assert sum(counts) == 100 and min(counts) > 10
 
 
+@pytest.mark.slow
 def test_keys_stay_where_they_are_over_a_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         where: list[list[set[str]]] = []
@@ -346,6 +347,7 @@ def test_keys_stay_where_they_are_over_a_kill(tmp_path: Path) -> None:
         assert where[:2] == where[2:] and all(map(all, where))
 
 
+@pytest.mark.slow
 def test_what_was_confirmed_before_a_kill_is_known(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:
@@ -400,6 +402,7 @@ def test_definitions_bring_them_along(shared: BrokerProcess) -> None:
     assert names >= {"x-consistent-hash", "x-local-random", "x-message-deduplication", "x-recent-history"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_cache_on_disk_survives(tmp_path: Path, kill: bool) -> None:
     with BrokerProcess(tmp_path / "data") as process:

@@ -225,6 +225,7 @@ class TestOverTheWire:
 
 
 class TestAfterAKill:
+    @pytest.mark.slow
     def test_everything_is_as_it_was(self, own_broker, until_settled) -> None:
         client = Client(own_broker.url)
         for name, arguments in {
@@ -269,6 +270,7 @@ class TestAfterAKill:
         assert deaths(properties) == [(counted, "delivery_limit", 1)]
         client.connection.close()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kill_after_s", [0.05, 0.12, 0.25])
     def test_no_letter_is_lost(self, own_broker, kill_after_s) -> None:
         """Killed while dead letters are under way: each is at its source, at its target, or both, never nowhere."""
@@ -298,6 +300,7 @@ class TestAfterAKill:
         assert len(at_target) == len(set(at_target))
         client.connection.close()
 
+    @pytest.mark.slow
     def test_letters_wait_for_their_target_s_log_and_no_longer(self, own_broker, in_time) -> None:
         """What expired meanwhile is published as soon as its target is open: nobody has to try again in a while."""
         for scene in in_time(1.0):

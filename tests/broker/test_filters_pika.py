@@ -91,6 +91,7 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert "has priorities: its consumers can have no x-filter" in refused(levels, RED)
 
 
+@pytest.mark.slow
 def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
@@ -120,6 +121,7 @@ def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
             assert channel.queue_declare("q", passive=True).method.message_count == 0
 
 
+@pytest.mark.slow
 def test_the_last_of_a_long_backlog(tmp_path: Path) -> None:
     """It comes after a restart, and another queue is served beside it: for how long, tests/limits/test_held.py says."""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -130,6 +130,7 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert "inequivalent arg 'x-group-by'" in text
 
 
+@pytest.mark.slow
 def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
     """After it, what was out comes first, marked, and each customer's orders go on in order."""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -195,6 +195,7 @@ async def test_one_that_cannot_be_loaded_leaves_nothing(tmp_path, monkeypatch) -
         await until(lambda: kept(server) == before)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_queues_come_and_go_and_the_loop_has_its_turns(tmp_path) -> None:
     queues = [QueueRow("moves", f"q{number}", f"{number:032x}") for number in range(10_000)]
     async with embedded(tmp_path) as server:

@@ -221,6 +221,7 @@ def test_dead_letters_have_no_numbers(shared: BrokerProcess) -> None:
             assert not {"x-producer-id", "x-producer-epoch", "x-sequence"} & set(about.headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "stream"])
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_known_over_restarts(tmp_path: Path, kind: str, end: str) -> None:
@@ -246,6 +247,7 @@ def test_known_over_restarts(tmp_path: Path, kind: str, end: str) -> None:
             assert found == expected
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_time_leaves_each_once(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:
@@ -273,6 +275,7 @@ def test_a_kill_at_any_time_leaves_each_once(tmp_path: Path) -> None:
         assert confirmed[0] >= 450
 
 
+@pytest.mark.slow
 def test_what_went_straight_to_a_consumer_without_acks_is_known(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:

@@ -35,6 +35,7 @@ class TestWalk:
         policies.declare(room.vhost, "p", value, False, answered.append)
         return answered
 
+    @pytest.mark.slow
     def test_ten_thousand_queues_hold_nobody(self, room: Any, processor_s: Callable[..., float]) -> None:
         """Each slice has its 3 ms; the best of three, since a machine may count what others take as ours."""
         queues = self.many(room, 10_000)

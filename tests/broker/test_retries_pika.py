@@ -98,6 +98,7 @@ def by_transaction_nack(channel: Any, tag: int) -> None:
     channel.tx_commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all", "failed", "returned"])
 def test_who_waits(broker, kind) -> None:
     connection = connect(broker)
@@ -233,6 +234,7 @@ def test_arguments_are_compared(broker) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("priorities", [False, True])
 def test_kill_while_they_wait(own_broker, until_settled, in_time, kind, priorities) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from amqpd.testing import BrokerFailed, BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 COUNT = 3000
 RETAINED: dict[str, object] = {"x-retain": "1h"}
 

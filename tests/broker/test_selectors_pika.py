@@ -87,6 +87,7 @@ def test_bad_selectors_close_the_channel(channel: BlockingChannel, arguments: di
     assert closed.value.reply_text.startswith("PRECONDITION_FAILED - ") and text in closed.value.reply_text
 
 
+@pytest.mark.slow
 def test_bindings_survive_a_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:

@@ -109,6 +109,7 @@ def test_a_name_goes_on_where_it_was_and_operators_move_it(amqpd_broker: BrokerP
     assert offsets(amqpd_broker, vhost, "s") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
     """A stop writes them all; a kill takes one back by some seconds at most, and never forward."""
@@ -145,6 +146,7 @@ def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
         assert read(broker.url, "s", 7, consumer_name="other") == [(n, b"%d" % n) for n in range(13, 20)]
 
 
+@pytest.mark.slow
 def test_compressed_messages_over_a_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         connection = connect(broker.url)

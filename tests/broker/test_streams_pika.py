@@ -13,6 +13,8 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 STREAM = {"x-queue-type": "stream"}
 Place = tuple[int, bytes]

@@ -13,6 +13,8 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 COUNT = 4000
 
 

@@ -57,6 +57,7 @@ def listed(process: BrokerProcess) -> dict[str, str]:
     return {item["name"]: item["state"] for item in json.loads(found.stdout)}
 
 
+@pytest.mark.slow
 def test_it_is_kept_without_its_package_and_comes_back_with_it(tmp_path: Path, guest: Path) -> None:
     def set_up(channel: BlockingChannel) -> None:
         channel.queue_declare("q", durable=True)

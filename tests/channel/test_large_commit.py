@@ -183,6 +183,7 @@ def test_what_is_said_behind_it_waits(connection: pika.BlockingConnection) -> No
     assert found == [b"%d" % number for number in range(COUNT)] + [b"behind"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["connection.close", "socket", "channel.close"])
 def test_an_end_in_the_middle_leaves_nothing_half_done(
     connection: pika.BlockingConnection, amqpd_vhost: Vhost, end: str

@@ -77,6 +77,7 @@ def read_all(broker: BrokerProcess, vhost: str, queue: str) -> list[tuple[str, s
     return found
 
 
+@pytest.mark.slow
 def test_all_of_it_arrives(stopped: Path, target: BrokerProcess) -> None:
     done = target.ctl("cluster_import", str(stopped))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,6 +100,7 @@ def test_all_of_it_arrives(stopped: Path, target: BrokerProcess) -> None:
     assert len(target.api("GET", "/api/bindings/shop")) > 3  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_there_is_never_added_to(stopped: Path, target: BrokerProcess) -> None:
     target.add_vhost("shop")
     target.api("PUT", "/api/queues/shop/orders", {"durable": True})
@@ -108,6 +110,7 @@ def test_a_queue_that_is_there_is_never_added_to(stopped: Path, target: BrokerPr
     assert [each["name"] for each in target.api("GET", "/api/queues?columns=name")] == ["orders"]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read(tmp_path: Path, target: BrokerProcess) -> None:
     done = target.ctl("cluster_import", str(tmp_path / "nothing"))
     assert done.returncode == 65

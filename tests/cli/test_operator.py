@@ -49,6 +49,7 @@ def connect(broker: BrokerProcess, user: str = "guest", password: str = "guest")
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port, credentials=credentials))
 
 
+@pytest.mark.slow
 def test_listeners_let_nobody_in_and_then_again(real: BrokerProcess, ctl: Ctl) -> None:
     """Who is in stays, and the app counts as running: nothing else is refused."""
     inside = connect(real)
@@ -193,6 +194,7 @@ def test_definitions_of_one_broker_make_another(real: BrokerProcess, ctl: Ctl, t
     assert "shop\tp\t^q" in ctl("list_policies", "-p", "shop").out
 
 
+@pytest.mark.slow
 def test_reset_is_as_after_the_first_start(real: BrokerProcess, ctl: Ctl) -> None:
     """Also after the next start, and with what a deletion would be refused for."""
     with connect(real) as connection:

@@ -167,6 +167,7 @@ true
 """What a shell does when somebody presses the key, by hand. words: the unfinished line; tool: its first word."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SOURCED)
 def test_a_shell_sources_it_and_completes(ctl: Ctl, tmp_path: Path, shell: str) -> None:
     """Through the installed names, which have options and values of their own."""

@@ -29,6 +29,7 @@ def through(work: Coroutine[Any, Any, Any]) -> Any:
         return end.value
 
 
+@pytest.mark.slow
 @given(VALUES, st.sampled_from([None, 1]))
 def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
     text = json.dumps(value, indent=indent).encode()
@@ -39,6 +40,7 @@ def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
         documents.AT_ONCE = documents_at_once  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), VALUES))
 def test_written_and_sent(value: dict[str, Any]) -> None:
     reply = through(written(value))

@@ -136,6 +136,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreStore]:
         yield made
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
 @settings(max_examples=examples(150), deadline=None)
 def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[list[Change]]) -> None:

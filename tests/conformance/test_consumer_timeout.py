@@ -260,6 +260,7 @@ def test_nor_does_the_setting_give_it_one(closing: Broker) -> None:
         peer.fence()
 
 
+@pytest.mark.slow
 def test_many_queues_and_consumers_one_after_another(peer: Peer, broker: Broker) -> None:
     """A channel that has had hundreds of them does not keep them; those that hang among them are still found."""
     for number in range(200):

@@ -170,6 +170,7 @@ def told(peer: Peer) -> str:
     return str(peer.expect("connection.blocked", 0)["reason"])
 
 
+@pytest.mark.slow
 def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
     """At once, whoever sets it; unblocked once there is no alarm left; a restart begins without one."""
     with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as publisher:
@@ -210,6 +211,7 @@ def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
         assert broker.api("GET", "/api/health/checks/alarms") == {"status": "ok"}
 
 
+@pytest.mark.slow
 def test_what_the_next_connection_is_offered(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as before:
         before.start()
@@ -241,6 +243,7 @@ def test_what_the_next_connection_is_offered(tmp_path: Path) -> None:
                 peer.expect("channel.open-ok", None)
 
 
+@pytest.mark.slow
 def test_who_may_only_come_from_this_machine(tmp_path: Path) -> None:
     get = "{ok, V} = application:get_env(rabbit, loopback_users), V."
     with BrokerProcess(tmp_path / "data") as broker:

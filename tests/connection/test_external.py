@@ -367,6 +367,7 @@ def test_who_sends_what_is_not_offered(broker: BrokerProcess) -> None:
     assert broker.says("unknown mechanism 'EXTERNAL'")
 
 
+@pytest.mark.slow
 def test_common_names(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
     """A name is compared whole: what follows a NUL, and a second name, make it another."""
     with BrokerProcess(tmp_path, settings={**settings, "auth.ssl_cert_login_from": "common_name"}) as broker:
@@ -415,6 +416,7 @@ def basic(name: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + b64encode(f"{name}:{password}".encode()).decode()}
 
 
+@pytest.mark.slow
 def test_the_admin_api(broker: BrokerProcess, authority: Authority) -> None:
     anna = authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))
     status, whoami = https(broker, "/api/whoami", anna)

@@ -98,6 +98,7 @@ def test_returned_and_dead_lettered(house: House) -> None:
     assert fetch(opened, "dead") == BODIES[2]
 
 
+@pytest.mark.slow
 def test_in_a_transaction_and_over_a_kill(house: House) -> None:
     opened = house.channel()
     opened.queue_declare("q", durable=True)

@@ -79,6 +79,7 @@ def outcome(sock: socket.socket) -> tuple[str, bytes]:
     return END, data
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_is_reset(broker: BrokerProcess, authority: trustme.CA) -> None:
     trust = ssl.create_default_context()
     authority.configure_trust(trust)

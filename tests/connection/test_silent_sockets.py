@@ -140,6 +140,7 @@ async def open_silently(port: int, count: int) -> list[asyncio.StreamWriter]:
     return opened
 
 
+@pytest.mark.slow
 async def test_silent_sockets_take_no_descriptor_from_anybody(tmp_path: Path) -> None:
     """Twice as many as there are descriptors: publishes are confirmed, new queues get their files, amqpctl answers."""
     command = ["/bin/sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh", sys.executable, "-P", "-m", "amqpd"]

@@ -250,6 +250,7 @@ def hurried(papers: dict[str, object], tmp_path: Path) -> Iterator[BrokerProcess
         assert "Traceback" not in process.stderr, process.stderr
 
 
+@pytest.mark.slow
 async def test_half_a_handshake_is_given_up(hurried: BrokerProcess, authority: trustme.CA) -> None:
     """A silent peer, half a ClientHello, and a whole TLS handshake without a word of AMQP; meanwhile others get in."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -326,6 +327,7 @@ def test_the_handshake_in_small_pieces(broker: BrokerProcess, authority: trustme
         assert until(lambda: link.read(11))[7:] == b"\x00\x0a\x00\x0a"
 
 
+@pytest.mark.slow
 def test_a_consumer_that_does_not_read(broker: BrokerProcess, authority: trustme.CA) -> None:
     """24 MiB wait for a peer whose TLS socket is full; another works on; then it reads, and gets them all in order."""
     slow = pika_connection(broker, trusting(authority))

@@ -144,6 +144,7 @@ async def backlog(data_dir: Path, count: int, sample: int, start_max_s: float) -
     assert accepting_s <= start_max_s
 
 
+@pytest.mark.slow
 async def test_a_backlog_and_a_kill(tmp_path: Path) -> None:
     await backlog(tmp_path / "data", 50_000, 5_000, 10 * START_MAX_S)
 

@@ -31,6 +31,7 @@ DAY_S = 86400
 TTL_S = 2.0
 
 
+@pytest.mark.slow
 async def test_a_live_broker_whose_clock_is_set(tmp_path: Path) -> None:
     clock = WallClock(tmp_path)
     broker = BrokerProcess(tmp_path / "data", env=clock.env, settings={"storage.segment_size_bytes": 1 << 16})

@@ -208,6 +208,7 @@ def ctl(broker: BrokerProcess, *line: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_compacted(tmp_path: Path) -> None:
     cycles(tmp_path, 3, int(os.environ.get("TEST_CRASH_SEED", "7")))
 

@@ -12,6 +12,7 @@ import random
 import struct
 from pathlib import Path
 
+import pytest
 from quickclient import Link, Message, connect, content, publish_prefix, shortstr
 
 from amqpd.testing import BrokerProcess
@@ -62,6 +63,7 @@ async def bursts(port: int, number: int, rounds: int) -> None:
     await link.gone.wait()
 
 
+@pytest.mark.slow
 async def test_every_publish_is_confirmed(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error", "storage.segment_size_bytes": 4 << 20})
     try:
@@ -185,6 +187,7 @@ async def test_what_was_nacked_last_in_a_turn_is_not_acked_by_the_next(tmp_path:
         await asyncio.to_thread(broker.kill)
 
 
+@pytest.mark.slow
 async def test_whatever_becomes_of_it_a_publish_is_answered_once(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error", "storage.segment_size_bytes": 4 << 20})
     try:

@@ -53,6 +53,7 @@ def torn(length: int, step: int) -> None:
     print(f"\n{counted} torn tails, 0 lost before them")
 
 
+@pytest.mark.slow
 def test_torn_at_every_byte_of_4_kib() -> None:
     torn(4096, 4)
 
@@ -113,6 +114,7 @@ def flip(seed: int, count: int) -> None:
     print(f"{tally['log'][1]} of {tally['log'][0]} flips in logs cost the batch that was hit, none more")
 
 
+@pytest.mark.slow
 def test_a_thousand_flipped_bits() -> None:
     flip(1, 1000)
 

@@ -160,6 +160,7 @@ def test_a_queue(house: House) -> None:
     assert not [path for path in house.disk.entries if queue.id in path]
 
 
+@pytest.mark.slow
 def test_a_vhost(house: House) -> None:
     """With two queues; `kept` and `other` are elsewhere."""
     house.queue("kept", OTHER)

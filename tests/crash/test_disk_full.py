@@ -181,6 +181,7 @@ async def cycles(tmp_path: Path, count: int, unblocked_s: float = 10 * UNBLOCKED
     )
 
 
+@pytest.mark.slow
 async def test_full_twice(tmp_path: Path) -> None:
     await cycles(tmp_path, 2)
 

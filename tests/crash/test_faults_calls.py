@@ -370,6 +370,7 @@ async def everything(port: int, queues: list[str]) -> dict[str, set[int]]:
     return there
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_twenty_calls_fail(tmp_path: Path) -> None:
     await failing_calls(tmp_path, 20, seed=1)
@@ -389,6 +390,7 @@ def amqpctl(broker: BrokerProcess, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+@pytest.mark.slow
 async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:
     """The queue is shown as down and takes nothing more; the others go on, and what was safe is still served."""
     reason = await asyncio.to_thread(Injector.why_not)

@@ -73,6 +73,7 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
     print(f"\n{torn} power cuts, seed {seed}: {ledger.totals()}")
 
 
+@pytest.mark.slow
 async def test_two_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 2, seed=1)
 

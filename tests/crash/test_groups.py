@@ -63,6 +63,7 @@ async def run(data: Path, seed: int, cycles: int) -> Lives:
     return story
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [int(os.environ.get("TEST_CRASH_SEED", "1"))])
 def test_each_group_in_order_over_kills(tmp_path: Path, seed: int) -> None:
     cycles = int(os.environ.get("TEST_CRASH_CYCLES", "3"))

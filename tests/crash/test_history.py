@@ -164,6 +164,7 @@ async def cuts(directory: Path, count: int, seed: int) -> None:
         await asyncio.to_thread(disk.unmount)
 
 
+@pytest.mark.slow
 async def test_two_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 2, seed=5)
 

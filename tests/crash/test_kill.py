@@ -77,6 +77,7 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> Ledger:
     return ledger
 
 
+@pytest.mark.slow
 async def test_kill_under_load(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 5, seed=1)
 

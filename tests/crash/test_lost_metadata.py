@@ -41,6 +41,7 @@ def lose_tail(data_dir: Path, how: str) -> None:
         path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["one wrong bit", "missing"])
 def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> None:
     """Queues with their messages and arguments, and a vhost; nothing that was deleted, and not for ever after."""

@@ -17,6 +17,8 @@ from amqpd.cli import backup as backups
 from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 SMALL = {"storage.segment_size_bytes": 8192, "storage.upkeep_interval_s": 0.05}
 

@@ -148,6 +148,7 @@ def _made(root: Path) -> Image:
     return Image(root, program, path, Path(variables.pop("AMQPD_DATA_DIR")), {**variables, "PYTHONPATH": libraries})
 
 
+@pytest.mark.slow
 def test_what_its_steps_made_is_a_broker_as_rabbitmqs_image(image: Image) -> None:
     """It starts with the image's variables, answers its health check, lets guest in, and has metrics."""
     told = [image.program, "--print-settings", "--formatter", "json"]
@@ -167,6 +168,7 @@ def test_what_its_steps_made_is_a_broker_as_rabbitmqs_image(image: Image) -> Non
             assert b"rabbitmq_identity_info{" in answer.read()
 
 
+@pytest.mark.slow
 def test_it_runs_as_the_user_it_names(image: Image, tmp_path: Path) -> None:
     """As uid 999, with no capability and nothing writable but the volume: as the compose file and the manifests say."""
     drop = ["setpriv", "--reuid=999", "--regid=999", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]

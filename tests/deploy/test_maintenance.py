@@ -95,6 +95,7 @@ def connect(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
 
 
+@pytest.mark.slow
 def test_drained_and_revived(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         assert probe(broker, "/health/live") == probe(broker, "/health/ready") == (200, {"status": "ok"})

@@ -17,6 +17,7 @@ def test_each_block_has_a_language_and_known_marks(name: str) -> None:
     assert pages.faults(pages.read(name)) == []
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("name", PLAYED)
 def test_what_the_page_shows_is_done(name: str, tmp_path: Path, not_run: list[str]) -> None:
     page = pages.read(name)

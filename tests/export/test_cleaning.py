@@ -81,6 +81,7 @@ def test_what_is_planned_and_read_at_any_moment(watched: Watched) -> None:
     assert watched.lake.names(".log.swap") == []
 
 
+@pytest.mark.slow
 def test_what_is_planned_at_any_moment_can_be_read_later(watched: Watched) -> None:
     """Until the old files have really gone, which is a minute later, a plan gives what it gave when it was made;
     after that what the cleaning has left of it."""

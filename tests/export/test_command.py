@@ -17,6 +17,8 @@ from amqpd.storage.export import java
 from amqpd.storage.export.job import ExportOptions, Job, without_password
 from amqpd.storage.export.publisher import Publisher, Target
 
+pytestmark = pytest.mark.external
+
 
 def call(*arguments):
     out, err = io.StringIO(), io.StringIO()
@@ -104,6 +106,7 @@ def orders(amqpd_broker, amqpd_vhost):
     return publish
 
 
+@pytest.mark.slow
 def test_a_vhost_over_http_that_is_followed(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")

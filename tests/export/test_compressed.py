@@ -34,6 +34,7 @@ def rows_of(lake: Any, read_size: int) -> None:
         assert row["raw_properties"] == record.properties
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("headers", [OURS, SWAPPED, []], ids=["ours", "swapped", "none"])
 @pytest.mark.parametrize("read_size", [700, 1 << 20])

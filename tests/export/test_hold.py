@@ -194,6 +194,7 @@ def eventually(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path):
     declare(broker, {"x-export": "nightly"})
     publish(broker, 3000)
@@ -217,6 +218,7 @@ def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path)
     assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "nightly", "offset": 3010}]
 
 
+@pytest.mark.slow
 def test_amqpctl_sets_and_clears(broker):
     declare(broker, None)
     assert broker.ctl("set_export", "orders", "lake", "--max-bytes", "5000").returncode == 0

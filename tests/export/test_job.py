@@ -24,6 +24,8 @@ from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.export.targets import TargetError, file_label
 from amqpd.storage.filesystem import FileSystem
 
+pytestmark = pytest.mark.external
+
 
 def options(lake, tmp_path, **given):
     given = {"to": str(tmp_path / "lake"), "checkpoint": str(tmp_path / "check"), **given}

@@ -25,6 +25,8 @@ from amqpd.protocol import properties as p
 from amqpd.storage.export.publisher import Publisher, Target
 from amqpd.testing import BrokerProcess
 
+pytestmark = pytest.mark.external
+
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VICTIMS = ("all", "driver", "jvm", "worker")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.external
+
 pytest.importorskip("pyspark")
 
 MANUAL = Path(__file__).parents[2] / "docs" / "export.md"

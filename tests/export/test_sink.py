@@ -16,6 +16,8 @@ from amqpd.protocol import properties as p
 from amqpd.storage.export import sink
 from amqpd.storage.export.options import BadOption
 
+pytestmark = pytest.mark.external
+
 
 @pytest.fixture
 def channel(amqpd_vhost):

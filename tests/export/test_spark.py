@@ -12,6 +12,8 @@ import pytest
 from amqpd.storage.keep.policy import RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
 
+pytestmark = pytest.mark.external
+
 
 def load(spark: Any, lake: Any, **options: str) -> Any:
     return spark.read.format("amqp").options(path=lake.data_dir, queue="tasks", **options).load()

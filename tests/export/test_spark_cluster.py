@@ -24,6 +24,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.external
+
 COUNT = 60_000
 DRIVER = """
 import sys

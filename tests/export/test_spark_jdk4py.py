@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.external
+
 PROGRAM = """
 import sys
 from amqpd.storage.export.session import spark_session

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.external
+
 PROGRAM = """
 import sys
 from amqpd.storage.export import borders

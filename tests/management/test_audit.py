@@ -264,6 +264,7 @@ def test_the_spark_source_reads_it(broker: BrokerProcess, api: Any) -> None:
     assert [json.loads(row["value"])["event"] for row in rows][:1] == ["user.authentication.success"]
 
 
+@pytest.mark.slow
 def test_it_survives_a_kill_and_its_vhost(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker, None)
@@ -286,6 +287,7 @@ def test_it_survives_a_kill_and_its_vhost(tmp_path: Path, make_api: Any) -> None
         assert api.get("/api/health/checks/audit-log") == {"status": "ok"}
 
 
+@pytest.mark.slow
 def test_a_change_over_http_is_answered_when_its_record_is_on_disk(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker)
@@ -296,6 +298,7 @@ def test_a_change_over_http_is_answered_when_its_record_is_on_disk(tmp_path: Pat
         assert [each["event"] for each in records(api, where="name = 'orders'")] == ["queue.created", "queue.deleted"]
 
 
+@pytest.mark.slow
 def test_off_it_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         make_api(broker).done("PUT", "/api/vhosts/a", {})
@@ -305,6 +308,7 @@ def test_off_it_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
         assert [each["name"] for each in records(make_api(broker, None), where="event = 'vhost.created'")] == ["a"]
 
 
+@pytest.mark.slow
 def test_from_the_end_back_to_the_start(broker: BrokerProcess, api: Any) -> None:
     for number in range(30):
         api.done("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})

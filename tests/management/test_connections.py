@@ -241,6 +241,7 @@ class TestBroker:
 
 
 class TestStopAndStart:
+    @pytest.mark.slow
     def test_the_application(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             operator = type(api)(broker, None)
@@ -265,6 +266,7 @@ class TestStopAndStart:
             assert connection.channel().basic_get("kept", auto_ack=True)[2] == b"x"
             connection.close()
 
+    @pytest.mark.slow
     def test_start_app_with_the_port_taken(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             fresh = type(api)(broker)

@@ -167,6 +167,7 @@ def test_one_fault_and_nothing_is_made(api, document, path):
     assert api.get("/api/policies/%2F") == api.get("/api/operator-policies/%2F") == []
 
 
+@pytest.mark.slow
 def test_policies_and_parameters_there_and_back(tmp_path, api):
     document = {
         "policies": [POLICY, {**POLICY, "name": "q", "pattern": "^(?!amq\\.).*", "priority": 3, "apply-to": "all"}],

@@ -40,6 +40,7 @@ def agrees(kind, item, there):
     return there | item == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rabbitmq-3.10.8", "rabbitmq-3.13", "rabbitmq-4.1"])
 def test_comes_in_and_goes_out(tmp_path, api, name):
     given = sample(name)

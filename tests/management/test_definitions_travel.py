@@ -132,6 +132,7 @@ def test_hashes_of_argon2id_stand_where_rabbitmq_does_not_look(api):
         api.done("DELETE", f"/api/users/{name}")
 
 
+@pytest.mark.slow
 def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
     users = {SHA256: "sha256", SHA512: "sha512", MD5: "md5"}
     document = {
@@ -182,6 +183,7 @@ def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
         assert hashes(first)["md5"][0] == SHA512
 
 
+@pytest.mark.slow
 def test_what_is_transient_or_auto_delete_is_exported_what_is_exclusive_is_not(api, amqpd_broker, v):
     with pika.BlockingConnection(pika.URLParameters(f"{amqpd_broker.url}{v}")) as connection:
         channel = connection.channel()

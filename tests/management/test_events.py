@@ -337,6 +337,7 @@ def test_alarms(heard: Heard, telling: BrokerProcess) -> None:
     assert heard.one("alarm.cleared")["source"] == "memory"
 
 
+@pytest.mark.slow
 def test_durable_bindings_hear_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
     data = tmp_path_factory.mktemp("durable")
     settings = {"event_exchange_vhost": "/"}
@@ -367,6 +368,7 @@ def test_there_is_none_by_default(amqpd_broker: BrokerProcess) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_vhost_takes_its_permissions_along(heard: Heard, telling: BrokerProcess) -> None:
     """Each of them is told, and nothing is logged as a bug of ours."""
     telling.api("PUT", "/api/vhosts/leaving", {})

@@ -192,6 +192,7 @@ async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, o
         assert await speaks_with(other, "https")
 
 
+@pytest.mark.slow
 def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
     """What SIGHUP takes over, on a terminal too; files that do not fit change nothing and are named."""
     names = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}

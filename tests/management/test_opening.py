@@ -28,6 +28,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
 def test_the_first_request_after_a_torn_write(
     tmp_path: Path, api: Any, method: str, path: str, body: Any, status: int

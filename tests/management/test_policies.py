@@ -349,6 +349,7 @@ def test_a_policy_takes_no_other_consumer_timeout(api, v):
 
 
 class TestAfterAKill:
+    @pytest.mark.slow
     def test_what_was_answered_holds(self, tmp_path, api):
         """kill -9 right behind the answer, again and again: what was set is set, what was cleared is cleared."""
         with BrokerProcess(tmp_path / "data") as broker:
@@ -383,6 +384,7 @@ class TestAfterAKill:
             assert api.get("/api/queues/%2F/q")["messages"] == 5
 
 
+@pytest.mark.slow
 def test_a_row_that_another_program_wrote_keeps_nobody_from_starting(tmp_path, api):
     with BrokerProcess(tmp_path / "data") as broker:
         api = type(api)(broker)

@@ -59,6 +59,7 @@ class TestQueues:
         wanted = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "messages_unmatched": 2}
         assert {name: found[name] for name in wanted} == wanted
 
+    @pytest.mark.slow
     def test_counts_after_a_restart_without_anybody_using_the_queue(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             connection = pika.BlockingConnection(pika.URLParameters(broker.url))

@@ -264,6 +264,7 @@ class TestVhosts:
         counts = (found["messages"], found["messages_ready"], found["messages_unacknowledged"])
         assert counts == (2, 1, 1)
 
+    @pytest.mark.slow
     def test_they_survive_a_restart(self, tmp_path, amqpd_broker, api):
         with type(amqpd_broker)(tmp_path / "data") as broker:
             fresh = type(api)(broker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pika
+import pytest
 
 from amqpd.testing import BrokerFailed, BrokerProcess
 
@@ -85,6 +86,7 @@ class TestDefinitions:
         assert api.get(f"/api/vhosts/{v}")["tracing"] is True
 
 
+@pytest.mark.slow
 def test_a_kill_keeps_it_and_a_cluster_has_a_name(tmp_path: Path) -> None:
     def announced() -> str:
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))

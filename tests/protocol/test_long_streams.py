@@ -82,6 +82,7 @@ class Large(CommandSink):
         self.taken.append((channel, header, parts, body_size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1 << 30, 65536, 1009])
 def test_a_large_body_stays_in_the_parts_it_came_in(chunk: int) -> None:
     """Frames of every size, some on another channel between them; small ones are joined, the others are not touched."""
@@ -136,6 +137,7 @@ def habits(seed: int) -> bytes:
     return stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
     """What the assembler expects of a stream, and gives up again, changes nothing of what it hands over."""

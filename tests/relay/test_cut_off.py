@@ -54,6 +54,7 @@ def connected(rig: Rig, vhost: str, *others: str) -> pika.BlockingConnection:
     return pika.BlockingConnection([pika.URLParameters(rig.url(name, vhost)) for name in ("a", *others)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vhost", ["here", "v"])
 def test_a_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> None:
     assert refused(cut_off, vhost)
@@ -107,6 +108,7 @@ def test_kombu_and_celery_take_the_next(cut_off: Rig) -> None:
         assert len(connections(cut_off, "b")) == 1
 
 
+@pytest.mark.slow
 def test_aio_pika_tries_again(nodes: Rig) -> None:
     """It knows one node: it is back when that node is."""
 

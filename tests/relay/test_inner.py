@@ -201,6 +201,7 @@ class TestWhoIsNone:
                 pytest.fail("it listened to the end")
         assert time.monotonic() - begun >= words.WAIT_S - 0.5
 
+    @pytest.mark.slow
     def test_ten_thousand_silent_sockets_disturb_nobody(self, rig: Rig) -> None:
         """They come from another address than the nodes; 512 wait at once, each for 5 s."""
         node = rig.node("b")
@@ -285,6 +286,7 @@ class TestChangesForSlot0:
         assert b'"error"' in run(go)
 
 
+@pytest.mark.slow
 async def test_a_link_that_fails_when_its_clients_have_gone_is_told_nowhere_as_a_bug() -> None:
     """They gave up while it was being made; the loop hears of no error, and the next client is told why."""
     loop = asyncio.get_running_loop()

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from relay_rig import Rig
 
+pytestmark = pytest.mark.slow
+
 PAGE = {"Amqpd-Page": "1", "Host": "broker.example"}
 PLACE = "/api/amqpd/session"
 

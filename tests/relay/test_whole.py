@@ -49,6 +49,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", ["a", "b", "c"])
 def test_a_list_has_all(nodes: Rig, node: str) -> None:
     found = ask(nodes, node, "GET", "/api/queues")
@@ -177,6 +178,7 @@ def test_amqpctl_by_the_unix_socket(nodes: Rig) -> None:
     assert purged.returncode == 0, purged.stderr
 
 
+@pytest.mark.slow
 def test_a_node_that_answers_with_an_error_counts_as_away(tmp_path: Path) -> None:
     """Its part is lacking, which must not look as if it were empty."""
     with Rig(tmp_path, ("a", "b"), troubled="b") as rig:
@@ -192,6 +194,7 @@ def test_a_node_that_answers_with_an_error_counts_as_away(tmp_path: Path) -> Non
         assert ask(rig, "a", "GET", "/api/definitions").status == 503
 
 
+@pytest.mark.slow
 def test_a_node_away(tmp_path: Path) -> None:
     """The others' part is there, and it says whose is not."""
     with Rig(tmp_path, ("a", "b")) as rig:
@@ -215,6 +218,7 @@ def test_a_node_away(tmp_path: Path) -> None:
         assert ask(rig, "a", "GET", "/api/definitions").status == 503
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -233,6 +237,7 @@ def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(
     assert found.status in (200, 201, 204), found.body
 
 
+@pytest.mark.slow
 def test_who_is_asked_has_heard_of_what_the_asking_node_knows(rig: Rig) -> None:
     """A node that is behind in reading what is the cluster's waits until it is not: a user may have been made a moment
     ago.

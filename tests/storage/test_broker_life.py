@@ -46,6 +46,7 @@ def logs(data_dir: Path) -> list[str]:
     return sorted(path.name for path in data_dir.glob("vhosts/*/queues/*/*.log"))
 
 
+@pytest.mark.slow
 def test_upkeep_runs_in_the_background(tmp_path: Path) -> None:
     """A drained queue gives its room back, an old segment is rolled; nobody asks for either."""
     settings = {"storage.upkeep_interval_s": 0.2, "storage.segment_age_s": 2}
@@ -81,6 +82,7 @@ def damaged(data_dir: Path) -> BrokerProcess:
     return broker
 
 
+@pytest.mark.slow
 def test_lost_offsets_are_shown(tmp_path: Path) -> None:
     with damaged(tmp_path / "data") as broker:
         listed = broker.ctl("-q", "list_queues", "name", "messages", "degraded", "lost_offsets", "--no-table-headers")
@@ -100,6 +102,7 @@ def test_lost_offsets_are_shown(tmp_path: Path) -> None:
         assert again == {"degraded": True, "lost_offsets": [[4, 4]]}, "known at the next start, too"
 
 
+@pytest.mark.slow
 def test_strict_recovery_refuses_to_start(tmp_path: Path) -> None:
     broker = damaged(tmp_path / "data")
     before = {path: path.read_bytes() for path in broker.data_dir.glob("vhosts/*/queues/*/*.log")}
@@ -167,6 +170,7 @@ def test_logs_of_a_running_broker_are_looked_into(tmp_path: Path) -> None:
 NONE_LEFT = 3
 
 
+@pytest.mark.slow
 def test_a_queue_whose_log_cannot_be_opened_is_back_when_it_can(tmp_path: Path) -> None:
     """No descriptor left when a queue is first used: 506 for that client, nothing in the queue is taken for gone, and
     the next one finds it as it was.

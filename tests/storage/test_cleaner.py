@@ -332,6 +332,7 @@ def test_compaction_and_retention_together(make_house: Callable[..., Any]) -> No
     assert twin.house.store.cursor.read(0, 1).records[0].offset == oldest.offset
 
 
+@pytest.mark.slow
 def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
     """Power cuts during a cleaning: whatever call it ends at, each key's last record is there, once, in order."""
     house = make_house(segment_size_bytes=1500)

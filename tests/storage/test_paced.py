@@ -332,6 +332,7 @@ def test_the_high_watermark_of_many_queues(make_house: Callable[..., Any]) -> No
     assert told() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
     """A queue at work for a while, killed and recovered again and again; small segments, so that they roll and go."""

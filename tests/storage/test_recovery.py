@@ -42,6 +42,7 @@ def test_a_kill_loses_nothing_that_was_written(house: Any) -> None:
     assert not store.degraded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["cut", "zeros", "ones", "old"])
 def test_torn_tail_at_every_byte(house: Any, tail: str) -> None:
     """Whatever stands where the log was torn: all whole batches are there, no more, and appending goes on."""

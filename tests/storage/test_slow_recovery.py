@@ -118,6 +118,7 @@ def test_in_slices_as_in_one_go(
     storage.close(clean=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns_before", [0, 1, 7, 25])
 def test_who_cannot_wait(
     written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns_before: int

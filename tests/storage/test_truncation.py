@@ -288,6 +288,7 @@ def test_the_high_watermark_is_lowered_before_anything_goes(house: Any, monkeypa
     assert (again.next_offset, again.lost) == (10, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_crash_at_any_call_leaves_the_log_whole_or_cut(make_house: Any, seed: int) -> None:
     """Every state that a power cut or a kill may leave on the way: what is before the cut is there, nothing is lost,
