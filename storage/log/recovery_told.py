@@ -117,6 +117,13 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
     count: i64 = 0
     for segment in log.segments:
         end = segment.end
+        scanned = segment in state.scanned
+        segment.transient_gone.sort()  # what a scan has found, which is settled already
+        transient = SettledSet(segment.base)
+        for kind, a, b, _ in state.entries[segment.base]:
+            if kind == settled.TRANSIENT:
+                transient.add(max(a, segment.base), min(b, end - 1))
+        told = SettledSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
             count += 1
             if count % PIECE_COUNT == 0:
@@ -129,15 +136,24 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
                     segment.settled_body_bytes += c
                     if kind == settled.TRANSIENT:
                         segment.transient_gone.append((a, b, c))
+                    elif transient.contains(a):
+                        segment.settled_transient_bytes += c
+                elif scanned and kind == settled.SETTLED and c > 0 and told.add(a, min(b, end - 1)):
+                    segment.settle_gone(a, c)
                 if kind == settled.LOST and (a, b) not in state.lost:
                     state.lost.append((a, b))
                     segment.lost.append((a, b))
             elif kind == settled.BITS:
                 segment.settled.add_bits(a, b, c, end - 1)
-            elif kind == settled.TIMES and segment not in state.scanned:
+            elif kind == settled.TIMES and not scanned:
                 segment.first_timestamp_ms, segment.max_timestamp_ms = a, max(b, segment.max_timestamp_ms)
             elif kind == settled.BYTES:
                 segment.settled_body_bytes += a
+                if not scanned:
+                    segment.settled_transient_bytes += b
+                elif b > 0:  # the scan has counted them again, and nothing says of which range they are
+                    segment.settled_body_bytes -= b
+                    segment.settled_size = -1
             elif kind == settled.RETURNED:
                 state.returned[a] = settled.tally(b, c)
             elif kind == settled.DELIVERED:

@@ -44,6 +44,8 @@ class Segment:
         self.body_bytes = 0
         self.settled = SettledSet(base)
         self.settled_body_bytes = 0
+        # Of those: bytes of transient messages that a scan would count again. (Not those of `transient_gone`.)
+        self.settled_transient_bytes = 0
         self.settled_size = 0  # bytes in the .settled file; 0: there is none yet
         self.entries: BytesWriter | None = None  # for the .settled file, at the end of the turn
         self.settled_begun = False  # the .settled file was written to in this life
@@ -109,7 +111,8 @@ class Segment:
                 low, high = self.settled.words(start)
                 if low or high:
                     parts.append(encode_entry(settled.BITS, start, low, high))
-        parts.append(encode_entry(settled.BYTES, max(0, body_bytes), 0, 0))
+        body_bytes = max(0, body_bytes)
+        parts.append(encode_entry(settled.BYTES, body_bytes, min(self.settled_transient_bytes, body_bytes), 0))
         parts += [encode_entry(settled.LOST, first, last, 0) for first, last in self.lost]
         if delivered_mark >= 0:
             parts.append(encode_entry(settled.DELIVERED, delivered_mark, 0, 0))
@@ -331,8 +334,22 @@ class Segment:
             low, high, left = ranges[index]
             both = min(high, last) - max(low, first) + 1
             if both > 0:
-                ranges[index] = (low, high, max(0, left - body_bytes * both // (last - first + 1)))
+                share = min(left, body_bytes * both // (last - first + 1))
+                ranges[index] = (low, high, left - share)
+                self.settled_transient_bytes += share
             index += 1
+
+    def settle_gone(self, offset: int, body_bytes: int) -> None:
+        """What a scan has found as transient was settled in an earlier life, with these bytes of bodies, and `.settled`
+        says so. Of the range that `offset` is in the rest is told as transient.
+        """
+        parts = self.transient_gone
+        index = bisect_right(parts, offset, key=_first_of) - 1
+        if index >= 0 and offset <= parts[index][1]:
+            first, last, size = parts[index]
+            share = min(size, body_bytes)
+            parts[index] = (first, last, size - share)
+            self.settled_transient_bytes += share
 
     def open_files(self) -> list[OpenFile]:
         """The descriptors that are open just now."""

@@ -13,7 +13,8 @@ b, c i64.
          6 boot        a, b: the machine's boot id while the entries that follow were written
          7 lost        offsets a..b could not be read any more
          8 transient   offsets a..b do not count after a restart; c bytes of their bodies
-         9 bytes       a bytes of bodies belong to the settled offsets told as bits
+         9 bytes       a bytes of bodies belong to the settled offsets told as bits, or as ranges without bytes; b of
+                       them to transient messages, which a scan of the segment finds once more
         10 times       the first batch of the segment was appended at a ms, the latest at b ms; with each totals
 
 Facts are only ever added, so the order of entries matters for the last `totals`, `delivered` and `returned` alone, and

@@ -21,7 +21,6 @@ from amqpd.storage.commit.turn_log import TurnLog
 from amqpd.storage.log.log import Log
 from amqpd.storage.settle.settled import tally
 
-_NO_LIMIT: Final[i64] = 1 << 60
 _NONE: Final[set[int]] = set()
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
 _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
@@ -92,7 +91,8 @@ class Settlements:
         self._run_first = first
         self._run_next = last + 1
         segment = self._log.segment_of(first)
-        self._run_limit = segment.kind_end(first) if segment is not None else _NO_LIMIT
+        # A message that is in no file yet has a run of its own: which kind its neighbours are of is known later.
+        self._run_limit = segment.kind_end(first) if segment is not None else last + 1
         self._run_bytes = body_size_bytes
 
     def flush_runs(self) -> None:

@@ -465,3 +465,59 @@ def test_a_want_of_descriptors_passes(make_house: Callable[..., Any]) -> None:
         if not refused:
             return
     raise AssertionError("appends never went through")
+
+
+@pytest.mark.parametrize("lives", ["kill", "clean", "kill clean", "clean kill", "kill clean kill clean"])
+def test_bytes_of_transient_messages_count_once(house: Any, lives: str) -> None:
+    """Acked one by one out of their batch, before a kill and before a clean stop: what is left has the bytes it has."""
+    house.begin()
+    house.append(b"p" * 1000)
+    house.append(*[b"t" * 10] * 6, persistent=False)
+    house.append(b"q" * 100)
+    house.store.settle(6, 10)  # in no file yet, and so is what stands beside it, of the other kind
+    house.store.settle(7, 100)
+    house.turn()
+    house.store.settle(2, 10)
+    house.turn()
+    for number, life in enumerate(lives.split(), 2):
+        house.append(b"")
+        house.turn()
+        if life == "clean":
+            house.storage.close(clean=True)
+        house.again()
+        assert (house.store.record_count, house.store.size_bytes) == (number, 1000)
+
+
+@pytest.mark.parametrize("rewrite_from", [1 << 20, 200])
+def test_bytes_after_any_lives(
+    make_house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, rewrite_from: int
+) -> None:
+    """Both kinds in one log, settled in any order, over kills and clean stops, and `.settled` files written anew."""
+    monkeypatch.setattr("amqpd.storage.log.segment.REWRITE_FROM", rewrite_from)
+    for seed in range(40):
+        chance = random.Random(seed)
+        house = make_house(segment_size_bytes=chance.choice((1 << 26, 3000, 1500)))
+        store = house.begin()
+        live: dict[int, int] = {}
+        kept: set[int] = set()
+        for _ in range(chance.randint(1, 4)):
+            for _ in range(chance.randint(1, 6)):
+                for _ in range(chance.randint(1, 12)):
+                    body = b"x" * chance.randint(0, 50)
+                    persistent = chance.random() < 0.5
+                    (offset,) = house.append(body, persistent=persistent)
+                    live[offset] = len(body)
+                    if persistent:
+                        kept.add(offset)
+                for part in (0.3, 0.6):
+                    if chance.random() < 0.7:
+                        house.turn()
+                    for offset in [each for each in live if chance.random() < part]:
+                        store.settle(offset, live.pop(offset))
+                assert (store.record_count, store.size_bytes) == (len(live), sum(live.values())), seed
+            house.turn()
+            if chance.random() < 0.5:
+                house.storage.close(clean=True)
+            store = house.again()
+            live = {offset: size for offset, size in live.items() if offset in kept}
+            assert (store.record_count, store.size_bytes) == (len(live), sum(live.values())), seed
