@@ -66,19 +66,17 @@ def test_the_compose_file() -> None:
         assert set(environment["AMQPD_CLUSTER__KAFKA"].split(",")) == {f"{each}:9092" for each in kafka}
         assert set(service["depends_on"]) == set(kafka)
         assert service["hostname"] == name  # which others are told
-        assert all(secret in compose["secrets"] for secret in service["secrets"])
         context = (DEPLOY / service["build"]["context"]).resolve()
         assert (context, (context / service["build"]["dockerfile"]).is_file()) == (ROOT, True)
     assert {each["volumes"][0].split(":")[0] for each in services.values()} == set(compose["volumes"])
     published = [port for each in nodes.values() for port in each["ports"]]
     assert len({port.rsplit(":", 1)[0] for port in published}) == len(published)
-    assert all((DEPLOY / secret["file"]).is_file() for secret in compose["secrets"].values())
 
 
 def test_a_node_of_the_compose_file_can_be_started() -> None:
     environment = yaml.safe_load(COMPOSE)["services"]["amqpd-1"]["environment"]
     ours = {name: value for name, value in environment.items() if name.startswith("AMQPD_")}
-    ours["AMQPD_CLUSTER__SECRET_FILE"] = str(DEPLOY / "cluster_secret.txt")
+    ours["AMQPD_CLUSTER__SECRET"] = SECRET
     options = options_of(load([], ours).settings.cluster)
     assert (options.cluster, len(options.access.kafka)) == ("shop", 3)
 

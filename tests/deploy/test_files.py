@@ -230,15 +230,28 @@ def _clean() -> dict[str, str]:
 
 def test_the_compose_file() -> None:
     compose = yaml.safe_load(COMPOSE)
-    assert set(compose) == {"services", "volumes", "secrets"}
+    assert set(compose) == {"services", "volumes"}
     (service,) = compose["services"].values()
-    assert set(service["environment"]) <= OUR_VARIABLES | {f"{name}_FILE" for name in WITH_FILE}
+    assert set(service["environment"]) <= OUR_VARIABLES
     assert {volume.split(":")[0] for volume in service["volumes"]} == set(compose["volumes"])
-    assert set(service["secrets"]) == set(compose["secrets"])
-    assert all((DEPLOY / secret["file"]).is_file() for secret in compose["secrets"].values())
     context = (DEPLOY / service["build"]["context"]).resolve()
     assert (context, (context / service["build"]["dockerfile"]).is_file()) == (ROOT, True)
     assert dict(steps()[-1])["VOLUME"] == service["volumes"][0].split(":")[1]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "cluster/compose.yaml"])
+def test_a_compose_file_has_no_password_and_is_open_to_its_machine_only(name: str) -> None:
+    compose = yaml.safe_load((DEPLOY / name).read_text("utf-8"))
+    nodes = [service for service in compose["services"].values() if service["image"] == "amqpd"]
+    for service in nodes:
+        given = {each: value for each, value in service["environment"].items() if re.search("PASS|SECRET", each)}
+        assert given and all(re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value) for value in given.values()), given
+        assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in service["ports"])
+        filled = service["environment"] | dict.fromkeys(given, "a password made just now, long enough")
+        settings = load([], filled).settings
+        assert (settings.default.user, settings.default.password) == ("app", "a password made just now, long enough")
+    kept = subprocess.run(["git", "ls-files", "."], cwd=DEPLOY, capture_output=True, text=True, check=False).stdout
+    assert [each for each in kept.split() if each.endswith((".txt", ".env"))] == []
 
 
 def test_the_compose_file_by_docker() -> None:
@@ -247,8 +260,9 @@ def test_the_compose_file_by_docker() -> None:
     if not shutil.which("docker") or subprocess.run([*docker, "version"], check=False, capture_output=True).returncode:
         pytest.skip("docker compose is not installed")
     command = [*docker, "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+    for environment, code in ((os.environ | {"DEFAULT_PASSWORD": "made just now"}, 0), (os.environ, 1)):
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (run.returncode > 0, "DEFAULT_PASSWORD" in run.stderr) == (code > 0, code > 0), run.stderr
 
 
 # -- systemd -----------------------------------------------------------------------------------------------------------
@@ -274,6 +288,7 @@ def test_the_unit_says_what_the_program_does() -> None:
         "notify", "/bin/kill -HUP $MAINPID", "64",
     )  # fmt: skip
     assert said["Environment"].split("=")[0] in OUR_VARIABLES
+    assert "Documentation" not in said  # the wheel installs none
 
 
 def test_the_unit_by_systemd(tmp_path: Path) -> None:
