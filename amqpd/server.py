@@ -26,6 +26,7 @@ from amqpd import __version__, descriptors, logs, signals, tls
 from amqpd._build import is_compiled, warning
 from amqpd.auth.user_rows import bootstrap
 from amqpd.broker.broker import Broker
+from amqpd.broker.catalogue.parameters import cluster_id_row
 from amqpd.broker.catalogue.restore import reconcile
 from amqpd.connection.front_end import AmqpFrontEnd
 from amqpd.management.definitions_report import DefinitionsError
@@ -131,13 +132,16 @@ class Server:
             self.storage.recover_all()
 
     def _first_rows(self) -> list[Row]:
-        """rabbit: definitions that are to be imported say who the first users are, and there is no other."""
+        """RabbitMQ: if definitions are imported, the first users are theirs alone."""
         first = self.settings.default
         if self._definitions is not None:
-            return []
+            return [cluster_id_row()]
         permissions = first.configure, first.write, first.read
         hashing = self.settings.auth.password_hashing
-        return bootstrap(first.user, first.password, first.vhost, first.tags, permissions, hashing)
+        return [
+            cluster_id_row(),
+            *bootstrap(first.user, first.password, first.vhost, first.tags, permissions, hashing),
+        ]
 
     async def import_definitions(self) -> None:
         """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""

@@ -48,8 +48,10 @@ class Answer(NamedTuple):
     @property
     def reason(self) -> str:
         """The broker's own words about a refusal."""
-        if isinstance(self.data, dict) and (self.data.get("reason") or self.data.get("error")):
-            return str(self.data.get("reason") or self.data["error"])
+        if isinstance(self.data, dict):
+            for name in ("detail", "reason", "error"):
+                if self.data.get(name):
+                    return str(self.data[name])
         return f"the broker answered HTTP {self.status}"
 
     def failure(self) -> Failure:

@@ -86,6 +86,19 @@ def check_hash(stored: str, algorithm: str) -> None:
         raise InvalidHash(f"hashing algorithm {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
 
 
+def algorithm_of(stored: str) -> str:
+    """Return which of RabbitMQ's algorithms made a hash that comes without its algorithm.
+
+    RabbitMQ takes every such hash for SHA-256, and a hash of another length then opens nothing. rabbitmqadmin sends
+    SHA-512 so: salt and digest have 68 bytes.
+    """
+    try:
+        size_bytes = len(base64.b64decode(stored, validate=True))
+    except ValueError:
+        return RABBIT_SHA256  # `check_hash` refuses it
+    return RABBIT_SHA512 if size_bytes == _RABBIT_SALT_BYTES + hashlib.sha512().digest_size else RABBIT_SHA256
+
+
 def verify(password: bytes, stored: str, algorithm: str) -> bool:
     """Whether `password` belongs to the hash. False also for an empty hash, an empty password, and a hash
     that `check_hash` would refuse (that is logged).

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from amqpd.management.call import Reply
+from amqpd.management.call import Reply, to_json
 from amqpd.management.listing import Body
 from amqpd.management.slices import Slices
 
@@ -98,7 +98,7 @@ async def encoded(value: object) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        return json.dumps(value).encode()
+        return to_json(value).encode()
     return b"".join(await _chunks(value))
 
 
@@ -111,14 +111,14 @@ async def _chunks(found: Mapping[str, Any]) -> list[bytes]:
     slices, body = Slices(), Body()
     before = "{"
     for name, value in found.items():
-        body.add(f"{before}{json.dumps(name)}:")
+        body.add(f"{before}{to_json(name)}:")
         before = ","
         if not isinstance(value, list):
-            body.add(json.dumps(value))
+            body.add(to_json(value))
             continue
         body.add("[")
         for index, item in enumerate(value):
-            body.add(f"{',' if index else ''}{json.dumps(item)}")
+            body.add(f"{',' if index else ''}{to_json(item)}")
             if slices.due:
                 await slices.rest()
         body.add("]")

@@ -32,7 +32,7 @@ from amqpd.cluster import spread
 from amqpd.cluster.documents import encoded, parsed, written
 from amqpd.cluster.inner_http import PART_SILENT_S, InnerHttp, Silent
 from amqpd.cluster.view import Node
-from amqpd.management.call import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply
+from amqpd.management.call import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply, to_json
 from amqpd.management.listing import Body, page_head, page_of
 from amqpd.management.slices import Slices, release
 from amqpd.management.whole import MISSING, PART, POSITION, SESSION_DIGEST, SESSION_PATH, Asked, Whole
@@ -242,7 +242,7 @@ class Gather(Whole):
             elif answer.status not in (401, 404):  # the user, or what is asked for, is not known there: no part of it
                 missing.append(_troubled(node, answer))
         if route.path == "api/nodes" and missing:
-            gone = [b"\t" + json.dumps({"name": name, "type": "disc", "running": False}).encode() for name in missing]
+            gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
             parts["~"] = _Part(len(gone), len(gone), gone)
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
@@ -312,7 +312,7 @@ class Gather(Whole):
             elif answer.status >= 500:
                 missing.append(_troubled(node, answer))
         headers = {MISSING: ",".join(missing)} if missing else {}
-        body = None if total is None else json.dumps(total).encode()
+        body = None if total is None else to_json(total).encode()
         return Reply(found.status, body, headers={**found.headers, **headers})
 
     async def _make_vhost(self, route: Route, call: Call) -> Reply:
@@ -442,7 +442,7 @@ async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
     chunks = list(chunks)
     if chunks and chunks[0].startswith(b"["):
         items = json.loads(b"".join(chunks))
-        return _Part(len(items), len(items), [b"\t" + json.dumps(item).encode() for item in items])
+        return _Part(len(items), len(items), [b"\t" + to_json(item).encode() for item in items])
     lines: list[bytes] = []
     rest = b""
     for chunk in chunks:
@@ -465,7 +465,7 @@ async def _merged(
     total, filtered = sum(part.total for part in parts), sum(part.filtered for part in parts)
     lines: Iterator[bytes]
     if call.query.get("sort", ""):
-        reverse = call.query.get("sort_reverse") == "true"
+        reverse = call.query_shows("sort_reverse")
         lines = heapq.merge(*(part.lines for part in parts), key=_key, reverse=reverse)
     else:
         lines = (line for part in parts for line in part.lines)
@@ -477,7 +477,7 @@ async def _merged(
             raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
         first, last = (page - 1) * size, page * size
         body.add(page_head(filtered, max(0, min(last, filtered) - first), page, pages, size, total))
-        body.add((f',"missing_nodes":{json.dumps(missing)}' if missing else "") + ',"items":')
+        body.add((f',"missing_nodes":{to_json(missing)}' if missing else "") + ',"items":')
     body.add("[")
     comma = ""
     for index, line in enumerate(lines):

@@ -7,13 +7,12 @@ refusal; the same document may be sent again.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
-from amqpd.management.call import BadRequest, Call
+from amqpd.management.call import BadRequest, Call, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +86,7 @@ def add_difference(into: Document, other: Document, node: str) -> None:
 
 def encoded(document: Document) -> bytes:
     """For another node."""
-    return json.dumps(document).encode()
+    return to_json(document).encode()
 
 
 def with_body(call: Call, document: Document) -> Call:

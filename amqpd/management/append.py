@@ -102,4 +102,6 @@ def _bytes(item: dict[str, Any], name: str) -> bytes:
         raise BadRequest(f"{name} must be base64") from None
 
 
-ROUTES: Final = (Route("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True),)
+ROUTES: Final = (
+    Route("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
+)

@@ -81,8 +81,11 @@ class Forbidden(ApiError):
 
 
 class NotThere(ApiError):
+    """text: the reason in the body of every 404; the reason of this one is its `detail`."""
+
     status = 404
     error = "Object Not Found"
+    text: Final = "Not Found"
 
 
 class MethodNotAllowed(ApiError):
@@ -147,13 +150,16 @@ class Reply(NamedTuple):
     file: str | None = None
 
 
+to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+"""Encode a value as JSON of the admin API. RabbitMQ: no blank after a comma or a colon; clients compare such text."""
+
 CREATED: Final = Reply(201)
 NO_CONTENT: Final = Reply(204)
 
 
 def reply(data: object, status: int = 200) -> Reply:
     """A small answer, encoded at once. Lists that grow with the broker go through `listing`."""
-    return Reply(status, json.dumps(data).encode())
+    return Reply(status, to_json(data).encode())
 
 
 class Call:
@@ -232,8 +238,15 @@ class Call:
         return truth(name, self.fields().get(name, default))
 
     def query_flag(self, name: str) -> bool:
-        """A boolean of the query, `if-empty=true`; absent is False. Raises: BadRequest."""
-        return truth(name, self.query.get(name, False))
+        """A boolean of the query that changes what the request does, `if-empty=true` in any case; absent is False.
+
+        Raises: BadRequest for any other word.
+        """
+        return truth(name, self.query.get(name, "false").lower())
+
+    def query_shows(self, name: str) -> bool:
+        """A boolean of the query that shapes the answer only. RabbitMQ: any word but `true` is false."""
+        return is_true(self.query, name)
 
     def query_all(self, name: str) -> list[str]:
         """All that the query says under this name, in order: `family=a&family=b`."""
@@ -341,6 +354,11 @@ def truth(name: str, value: object) -> bool:
     if value in ("true", "false"):
         return value == "true"
     raise BadRequest(f"{name} must be true or false")
+
+
+def is_true(query: Mapping[str, str], name: str) -> bool:
+    """Return whether the query says `true` for this name, in any case: Python's HTTP libraries send `True`."""
+    return query.get(name, "").lower() == "true"
 
 
 def number(name: str, value: object, least: int, most: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd import __version__
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256
-from amqpd.broker.catalogue.parameters import CLUSTER_NAME, parameters
+from amqpd.broker.catalogue.parameters import parameters
 from amqpd.broker.queues.queue import Queue
 from amqpd.management.bindings import binding_item
 from amqpd.management.call import Call, Reply, Role
@@ -41,7 +41,6 @@ def definitions_of(broker: Broker) -> dict[str, Any]:
     """The document; its long lists are iterators, as `document` takes them."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
-    shown = {CLUSTER_NAME: broker.cluster_name, **dict(broker.global_parameters.all())}
     found: dict[str, Any] = {
         "rabbit_version": broker.settings.product[1],
         "rabbitmq_version": broker.settings.product[1],
@@ -61,7 +60,7 @@ def definitions_of(broker: Broker) -> dict[str, Any]:
         "permissions": [permission_item(row) for row in auth.permissions()],
         "topic_permissions": [topic_item(row) for row in auth.topic_permissions()],
         "parameters": [parameter_item(each) for each in parameters(vhosts)],
-        "global_parameters": [global_item(named) for named in sorted(shown.items())],
+        "global_parameters": [global_item(named) for named in broker.global_parameters.all()],
         "policies": [policy_item(policy) for vhost in vhosts for policy in vhost.policies.all()],
     }
     for name, items in (("queues", _queues), ("exchanges", _exchanges), ("bindings", _bindings)):

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from amqpd.management.call import ApiError, BadRequest, to_json
+
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S: Final = 75.0
@@ -20,6 +22,14 @@ LINGER_S: Final = 2.0
 CONNECTIONS_PER_PEER_MAX: Final = 256
 # A crowd that is turned away is worth a line now and then, not one each.
 TELL_EVERY_S: Final = 60.0
+HEADERS: Final = {
+    "Server": "amqpd",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers of every answer."""
 
 
 class Handler(web.RequestHandler):
@@ -36,8 +46,14 @@ class Handler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        """Answer without aiohttp's page, which shows what the client sent, and aiohttp's name in a header."""
         try:
-            return super().handle_error(request, status, exc, message)
+            super().handle_error(request, status, exc, message)
+            found = BadRequest("the request is not HTTP") if status < 500 else ApiError("the server's log says more")
+            body = to_json({"error": found.error, "reason": found.reason}).encode()
+            answer = web.Response(status=status, body=body, headers={**HEADERS, "Content-Type": "application/json"})
+            answer.force_close()
+            return answer
         finally:
             if exc is not None:
                 exc.__traceback__ = None

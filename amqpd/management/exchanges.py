@@ -256,5 +256,5 @@ ROUTES: Final = (
     Route("GET", _ONE, Role.MANAGEMENT, get_exchange),
     Route("PUT", _ONE, Role.MANAGEMENT, put_exchange),
     Route("DELETE", _ONE, Role.MANAGEMENT, delete_exchange),
-    Route("POST", _ONE + "/publish", Role.MANAGEMENT, publish, quiet=True),
+    Route("POST", _ONE + "/publish", Role.MANAGEMENT, publish, quiet=True, messages=True),
 )

@@ -13,7 +13,6 @@ aiohttp serves on the broker's loop; long answers are made in slices (`listing`)
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -52,8 +51,9 @@ from amqpd.management.call import (
     Reply,
     Role,
     Unavailable,
+    to_json,
 )
-from amqpd.management.door import Door, peer_address
+from amqpd.management.door import HEADERS, Door, peer_address
 from amqpd.management.file_range import FileRange
 from amqpd.management.metrics.routes import OPEN_ROUTES
 from amqpd.management.page_sessions import PAGE_HEADER, check_header
@@ -82,13 +82,6 @@ REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 NEEDS_APP: Final = "Amqpd-Needs-App"
 PATH_SHOWN_MAX: Final = 500
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
-HEADERS: Final = {
-    "Server": "amqpd",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-}
 OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
 
 
@@ -184,7 +177,7 @@ class AdminServer:
         user = self._sessions.kept(digest, self._broker.auth)
         if request.method == "DELETE":
             self._sessions.end(digest)
-        return Reply(200, json.dumps({"user": user or ""}).encode())
+        return Reply(200, to_json({"user": user or ""}).encode())
 
     def inner_connection(self) -> web.RequestHandler:
         """What serves a connection that another node has opened and proven."""
@@ -284,10 +277,12 @@ class AdminServer:
             level = logging.DEBUG if route.quiet else logging.INFO
             shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
             log.log(level, "%s did %s", who, shown, extra=about)
-            origin = ORIGIN.get()
-            if not route.quiet and isinstance(origin, Request) and origin.told_count == 0:
+            origin, events = ORIGIN.get(), self._broker.catalogue.events
+            if route.messages and events.recorder is not None:
+                self._broker.audit.message_request(ACTOR.get(), shown.partition("?")[0])
+            elif not route.quiet and isinstance(origin, Request) and origin.told_count == 0:
                 # No event has told what it did.
-                self._broker.catalogue.events.record(REQUEST, {"name": shown})
+                events.record(REQUEST, {"name": shown})
 
     async def _recorded(self) -> None:
         """Returns when the audit log has what this request did on disk, or cannot have it."""
@@ -452,8 +447,11 @@ def _translate(error: Exception) -> ApiError | None:
 
 
 def _error_reply(error: ApiError) -> Reply:
-    body = json.dumps({"error": error.error, "reason": error.reason}).encode()
-    return Reply(error.status, body, headers=error.headers)
+    """RabbitMQ: the body of a 404 is always the same text, and clients compare it. Ours says more in `detail`."""
+    told = {"error": error.error, "reason": error.reason}
+    if isinstance(error, NotThere) and error.reason != NotThere.text:
+        told = {"error": error.error, "reason": NotThere.text, "detail": error.reason}
+    return Reply(error.status, to_json(told).encode(), headers=error.headers)
 
 
 def _headers(reply: Reply) -> dict[str, str]:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.call import BadRequest, Call, Reply
+from amqpd.management.call import BadRequest, Call, Reply, is_true, to_json
 from amqpd.management.slices import Slices
 from amqpd.management.spans import check_list
 
@@ -72,7 +72,7 @@ class Body:
         comma = ""
         for item in items:
             if item is not None:
-                self.add(comma + json.dumps(item))
+                self.add(comma + to_json(item))
                 comma = ","
             if slices.due:
                 await slices.rest()
@@ -121,7 +121,7 @@ async def listing(
     keep = columns(query.get("columns", ""))
     name = query.get("name", "")
     if name and "page" in query:
-        matches = _matcher(name, query.get("use_regex") == "true")
+        matches = _matcher(name, is_true(query, "use_regex"))
         found: list[T] = []
         for one in objects:
             names = name_of(one)
@@ -195,8 +195,8 @@ async def _part(
     body.add(f'{{"total":{total},"filtered":{filtered}}}\n')
     for each in objects[:wanted]:
         item = render(each)
-        key = json.dumps(_sort_key(_dig(item, path))) if path else ""
-        body.add(f"{key}\t{json.dumps(_cut(item, keep) if keep else item)}\n")
+        key = to_json(_sort_key(_dig(item, path))) if path else ""
+        body.add(f"{key}\t{to_json(_cut(item, keep) if keep else item)}\n")
         if slices.due:
             await slices.rest()
     return Reply(200, body.finished(), LINES)
@@ -204,7 +204,7 @@ async def _part(
 
 def one(call: Call, item: Item) -> Reply:
     """The reply for a single thing, cut to `columns`."""
-    return Reply(200, json.dumps(cut(item, call.query.get("columns", ""))).encode())
+    return Reply(200, to_json(cut(item, call.query.get("columns", ""))).encode())
 
 
 def cut(item: Item, names: str) -> Item:
@@ -221,14 +221,14 @@ async def document(item: Item) -> Reply:
     body = Body()
     before = "{"
     for name, value in item.items():
-        body.add(f"{before}{json.dumps(name)}:")
+        body.add(f"{before}{to_json(name)}:")
         before = ","
         if isinstance(value, list | Iterator):
             body.add("[")
             await body.add_items(value, slices)
             body.add("]")
         else:
-            body.add(json.dumps(value))
+            body.add(to_json(value))
     body.add("}")
     return Reply(200, body.finished())
 
@@ -243,7 +243,7 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
 
     What was rendered for its key is not kept, for the collector's sake; what is shown is rendered again.
     """
-    reverse = query.get("sort_reverse") == "true"
+    reverse = is_true(query, "sort_reverse")
     runs: list[list[tuple[tuple[int, Any], int]]] = []
     for start in range(0, len(objects), _RUN):
         run: list[tuple[tuple[int, Any], int]] = []

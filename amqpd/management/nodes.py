@@ -25,6 +25,7 @@ from amqpd.management.overview import churn, contexts, exchange_types, this_node
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
 from amqpd.management.spans import spans
+from amqpd.settings.rabbitmq_plugins import PART_OF_IT
 
 _STATUS: Final = Path("/proc/self/status")
 THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
@@ -64,7 +65,7 @@ def node_item(call: Call, memory: dict[str, Any] | None) -> dict[str, Any]:
         "db_dir": str(broker.settings.data_dir),
         "config_files": [],
         "log_files": ["<stderr>"],
-        "enabled_plugins": [],
+        "enabled_plugins": sorted(PART_OF_IT),
         "applications": [
             {"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__},
             # rabbit: clients look here for the version whose API this is
@@ -140,7 +141,7 @@ async def _queued_bytes(call: Call) -> int:
 
 
 async def _asked_memory(call: Call) -> dict[str, Any] | None:
-    return await _memory(call) if call.query_flag("memory") else None
+    return await _memory(call) if call.query_shows("memory") else None
 
 
 async def get_memory(call: Call) -> Reply:

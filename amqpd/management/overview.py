@@ -16,7 +16,7 @@ from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply,
 from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
 from amqpd.management.counts import unacked_apart
-from amqpd.management.listing import cut
+from amqpd.management.listing import cut, one
 from amqpd.management.router import Route
 from amqpd.management.samples import POLICIES, Spans
 from amqpd.management.slices import Slices
@@ -32,12 +32,12 @@ def listeners(call: Call) -> list[dict[str, Any]]:
     return [
         {
             "node": call.node,
-            "protocol": PROTOCOLS.get(one.protocol, one.protocol),
-            "ip_address": one.host,
-            "port": one.port,
+            "protocol": PROTOCOLS.get(listener.protocol, listener.protocol),
+            "ip_address": listener.host,
+            "port": listener.port,
         }
-        for one in call.server.listeners
-        if one.port
+        for listener in call.server.listeners
+        if listener.port
     ]
 
 
@@ -49,9 +49,9 @@ def _secure(protocol: str) -> dict[str, str]:
 def contexts(call: Call) -> list[dict[str, Any]]:
     """Where HTTP is served."""
     return [
-        {"description": "Management API", "path": "/", "ip": one.host, "port": one.port, **_secure(one.protocol)}
-        for one in call.server.listeners
-        if one.protocol in ("http", "https")
+        {"description": "Management API", "path": "/", "ip": each.host, "port": each.port, **_secure(each.protocol)}
+        for each in call.server.listeners
+        if each.protocol in ("http", "https")
     ]
 
 
@@ -101,8 +101,7 @@ class Totals:
 
 
 async def overview(call: Call) -> Reply:
-    """Totals, rates and listeners of the broker; `fields` cuts it to these, as `columns` does elsewhere."""
-    """The whole broker: totals, rates, listeners, versions."""
+    """Totals, rates, listeners and versions of the broker; `fields` cuts it as `columns` does."""
     broker = call.broker
     counts = await Totals().count(call, call.vhosts())
     item: dict[str, Any] = {
@@ -144,8 +143,7 @@ async def overview(call: Call) -> Reply:
         item["churn_rates"] = churn(call)
         item["listeners"] = listeners(call)
         item["contexts"] = [{"node": call.node, **each} for each in contexts(call)]
-    # rabbit: it passes over `columns` here, and clients that send it get all.
-    return reply(cut(item, call.query.get("fields", "")))
+    return one(call, cut(item, call.query.get("fields", "")))
 
 
 async def _published(call: Call, within: Spans) -> dict[str, Any]:
@@ -176,8 +174,8 @@ def this_node(call: Call) -> None:
 
 
 async def extensions(call: Call) -> Reply:
-    """Extensions of the page. rabbit: scripts that plugins add to its page; there are none."""
-    return reply([])
+    """Extensions of the page. RabbitMQ: scripts of its page, the first of which its own plugin always names."""
+    return reply([{"javascript": "dispatcher.js"}])
 
 
 async def auth_attempts(call: Call) -> Reply:

@@ -57,7 +57,7 @@ _LINKS: Final = """<ul>
 <li><a href="/api/channels">channels</a></li>
 <li><a href="/metrics">metrics</a> (Prometheus)</li>
 <li><a href="/api/index.html">all paths</a></li>
-<li><a href="/cli/">rabbitmqadmin</a></li>
+<li><a href="/cli/">rabbitmqadmin</a>: where to get it</li>
 </ul>
 </body></html>
 """
@@ -167,7 +167,7 @@ async def get_asset(files: PageFiles, call: Call) -> Reply:
     name = call.params["file"]
     asset = files.find(name) if name != INDEX else None
     if asset is None:
-        raise NotThere("Not Found")
+        raise NotThere(NotThere.text)
     return _sent(call, asset, FOR_EVER)
 
 

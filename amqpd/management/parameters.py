@@ -1,4 +1,6 @@
-"""Runtime parameters: /parameters of components, per vhost; /global-parameters."""
+"""Runtime parameters: /parameters of components, per vhost; /global-parameters. In RabbitMQ parameters also make
+federation links and shovels; their lists are empty here.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,7 @@ async def get_parameter(call: Call) -> Reply:
 
 
 async def put_parameter(call: Call) -> Reply:
-    """Sets the parameter; 201 for a new one, 204 for another value; 400 for a component that is not there, or what it
-    does not
-    take."""
+    """Sets the parameter; 201 for a new one, 204 for another value; 400 for an unknown component, or a wrong value."""
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
@@ -69,7 +69,7 @@ async def delete_parameter(call: Call) -> Reply:
 def _found(call: Call) -> Parameter:
     found = parameters.find(call.vhost(), call.params["component"], call.params["name"])
     if found is None:
-        raise NotThere("Not Found")
+        raise NotThere(NotThere.text)
     return found
 
 
@@ -111,7 +111,24 @@ async def delete_global_parameter(call: Call) -> Reply:
 
 def _global(call: Call, name: str) -> None:
     if not call.broker.global_parameters.has(name):
-        raise NotThere("Not Found")
+        raise NotThere(NotThere.text)
+
+
+async def get_federation_links(call: Call) -> Reply:
+    """Federation links, of which there are none."""
+    return await _none(call)
+
+
+async def get_shovels(call: Call) -> Reply:
+    """Shovels, of which there are none."""
+    return await _none(call)
+
+
+async def _none(call: Call) -> Reply:
+    """The empty list, or page. Raises: as `Call.vhost`."""
+    call.vhosts()
+    nothing: list[dict[str, Any]] = []
+    return await listing(call, nothing, dict, lambda item: str(item["name"]))
 
 
 _ONE: Final = "api/parameters/{component}/{vhost}/{name}"
@@ -128,4 +145,8 @@ ROUTES: Final = (
     Route("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
     Route("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
     Route("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
+    Route("GET", "api/federation-links", Role.MONITORING, get_federation_links),
+    Route("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
+    Route("GET", "api/shovels", Role.MONITORING, get_shovels),
+    Route("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
 )

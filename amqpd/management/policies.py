@@ -67,7 +67,7 @@ async def delete_policy(operator: bool, call: Call) -> Reply:
 def _found(operator: bool, call: Call) -> Policy:
     policy = call.vhost().policies.get(call.params["name"], operator)
     if policy is None:
-        raise NotThere("Not Found")
+        raise NotThere(NotThere.text)
     return policy
 
 

@@ -200,7 +200,7 @@ def retained_item(queue: Queue) -> dict[str, Any]:
 async def get_queues(call: Call) -> Reply:
     """Queues, of all virtual hosts or of one."""
     slices = Slices()
-    bare, totals = call.query_flag("disable_stats"), call.query_flag("enable_queue_totals")
+    bare, totals = call.query_shows("disable_stats"), call.query_shows("enable_queue_totals")
     queues: list[Queue] = []
     for vhost in call.vhosts():
         queues += await by_name(list(vhost.queues.values()), _name, slices)
@@ -460,5 +460,5 @@ ROUTES: Final = (
     Route("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
     Route("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
     Route("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
-    Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True),
+    Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
 )

@@ -1,21 +1,19 @@
 """The reference of this API, made from its routes: a page for people at /api/index.html, a description for programs at
-/api/openapi.json (OpenAPI 3.0). And RabbitMQ's command-line client, which people fetch from the broker they use.
+/api/openapi.json (OpenAPI 3.0). And where to get RabbitMQ's command-line client, which RabbitMQ itself gives out.
 
 A route's line is the first sentence of its handler's docstring, else the handler's name.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import cache, partial
 from html import escape
-from importlib.resources import files
 from typing import Any, Final
 
 from amqpd import __version__
-from amqpd.management.call import Call, Reply, Role
+from amqpd.management.call import Call, Reply, Role, to_json
 from amqpd.management.router import Route
 from amqpd.management.schemas import LIST_QUERY, Schemas
 from amqpd.management.shapes import ANSWERS
@@ -30,10 +28,15 @@ ABOUT: Final = (
 )
 _SHELL: Final = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
 _CLI: Final = """<h1>rabbitmqadmin</h1>
-<p><a href="/cli/rabbitmqadmin">rabbitmqadmin</a> is RabbitMQ's client for this API, version 3.10.8, as it comes with
-RabbitMQ (Mozilla Public License 2.0). Save it, make it executable and put it into the search path; it needs Python and
-nothing else. <code>rabbitmqadmin --help</code> says what it does.</p>
-<p><code>amqpctl</code>, which is installed with amqpd, does more, and is documented with it.</p>
+<p>rabbitmqadmin is RabbitMQ's client for this API. It works with amqpd, but it is not part of amqpd and cannot be
+downloaded here.</p>
+<ul>
+<li><code>cargo install rabbitmqadmin</code> installs version 2. RabbitMQ also offers it
+<a href="https://www.rabbitmq.com/docs/management-cli">ready to run</a>.</li>
+<li>Version 1 is a Python program. It comes with RabbitMQ before 4.3, for example with Debian's package
+<code>rabbitmq-server</code>.</li>
+</ul>
+<p><code>amqpctl</code>, which is installed with amqpd, does more.</p>
 </body></html>
 """
 
@@ -113,19 +116,9 @@ def page(routes: tuple[Route, ...]) -> str:
     )
 
 
-@cache
-def rabbitmqadmin() -> bytes:
-    return (files("amqpd.management") / "rabbitmqadmin" / "rabbitmqadmin").read_bytes()
-
-
 async def get_cli(_call: Call) -> Reply:
-    """Where rabbitmqadmin is."""
+    """Where to get rabbitmqadmin, RabbitMQ's command-line client of this API."""
     return Reply(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
-
-
-async def get_rabbitmqadmin(_call: Call) -> Reply:
-    """RabbitMQ's command-line client of this API."""
-    return Reply(200, rabbitmqadmin().replace(b"%%VSN%%", b"3.10.8"), "text/plain; charset=utf-8")
 
 
 async def _moved(place: str, _call: Call) -> Reply:
@@ -148,14 +141,14 @@ def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
 
     @cache
     def description() -> bytes:
-        return json.dumps(openapi(tuple(described))).encode()
+        return to_json(openapi(tuple(described))).encode()
 
     made = (
         Route("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
         Route("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
         Route("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
         Route("GET", "cli/index.html", Role.PUBLIC, get_cli),
-        Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_rabbitmqadmin),
+        Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_cli),
         Route("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
         Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
     )

@@ -6,12 +6,14 @@ then says who did it. A crash in the middle leaves some of it: the next `reset` 
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import partial
 from typing import Final
 
 from amqpd.broker.catalogue import vhosts
 from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role
 from amqpd.management.router import Route
 
@@ -43,6 +45,7 @@ async def reset(call: Call) -> Reply:
             await finished(partial(broker.user_limits.declare, name, {}))
     for name, _ in broker.global_parameters.all():
         await finished(partial(broker.global_parameters.clear, name))
+    await finished(partial(broker.global_parameters.declare, CLUSTER_ID, json.loads(cluster_id_row().value)))
     await finished(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host", (), "classic"))
     for row in auth.users():
         if row.name != first.user:

@@ -16,7 +16,8 @@ from amqpd.management.call import BadRequest, Call, Handler, MethodNotAllowed, N
 
 class Route(NamedTuple):
     """path: segments, without a slash at either end. definitions: the body is a document of many items. quiet: a change
-    that is traffic rather than an operator's; the log tells of it at level debug. login_form: the body is a form with
+    that is traffic rather than an operator's; the log tells of it at level debug. messages: it publishes or takes
+    messages; the audit log counts such requests by the minute. login_form: the body is a form with
     `username` and `password`, which say who asks.
     """
 
@@ -26,6 +27,7 @@ class Route(NamedTuple):
     handler: Handler
     definitions: bool = False
     quiet: bool = False
+    messages: bool = False
     login_form: bool = False
 
 
@@ -68,7 +70,7 @@ class Router:
         values: list[str] = []
         node = _walk(self._root, segments, 0, values)
         if node is None:
-            raise NotThere("Not Found")
+            raise NotThere(NotThere.text)
         found = node.routes.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = sorted({*node.routes, "OPTIONS", *(("HEAD",) if "GET" in node.routes else ())})

@@ -15,14 +15,13 @@ through the default exchange.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.queues.opening import opened
 from amqpd.broker.queues.queue import Queue
 from amqpd.channel.deliveries import ChannelConsumer
-from amqpd.management.call import Call, Reply, Role, number
+from amqpd.management.call import Call, Reply, Role, number, to_json
 from amqpd.management.counted import EXCHANGE, QUEUE, lengths
 from amqpd.management.listing import Body
 from amqpd.management.router import Route
@@ -332,14 +331,14 @@ async def encoded(told: dict[str, Any]) -> Reply:
     body = Body()
     before = "{"
     for name, value in told.items():
-        body.add(f"{before}{json.dumps(name)}:")
+        body.add(f"{before}{to_json(name)}:")
         before = ","
         if not isinstance(value, list):
-            body.add(json.dumps(value))
+            body.add(to_json(value))
             continue
         body.add("[")
         for start in range(0, len(value), _TOGETHER):
-            body.add(("," if start else "") + json.dumps(value[start : start + _TOGETHER])[1:-1])
+            body.add(("," if start else "") + to_json(value[start : start + _TOGETHER])[1:-1])
             if slices.due:
                 await slices.rest()
         body.add("]")

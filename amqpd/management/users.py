@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.backends import NoSuchUser
-from amqpd.auth.passwords import RABBIT_SHA256
-from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name, reply
+from amqpd.auth.passwords import algorithm_of
+from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
 from amqpd.management.slices import Slices
@@ -54,13 +54,13 @@ def tags_of(value: object) -> list[str]:
 async def whoami(call: Call) -> Reply:
     """Name and tags of who asks."""
     user = call.caller.user
-    return reply({"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
+    return one(call, {"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
 
 
 async def get_users(call: Call) -> Reply:
     """Users, with tags and hashes; with `vhosts=true` also the virtual hosts that each may enter."""
     shown = partial(user_item, call.broker.user_limits)
-    if not call.query_flag("vhosts"):
+    if not call.query_shows("vhosts"):
         return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
     entered: dict[str, list[str]] = {}
     for row in call.broker.auth.permissions():
@@ -89,8 +89,6 @@ async def put_user(call: Call) -> Reply:
     """Makes or changes a user; 201 for a new one, 204 for another password and other tags; with `If-None-Match: *`
     412 for one there is."""
     name = call.params["user"]
-    if call.body is not None and call.fields().get("name", name) != name:
-        raise BadRequest("the name in the body is not the one in the path")
     auth = call.broker.auth
     exists = any(row.name == name for row in auth.users())
     if exists and call.headers.get("If-None-Match") == "*":
@@ -100,13 +98,13 @@ async def put_user(call: Call) -> Reply:
         raise BadRequest("tags_not_present")
     tags = tags_of(body["tags"])
     if "password_hash" in body and body["password_hash"] is not None:
-        hashed = call.text("password_hash")
+        hashed, given = call.text("password_hash"), body.get("hashing_algorithm")
         # rabbit: an empty hash is a user that no password opens
         await auth.add_user(
             name,
             tags=tags,
             password_hash=hashed or None,
-            hashing_algorithm=call.text("hashing_algorithm", RABBIT_SHA256),
+            hashing_algorithm=algorithm_of(hashed) if given is None else call.text("hashing_algorithm"),
             replace=True,
         )
     elif "password" in body:

@@ -229,12 +229,6 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         step=5,
     ),
     Difference(
-        "access/patterns refused",
-        "http 404 Not Found",
-        "http 404 user '{u}' has no permissions in vhost '{v}'",
-        "the text names what does not exist",
-    ),
-    Difference(
         "access/management",
         r"Access refused\.",
         "ACCESS_REFUSED - access to queue 'new' in vhost '{v}' refused for user '{u}'",

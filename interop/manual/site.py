@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).parents[2]
 ROOMS: Final = ("amqpd", "routing", "storage", "cli", "tests", "interop")
 CODE: Final = "code/"
 SHIM: Final = "https://unpkg.com/iframe-worker/shim"
-OUR_SHIM: Final = "assets/iframe-worker.js"
+OUR_SHIM: Final = "assets/frame-worker.js"
 FENCE: Final = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$", re.MULTILINE | re.DOTALL)
 COMMENT: Final = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 LINK: Final = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """The theme's one script from elsewhere, without which no browser searches a site that it reads from files, is ours."""
+    """Replace the theme's one script from elsewhere by ours: no browser searches a site in files without such a script."""
     return output.replace(SHIM, "../" * page.url.count("/") + OUR_SHIM)
 
 

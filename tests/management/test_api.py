@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -102,3 +103,103 @@ def test_feature_flags_are_all_enabled(api) -> None:
     for flag in flags:
         assert api("PUT", f"/api/feature-flags/{flag['name']}/enable", {}).status == 204
     assert api("PUT", "/api/feature-flags/nosuch/enable", {}).status == 400
+
+
+def test_json_has_no_blanks(api, v, channel) -> None:
+    """RabbitMQ's has none, and Spring's test library compares the text `{"status":"ok"}`."""
+    api.done("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3, "x-overflow": "drop-head"}})
+    asked = 0
+    for route in ROUTES:
+        path = "/" + route.path.replace("{vhost}", v).replace("{queue}", "q").replace("{", "no-such-").replace("}", "")
+        answer = api("GET", path) if route.method == "GET" else None
+        if answer is not None and answer.headers.get("content-type") == "application/json":
+            asked += 1
+            assert answer.body == json.dumps(answer.json, separators=(",", ":")).encode(), path
+    assert asked > 80
+    assert api("GET", f"/api/aliveness-test/{v}").body == b'{"status":"ok"}'
+    assert api("GET", "/api/queues?page=1").body.startswith(b'{"filtered_count":')
+
+
+def test_the_404_of_every_path_is_rabbitmqs(api, v) -> None:
+    """Clients compare its two fields; the third says more."""
+    plain = {"error": "Object Not Found", "reason": "Not Found"}
+    assert api("GET", "/api/nosuch").json == plain
+    assert api("GET", f"/api/queues/{v}/nosuch").json == {**plain, "detail": f"no queue 'nosuch' in vhost '{v}'"}
+    assert api("DELETE", "/api/users/nosuch").json["reason"] == "Not Found"
+
+
+@pytest.mark.parametrize("word", ["true", "True", "TRUE"])
+def test_flags_of_a_query_that_are_true(api, v, word) -> None:
+    assert "memory" in api.get(f"/api/nodes?memory={word}")[0]
+    api.done("PUT", f"/api/queues/{v}/q", {})
+    assert "message_stats" not in api.get(f"/api/queues/{v}?disable_stats={word}")[0]
+    api.done("PUT", f"/api/queues/{v}/p", {})
+    assert [each["name"] for each in api.get(f"/api/queues/{v}?sort=name&sort_reverse={word}")] == ["q", "p"]
+    assert api("DELETE", f"/api/queues/{v}/q?if-unused={word}&if-empty={word}").status == 204
+
+
+@pytest.mark.parametrize("word", ["false", "False", "xyz", "1", ""])
+def test_flags_that_shape_an_answer_are_false_for_other_words(api, v, word) -> None:
+    api.done("PUT", f"/api/queues/{v}/q", {})
+    assert "memory" not in api.get(f"/api/nodes?memory={word}&binary={word}")[0]
+    assert "message_stats" in api.get(f"/api/queues/{v}?disable_stats={word}&enable_queue_totals={word}")[0]
+
+
+@pytest.mark.parametrize("name", ["if-unused", "if-empty"])
+def test_flags_that_guard_a_deletion_take_two_words(api, v, name) -> None:
+    api.done("PUT", f"/api/queues/{v}/q", {})
+    for word in ("xyz", "1", ""):
+        assert api("DELETE", f"/api/queues/{v}/q?{name}={word}").status == 400
+    assert api("DELETE", f"/api/queues/{v}/q?{name}=False").status == 204
+
+
+def test_columns_of_what_is_no_list(api) -> None:
+    found = api.get("/api/overview?columns=node,object_totals.queues")
+    assert found == {"node": found["node"], "object_totals": {"queues": found["object_totals"]["queues"]}}
+    assert api.get("/api/whoami?columns=name") == {"name": "guest"}
+
+
+def test_what_rabbitmqs_plugins_add(api, v) -> None:
+    """Tools ask for these before they do anything, and do nothing where they are told of an error."""
+    assert api.get("/api/extensions") == [{"javascript": "dispatcher.js"}]
+    assert {"rabbitmq_management", "rabbitmq_prometheus"} <= set(api.get("/api/nodes")[0]["enabled_plugins"])
+    for path in ("federation-links", "shovels"):
+        assert api.get(f"/api/{path}") == api.get(f"/api/{path}/{v}") == []
+        assert api.get(f"/api/{path}?page=1")["items"] == []
+        assert api("GET", f"/api/{path}/nosuch").status == 404
+
+
+def test_the_id_of_the_cluster(api) -> None:
+    (found,) = [each["value"] for each in api.get("/api/global-parameters") if each["name"] == "internal_cluster_id"]
+    assert re.fullmatch(r"rabbitmq-cluster-id-[A-Za-z0-9_-]{22}", found)
+    assert api.get("/api/global-parameters/internal_cluster_id")["value"] == found
+
+
+NAMES = ("name", "user", "vhost", "component", "type", "source", "destination", "destination_type")
+
+
+@pytest.mark.parametrize("word", ["", "another"])
+def test_the_path_decides_whatever_names_the_body_has(api, v, word) -> None:
+    """rabbit-hole, below Terraform's provider and the operators for Kubernetes, sends `"name": ""` always."""
+    names = dict.fromkeys(NAMES, word)
+    vhost, user = f"{v}-two", f"{v}-ann"
+    calls = (
+        ("PUT", f"vhosts/{vhost}", {**names}),
+        ("PUT", f"users/{user}", {**names, "password": "x", "tags": ""}),
+        ("PUT", f"permissions/{v}/{user}", {**names, "configure": "", "write": "", "read": ""}),
+        ("PUT", f"topic-permissions/{v}/{user}", {**names, "exchange": "amq.topic", "write": "", "read": ""}),
+        ("PUT", f"exchanges/{v}/x", {**names, "type": "direct"}),
+        ("PUT", f"queues/{v}/q", {**names, "type": "", "durable": True}),
+        ("POST", f"bindings/{v}/e/x/q/q", {**names, "routing_key": "a", "arguments": {}}),
+        ("PUT", f"policies/{v}/p", {**names, "pattern": "a", "definition": {"max-length": 1}, "apply-to": "all"}),
+        ("PUT", f"operator-policies/{v}/p", {**names, "pattern": "a", "definition": {"max-length": 1}}),
+        ("PUT", f"parameters/vhost-limits/{v}/limits", {**names, "value": {"max-queues": 9}}),
+        ("PUT", f"vhost-limits/{v}/max-queues", {**names, "value": 9}),
+        ("PUT", f"user-limits/{user}/max-channels", {**names, "value": 9}),
+        ("PUT", f"global-parameters/{v}", {**names, "value": 9}),
+    )
+    for method, path, body in calls:
+        assert api(method, f"/api/{path}", body).status in (201, 204), (path, api(method, f"/api/{path}", body))
+    assert api.get(f"/api/users/{user}")["name"] == user
+    for path in (f"users/{user}", f"vhosts/{vhost}", f"global-parameters/{v}"):
+        assert api("DELETE", f"/api/{path}").status == 204

@@ -95,6 +95,20 @@ def test_what_a_client_does(broker: BrokerProcess, api: Any) -> None:
     assert "the body" not in json.dumps(records(api))
 
 
+def test_messages_by_the_admin_api_are_counted(broker: BrokerProcess, api: Any) -> None:
+    """Who publishes or takes messages by hand is on record; a thousand requests are two records, not a thousand."""
+    api.done("PUT", "/api/queues/%2F/byhand", {})
+    sent = {"routing_key": "byhand", "payload": "the body by hand", "payload_encoding": "string", "properties": {}}
+    for _ in range(3):
+        api.done("POST", "/api/exchanges/%2F/amq.default/publish", sent)
+    api.done("POST", "/api/queues/%2F/byhand/get?x=y", {"count": 2, "ackmode": "ack_requeue_false", "encoding": "auto"})
+    for name in ("POST /api/exchanges/%2F/amq.default/publish", "POST /api/queues/%2F/byhand/get"):
+        record = last(api, "admin.request", name)
+        assert (record["user"], record["front_end"], record["result"]) == ("guest", "http", "ok")
+        assert len(records(api, where=f"event = 'admin.request' AND name = '{name}'")) == 1
+    assert "by hand" not in json.dumps(records(api))
+
+
 def test_what_the_admin_api_and_amqpctl_do(broker: BrokerProcess, api: Any) -> None:
     api.done("PUT", "/api/users/eve", {"password": "a-secret-word", "tags": "monitoring"})
     api.done("PUT", "/api/permissions/%2F/eve", {"configure": "", "write": "", "read": ".*"})

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import uvloop
@@ -21,14 +22,14 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[int]:
-    """A door's port; every request is answered with 204."""
+async def opened(handler: Any = None) -> AsyncIterator[int]:
+    """A door's port; every request is answered with 204, or by `handler`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         door.asked(request.protocol)
         return web.Response(status=204)
 
-    door = Door(answer)
+    door = Door(handler or answer)
     runner = web.ServerRunner(door, shutdown_timeout=0.1)
     await runner.setup()
     sock = socket.create_server(("127.0.0.1", 0))
@@ -113,6 +114,35 @@ class FakeRequest:
     def get_extra_info(self, name: str) -> socket.socket:
         assert name == "socket"
         return self.sock
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /secret HTTP/9.9\r\n\r\n", b"\x16\x03\x01secret\r\n\r\n", b"GET / HTTP/1.1\r\nsecret\r\n\r\n"]
+)
+async def test_an_error_shows_neither_the_request_nor_the_library(sent):
+    async with opened() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
+    assert b"\r\nServer: amqpd\r\n" in head + b"\r\n"
+    assert body == b'{"error":"bad_request","reason":"the request is not HTTP"}'
+    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in answer.lower()}
+
+
+async def test_a_bug_below_the_handler_shows_no_library():
+    async def fail(_request: web.BaseRequest) -> web.StreamResponse:
+        raise RuntimeError("secret")
+
+    async with opened(fail) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in answer.lower()}
 
 
 def test_our_own_peer():

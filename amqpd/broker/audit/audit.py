@@ -30,6 +30,7 @@ from amqpd.broker.audit.record import (
     LOST,
     OK,
     REFUSED,
+    REQUEST,
     RULES,
     TOLD_APART,
     Record,
@@ -60,6 +61,8 @@ DIRECT_MAX: Final = 64
 SLICE_S: Final = 0.003
 REFUSALS_S: Final = 60.0
 LOGINS_S: Final = 3600.0
+REQUESTS_S: Final = 60.0
+"""Of requests that publish or take messages."""
 SEGMENT_SIZE_BYTES_MAX: Final = 16 * 1024 * 1024
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
 SEGMENTS: Final = 16
@@ -112,6 +115,7 @@ class Audit:
         self._call_soon = call_soon
         self._refusals = Repeats(self._write, call_later, REFUSALS_S)
         self._logins = Repeats(self._write, call_later, LOGINS_S)
+        self._requests = Repeats(self._write, call_later, REQUESTS_S)
         self._waiting: deque[Record] = deque()
         self._asked = False
         # Records that have come so far; who asks when those up to this number are safe, in that order.
@@ -170,6 +174,12 @@ class Audit:
         about = {"vhost": vhost, "name": command, "reason": text}
         record = Record(ACCESS_REFUSED, at_ms, user, where, about, REFUSED)
         self._refusals.add((where.front_end, where.peer.rpartition(":")[0], user, command), record)
+
+    def message_request(self, user: str, request: str) -> None:
+        """Count a request of the admin API that published or took messages. request: `POST /api/exchanges/...`."""
+        where = _where(ORIGIN.get())
+        record = Record(REQUEST, time.time_ns() // 1_000_000, user, where, {"name": request})
+        self._requests.add((where.front_end, where.peer.rpartition(":")[0], user, request), record)
 
     # -- how it gets into the stream ---------------------------------------------------------------------------------
 
@@ -271,6 +281,7 @@ class Audit:
         """The broker stops, its logs are open still: what is counted or waits is appended."""
         self._refusals.finish()
         self._logins.finish()
+        self._requests.finish()
         while self._waiting and self.queue.opening is None:
             self._append(self._waiting.popleft())
         self._answer()

@@ -4,12 +4,15 @@ A component says what its parameters are and what is valid: it is a row of `COMP
 calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
 stands as such in its definitions. A component without a row is refused, as RabbitMQ refuses one whose plugin is off.
 
-Global parameters are any JSON under any name, kept for whoever asks for them; `cluster_name` is the broker's own.
+Global parameters are any JSON under any name. Two are the broker's own: `cluster_name`, which clients are told, and
+`internal_cluster_id`, a random name of a first start, by which tools know two clusters apart.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -24,6 +27,7 @@ from amqpd.storage.metadata.metadata import Delete, GlobalParameterRow, Put
 VALUE_BYTES_MAX: Final = 1 << 20
 CLUSTER_NAME: Final = "cluster_name"
 IMPORTED_HASH: Final = "imported_definition_hash_value"
+CLUSTER_ID: Final = "internal_cluster_id"
 OPERATOR_POLICY: Final = "operator_policy"
 
 
@@ -205,6 +209,12 @@ class GlobalParameters:
     def _drop(self, name: str) -> None:
         self._values.pop(name, None)
         self._catalogue.events.tell("parameter.cleared", {"component": "global", "name": name})
+
+
+def cluster_id_row() -> GlobalParameterRow:
+    """Return the row of a new cluster's id. RabbitMQ: this prefix, and 16 random bytes in 22 characters."""
+    text = urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+    return GlobalParameterRow(CLUSTER_ID, json.dumps(f"rabbitmq-cluster-id-{text}"))
 
 
 def _global(name: str) -> Name:

@@ -95,13 +95,14 @@ export function forgetAhead(): void {
 }
 
 async function refusal(answer: Response): Promise<Refusal> {
-  let said: { error?: unknown; reason?: unknown } = {};
+  let said: { error?: unknown; reason?: unknown; detail?: unknown } = {};
   try {
     said = (await answer.json()) as typeof said;
   } catch {
     // Not from the broker, but from something between: the status has to do.
   }
-  const reason = typeof said.reason === "string" && said.reason ? said.reason : answer.statusText || `status ${answer.status}`;
+  const text = [said.detail, said.reason].find((each) => typeof each === "string" && each) as string | undefined;
+  const reason = text ?? (answer.statusText || `status ${answer.status}`);
   if (answer.status === 401 && reason === "Login failed") sessionOver.value += 1;
   return new Refusal(answer.status, typeof said.error === "string" ? said.error : "", reason);
 }
