@@ -359,14 +359,16 @@ def _private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _print(line: str) -> None:
-    """To a reader who may be gone: a terminal that is closed, a pipe. That is no reason not to serve."""
+def _print(line: str) -> bool:
+    """Print to standard output. Return False when its reader is gone: a closed terminal, a broken pipe."""
     try:
         print(line, flush=True)
+        return True
     except OSError as error:
         log.warning("standard output cannot be written: %s", error.strerror)
         # What is left in the buffer must not fail once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
 
 
 def _definitions_of(settings: Settings) -> Path | None:
@@ -398,8 +400,8 @@ async def serve(
     for note in notes:
         log.warning("%s", note)
     ready = server.ready_line(started)
-    _print(ready)
-    log.info("%s", ready)
+    if not _print(ready) or output.path is not None:  # a terminal or `docker logs` shows both streams: once is enough
+        log.info("%s", ready)
     if server.storage.power_cut:
         log.warning("the machine went down while the last broker ran: each queue is checked when it is first used")
     server.notifier.ready(loop, ready)
