@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, Final
 
 from amqpd.cli.checks import PURPOSES
 from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import Failure
 
 GROUP: Final = "Cluster"
 Found = dict[str, Any]
@@ -76,6 +79,14 @@ def sections(cluster: Found) -> tuple[tuple[str, list[str]], ...]:
     return (("Vhosts", vhosts or ["(none)"]), ("Kafka", kafka))
 
 
+def check_cluster(context: Context) -> None:
+    """A program of its own: amqpctl imports nothing of the server."""
+    files = [f"--config={name}" for name in context.operands]
+    code = subprocess.run([sys.executable, "-P", "-m", "amqpd.cluster.check", *files], check=False).returncode
+    if code:
+        raise Failure(code, "a node with these settings would not start")
+
+
 def move_vhost(context: Context) -> None:
     name, node = context.operands
     context.say(f"Moving vhost '{name}' to node {node} ...")
@@ -98,6 +109,11 @@ def rebalance(context: Context, cluster: Found | None) -> None:
 
 
 COMMANDS: Final = (
+    Command(
+        "check_cluster", GROUP, "Checks Kafka and the settings of a node before its first start", check_cluster,
+        "[<file>]", 0, 1, (("<file>", "settings of the node, beside those in AMQPD_* variables"),),
+        examples=(("check_cluster amqpd.toml", "a line for each check; 69 when one has failed"),), needs_app=False,
+    ),
     Command(
         "move_vhost", GROUP, "Moves a vhost to another node of a cluster", move_vhost, "<vhost> <node>", 2, 2,
         (("<vhost>", "its clients are closed with 320, and find it again at any node"),

@@ -23,6 +23,7 @@ from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.cluster import preamble as words
 from amqpd.cluster.access import split
 from amqpd.cluster.assignment import Member, Peer
+from amqpd.cluster.check import wait_for_kafka
 from amqpd.cluster.cluster_state import ClusterState
 from amqpd.cluster.connection import KafkaLost, KafkaUnfit
 from amqpd.cluster.control import Control
@@ -41,7 +42,7 @@ from amqpd.cluster.rows import WISH, PutNote, SlotChange
 from amqpd.cluster.slots import Slots
 from amqpd.cluster.storage import ClusterStorage
 from amqpd.cluster.takeover import OwnedSlot, Takeovers
-from amqpd.cluster.topics import Topics, TopicUnfit
+from amqpd.cluster.topics import PATIENCE_S, Topics, TopicUnfit
 from amqpd.cluster.view import Node, View
 from amqpd.cluster.waits import StoreWaits
 from amqpd.storage.metadata.metadata import DATABASE_NAME, MetadataError, VhostRow
@@ -219,6 +220,7 @@ class ClusterNode:
         logger.info("asking Kafka at %s", ", ".join(options.access.kafka))
         self._secret_mark = await asyncio.to_thread(words.secret_mark, options.secret, options.cluster)
         try:
+            await wait_for_kafka(options.access, PATIENCE_S)
             await self.topics.prepare()
         except (TopicUnfit, KafkaLost, KafkaRefused, KafkaUnfit) as error:
             raise MetadataError(f"Kafka cannot be used: {error}") from error

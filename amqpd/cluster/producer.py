@@ -421,7 +421,7 @@ def silent_last(addresses: Iterable[tuple[str, int]], silent: Collection[tuple[s
     return sorted(dict.fromkeys(addresses), key=lambda each: each in silent)
 
 
-async def _first_answer(
+async def first_answer(
     access: KafkaAccess, addresses: Iterable[tuple[str, int]], ask: Callable[[KafkaConnection], Awaitable[T]]
 ) -> T:
     """The first answer of any of these brokers, each over a connection of its own.
@@ -463,6 +463,12 @@ async def _first_answer(
         await asyncio.gather(*running, return_exceptions=True)
 
 
+async def metadata_of(connection: KafkaConnection, topics: list[bytes]) -> Metadata:
+    """Ask one broker about the cluster and those topics. Raises: KafkaLost, BadAnswer."""
+    client_id = connection.client_id
+    return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
+
+
 async def any_metadata(
     access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
 ) -> Metadata | None:
@@ -471,12 +477,9 @@ async def any_metadata(
     addresses: of the brokers, in the order in which they are asked; None: those of `access`.
     """
 
-    async def ask(connection: KafkaConnection) -> Metadata:
-        client_id = connection.client_id
-        return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
-
+    asked = addresses if addresses is not None else access.addresses
     try:
-        return await _first_answer(access, addresses if addresses is not None else access.addresses, ask)
+        return await first_answer(access, asked, lambda connection: metadata_of(connection, topics))
     except (OSError, KafkaUnfit, BadAnswer):
         return None
 
@@ -518,7 +521,7 @@ async def _init_once(
         return decode_find_coordinator(await ask)
 
     try:
-        coordinator = await _first_answer(access, access.addresses, find)
+        coordinator = await first_answer(access, access.addresses, find)
         if coordinator.code:
             return coordinator.code, coordinator.text, None
         connecting = True

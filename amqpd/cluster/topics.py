@@ -147,14 +147,15 @@ class Topics:
         names = (options.meta_topic, options.settled_topic)
         found = await self.describe(names)
         for topic in (found[name] for name in names if name in found):
-            self._check_slots(topic)
+            self.check_slots(topic)
         new = [name for name in names if name not in found]
         for name in new:
             await self._create(name, options.slots, compacted_rules(options))
         for topic in (await self._described(new)).values():
-            self._check_slots(topic)
+            self.check_slots(topic)
 
-    def _check_slots(self, topic: Topic) -> None:
+    def check_slots(self, topic: Topic) -> None:
+        """Check `meta` or `settled`. Raises: TopicUnfit."""
         slots = self.options.slots
         if topic.partitions != slots:
             raise TopicUnfit(
@@ -404,6 +405,17 @@ class Topics:
                     raise _failed(code, f"topic {name} cannot be deleted")
 
         await self._patiently(f"topic {name}", ask)
+
+    async def ask_coordinator(self, group: str, request: Any) -> int:
+        """Ask the coordinator of that group. Return the code of its answer. Raises: KafkaRefused; KafkaLost."""
+        from aiokafka.client import ConnectionGroup, CoordinationType
+
+        async def ask() -> int:
+            client = (await self._client())._client
+            number = await client.coordinator_lookup(CoordinationType.GROUP, group)
+            return int((await client.send(number, request, group=ConnectionGroup.COORDINATION)).error_code)
+
+        return await self._patiently(f"group {group}", ask)
 
     # -- the client
 

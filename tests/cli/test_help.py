@@ -61,7 +61,7 @@ ASKED_FOR = (
     "list_operator_policies_with_classic_queue_mirroring remove_classic_queue_mirroring_from_policies "
     "check_if_new_quorum_queue_replicas_have_finished_initial_sync maybe_stuck runtime_thread_stats "
     "consume_event_stream list_stream_tracking list_stream_consumer_groups list_stream_group_consumers "
-    "drain revive backup restore cluster_import move_vhost"
+    "drain revive backup restore cluster_import move_vhost check_cluster"
 )
 
 

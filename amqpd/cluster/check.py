@@ -1,0 +1,238 @@
+"""Kafka before a first start: whether it can be reached, what this user may do there, and whether the settings fit.
+
+`amqpctl check_cluster` runs this module as a program, with the settings of amqpd's command line and environment:
+
+    python -m amqpd.cluster.check --config amqpd.toml
+
+It prints a line for each check and ends with 0, or with 69 where one has failed. Rights are tried, not asked for: a
+topic `amqpd.<cluster>.check` is made as a vhost's is, written, read, emptied, grown and deleted. Nothing of a running
+cluster is touched.
+
+`wait_for_kafka` is the part that each start of a node does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.cluster.access import BadAccess, KafkaAccess
+from amqpd.cluster.connection import KafkaLost, KafkaUnfit, open_connection
+from amqpd.cluster.options import ClusterOptions, options_of
+from amqpd.cluster.outages import AiokafkaLog
+from amqpd.cluster.producer import KafkaProducer, KafkaRefused, first_answer, metadata_of, take_over
+from amqpd.cluster.reader import KafkaReader
+from amqpd.cluster.topics import Topics, TopicUnfit
+from amqpd.settings import SettingsError, load
+from amqpd.storage.replicated.partition import UNKNOWN
+
+if TYPE_CHECKING:
+    from amqpd.storage.replicated.requests import Metadata
+
+logger = logging.getLogger(__name__)
+
+EXIT_USAGE: Final = 64
+EXIT_UNAVAILABLE: Final = 69
+FIRST_LINE_S: Final = 4.0
+LINE_S: Final = 10.0
+PAUSE_S: Final = 1.0
+CHECK: Final = "check"
+"""Instead of a vhost's id, which has 32 digits."""
+_GROUP_UNAUTHORIZED: Final = 30
+_TROUBLE: Final = (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError)
+
+
+# -- at a start --------------------------------------------------------------------------------------------------------
+
+
+async def wait_for_kafka(access: KafkaAccess, timeout_s: float) -> None:
+    """Return when a broker answers. The log says which addresses are tried, within 5 s and then each 10 s.
+
+    Raises: KafkaLost, none has answered for `timeout_s`; KafkaUnfit.
+    """
+    lines = asyncio.get_running_loop().create_task(_say_what_is_tried(access))
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    await first_answer(access, access.addresses, lambda connection: metadata_of(connection, []))
+                    return
+                except OSError:
+                    await asyncio.sleep(PAUSE_S)
+    except TimeoutError:
+        raise KafkaLost(f"no broker has answered for {timeout_s:g} s: {_tried(access)}") from None
+    finally:
+        lines.cancel()
+        await asyncio.gather(lines, return_exceptions=True)
+
+
+async def _say_what_is_tried(access: KafkaAccess) -> None:
+    pause = FIRST_LINE_S
+    while True:
+        await asyncio.sleep(pause)
+        logger.warning("waiting for a broker of Kafka: %s", _tried(access))
+        pause = LINE_S
+
+
+def _tried(access: KafkaAccess) -> str:
+    found = []
+    for host, port in access.addresses:
+        name = f"{host}:{port}"
+        found.append(f"{name}: {access.outages.why(name) or 'no answer'}")
+    return "; ".join(found)
+
+
+# -- before a first start ----------------------------------------------------------------------------------------------
+
+
+class Checks:
+    """The checks of one cluster. failed: how many have. say: gets each line."""
+
+    def __init__(self, options: ClusterOptions, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.failed = 0
+        self._say = say
+
+    async def run(self) -> None:
+        """All of them, as far as Kafka answers."""
+        metadata = await self._reach()
+        await self._this_node()
+        if metadata is None:
+            self._say("the other checks need a broker that answers")
+            return
+        count, wanted = len(metadata.brokers), self.options.replication_factor
+        self._tell(count >= wanted, f"{count} brokers for the {wanted} copies of cluster.replication_factor")
+        async with Topics(self.options) as topics:
+            await self._own_topics(topics)
+            await self._rights(topics)
+            await self._try(f"the group {self.options.group} may be joined", self._group(topics))
+
+    def _tell(self, good: bool, what: str, why: object = "") -> bool:
+        self.failed += not good
+        self._say(f"{'ok   ' if good else 'WRONG'}  {what}{f': {why}' if why else ''}")
+        return good
+
+    async def _try(self, what: str, work: Awaitable[Any]) -> bool:
+        try:
+            await work
+        except _TROUBLE as error:
+            return self._tell(False, what, error)
+        return self._tell(True, what)
+
+    async def _reach(self) -> Metadata | None:
+        """Each address that the settings name, and each that a broker names."""
+        access = self.options.access
+        found: Metadata | None = None
+        for host, port in access.addresses:
+            if await self._answers(f"{host}:{port} answers", host, port) and found is None:
+                found = await first_answer(access, [(host, port)], lambda connection: metadata_of(connection, []))
+        for number, (host, port) in sorted(found.brokers.items() if found is not None else ()):
+            if (host, port) not in access.addresses:
+                await self._answers(f"broker {number} answers at {host}:{port}, its advertised listener", host, port)
+        return found
+
+    async def _answers(self, what: str, host: str, port: int) -> bool:
+        async def ask() -> None:
+            connection = await open_connection(self.options.access, host, port)
+            await connection.close()
+
+        return await self._try(what, ask())
+
+    async def _this_node(self) -> None:
+        host, port = self.options.address
+        resolved = asyncio.get_running_loop().getaddrinfo(host, port or None, type=socket.SOCK_STREAM)
+        await self._try(f"cluster.address: the name {host} has an address", resolved)
+
+    async def _own_topics(self, topics: Topics) -> None:
+        """Those of a cluster that has run, where there are some."""
+        names = (self.options.meta_topic, self.options.settled_topic)
+        try:
+            found = await topics.describe(names)
+        except _TROUBLE as error:
+            self._tell(False, f"topics {', '.join(names)}", error)
+            return
+        for name in names:
+            if name not in found:
+                self._tell(True, f"topic {name} is not there yet: the first node makes it")
+                continue
+            try:
+                topics.check_slots(found[name])
+                self._tell(True, f"topic {name} has the settings that a confirm needs")
+            except TopicUnfit as error:
+                self._tell(False, f"topic {name}", error)
+
+    async def _rights(self, topics: Topics) -> None:
+        """A topic as a vhost's, from its beginning to its end; without one nothing else can be tried."""
+        options = self.options
+        name = options.queues_topic(CHECK)
+        if not await self._try(f"topic {name} can be made", topics.prepare_queues(CHECK, 1)):
+            return
+        producer = KafkaProducer(
+            options.access, on_moved=_nothing, on_refused=_nothing, on_fenced=_nothing, delivery_timeout_s=20.0
+        )
+        reader = KafkaReader(options.access, timeout_s=20.0)
+        try:
+            partition = producer.open(name, 0, UNKNOWN)
+            key = f"amqpd.{options.cluster}.{CHECK}"
+            if await self._try("it can be written, by a transactional id", take_over(producer, key, [partition])):
+                end = int(partition.next_offset)
+                await self._try("it can be read", _read(reader, name, end))
+                await self._try("its records can be deleted", topics.delete_records(name, {0: end}))
+            await self._try("it can get more partitions", topics.grow(name, 2))
+        finally:
+            await producer.close()
+            await reader.close()
+            await self._try("it can be deleted", topics.delete(name))
+
+    async def _group(self, topics: Topics) -> None:
+        """A heartbeat of nobody: Kafka answers whether it may be sent before it looks who sends it."""
+        from aiokafka.protocol.group import HeartbeatRequest
+
+        code = await topics.ask_coordinator(self.options.group, HeartbeatRequest(self.options.group, -1, ""))
+        if code == _GROUP_UNAUTHORIZED:
+            raise KafkaRefused("GROUP_AUTHORIZATION_FAILED")
+
+
+async def _read(reader: KafkaReader, topic: str, end: int) -> None:
+    async for _ in reader.read(topic, 0, 0, end):
+        pass
+
+
+def _nothing(_: object) -> None:
+    """The checks look at what is answered."""
+
+
+async def _checked(options: ClusterOptions) -> int:
+    AiokafkaLog(options.access.outages).begin()
+    checks = Checks(options, lambda line: print(line, flush=True))
+    await checks.run()
+    return checks.failed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the cluster of these settings. Returns the exit code."""
+    logging.disable(logging.CRITICAL)  # what fails is printed
+    try:
+        settings = load(arguments, os.environ).settings
+        if not settings.cluster.kafka:
+            print("cluster.kafka is not set: a node without it is no node of a cluster", file=sys.stderr)
+            return EXIT_USAGE
+        options = options_of(settings.cluster)
+    except SettingsError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+        return EXIT_USAGE
+    except (BadAccess, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    failed = asyncio.run(_checked(options))
+    print(f"{failed} checks have failed" if failed else "a node with these settings can start")
+    return EXIT_UNAVAILABLE if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
