@@ -47,12 +47,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("amqpd")
 
 
-EXTERNAL_FIXTURES = frozenset(
-    (
-        *("browser", "promtool", "needs_spark"),
-        *("kafka", "replicated_kafka", "brokers", "network", "secure", "forgetful", "obliging"),
-    )
-)
+EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
 """Fixtures that start a program which is not Python: the marker `external` follows from them."""
 
 

@@ -36,15 +36,12 @@ UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"
 _names = count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
-        real = bool(REAL & set(getattr(item, "fixturenames", ())))
-        if Path(__file__).parent in item.path.parents and real and item.get_closest_marker("on_demand") is None:
-            item.add_marker(pytest.mark.ci_long)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+    if REAL.intersection(getattr(item, "fixturenames", ())) and item.get_closest_marker("on_demand") is None:
+        item.add_marker(pytest.mark.ci_long)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

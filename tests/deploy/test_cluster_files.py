@@ -19,7 +19,7 @@ from amqpd.management.call import Role
 from amqpd.settings import load, rows
 from amqpd.settings.rabbitmq_environment import VARIABLES, WITH_FILE
 
-yaml = pytest.importorskip("yaml", reason="needs the extra `deploy`, which make test installs")
+yaml = pytest.importorskip("yaml", reason="needs the extra `all-tests`, which make test-all installs")
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy" / "cluster"

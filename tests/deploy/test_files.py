@@ -26,7 +26,7 @@ from amqpd.settings import Settings, load, rows
 from amqpd.settings.rabbitmq_environment import VARIABLES, WITH_FILE
 from amqpd.testing import BrokerProcess
 
-yaml = pytest.importorskip("yaml", reason="needs the extra `deploy`, which make test installs")
+yaml = pytest.importorskip("yaml", reason="needs the extra `all-tests`, which make test-all installs")
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

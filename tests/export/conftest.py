@@ -40,10 +40,9 @@ TEST_TIMEOUT_S = 1800
 """For each test that names none: on a busy machine a start of Spark takes minutes. What hangs is ended by it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 PERSISTENT = b"\x10\x00\x02"

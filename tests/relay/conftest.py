@@ -15,10 +15,9 @@ from relay_rig import Rig
 LONG = ("test_ends.py", "test_held.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in LONG:
-            item.add_marker(pytest.mark.ci_long)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.name in LONG:
+        item.add_marker(pytest.mark.ci_long)
 
 
 @pytest.fixture(scope="module")
