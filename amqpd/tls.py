@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.settings.tree import DEPTH_MAX
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,7 +41,62 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
         context.verify_mode = ssl.CERT_REQUIRED
     elif tls.verify_peer:
         context.verify_mode = ssl.CERT_OPTIONAL
+    choose_ciphers(context, tls.ciphers, f"{name}.ciphers")
+    if tls.depth < DEPTH_MAX:
+        context.sslobject_class = _bounded(tls.depth)
     return context
+
+
+def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) -> None:
+    """Offer these cipher suites alone; none named: OpenSSL's choice.
+
+    OpenSSL's suites of TLS 1.3 cannot be chosen from Python before 3.15: a list has all three of them, or none and with
+    it no TLS 1.3. Raises: OSError, where the list cannot be obeyed.
+    """
+    if not names:
+        return
+    offered = {each["name"] for each in context.get_ciphers() if each["protocol"] == "TLSv1.3"}
+    newer = {name for name in names if name.startswith("TLS_")}
+    older = [name for name in names if name not in newer]
+    if newer and not offered <= newer:
+        raise OSError(f"{setting}: name all suites of TLS 1.3 ({', '.join(sorted(offered))}), or none of them")
+    if not newer:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    if not older:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return
+    try:
+        context.set_ciphers(":".join(older))
+    except ssl.SSLError:
+        raise OSError(f"{setting}: OpenSSL knows none of {', '.join(older)}") from None
+    unknown = set(older) - {each["name"] for each in context.get_ciphers()}
+    if unknown:
+        raise OSError(f"{setting}: OpenSSL does not offer {', '.join(sorted(unknown))}")
+
+
+def _bounded(depth: int) -> type[ssl.SSLObject]:
+    """Return a class of TLS connections whose handshake fails where a client's chain of certificates is too long."""
+
+    class Bounded(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            between = _verified_count(self) - 2
+            if between > depth:
+                raise ssl.SSLCertVerificationError(
+                    f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
+                )
+
+    return Bounded
+
+
+def _verified_count(link: Any) -> int:
+    """Return how many certificates the client's verified chain has, its own and the authority's among them.
+
+    Python has a public method for it from 3.13 on. 0: the client has shown none, or goes on with an earlier session,
+    whose chain was looked at then.
+    """
+    found = link if hasattr(link, "get_verified_chain") else link._sslobj
+    return len(found.get_verified_chain() or ())
 
 
 def _no_passphrase() -> str:

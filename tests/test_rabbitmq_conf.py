@@ -187,7 +187,7 @@ class TestKeys:
         tls = loaded.settings.amqp.tls
         assert (loaded.settings.amqp.port, tls.port, tls.verify_peer) == (None, 5671, True)
         assert (tls.certificate, tls.key, tls.ca) == (Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
-        assert tls.fail_if_no_peer_certificate
+        assert (tls.fail_if_no_peer_certificate, tls.depth, tls.ciphers) == (True, 2, ())
         assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd talks TLS 1.2 and 1.3, always"]
 
     def test_tls_of_the_admin_api(self, tmp_path: Path) -> None:
@@ -207,6 +207,23 @@ class TestKeys:
         assert (http.port, http.tls.port, http.tls.certificate) == (7, None, None)
         settings = read("auth_mechanisms.1 = EXTERNAL\nauth_mechanisms.2 = PLAIN\n" + text).settings
         assert settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
+
+    @pytest.mark.parametrize(
+        ("prefix", "more", "section"),
+        [
+            ("ssl_options", "", "amqp"),
+            ("management.ssl", "", "http"),
+            ("management.listener.ssl_opts", "management.listener.ssl = true\n", "http"),
+        ],
+    )
+    def test_ciphers_and_depth_are_obeyed(self, prefix: str, more: str, section: str) -> None:
+        Path("cert.pem").touch()
+        files = f"{prefix}.certfile = cert.pem\n{prefix}.keyfile = cert.pem\n"
+        loaded = read(f"{files}{prefix}.ciphers.1 = B\n{prefix}.ciphers.2 = A\n{prefix}.depth = 200\n{more}")
+        tls = getattr(loaded.settings, section).tls
+        assert (tls.ciphers, tls.depth, list(loaded.notes)) == (("B", "A"), 100, [])
+        with pytest.raises(SettingsError, match="must be 0 to 255"):
+            read(f"{prefix}.depth = -1\n")
 
     def test_what_changes_nothing_is_a_line_each(self) -> None:
         loaded = read("net_ticktime = 60\nmqtt.listeners.tcp.default = 1883\nauth_mechanisms.1 = PLAIN\n")

@@ -19,6 +19,7 @@ from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.settings import rows, value_of
 from amqpd.settings.help import MASK, masked, shown
+from amqpd.tls import choose_ciphers
 
 FAMILIES: Final = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "any": socket.AF_UNSPEC}
 RESOLVE_S: Final = 10.0
@@ -119,11 +120,18 @@ def _addresses(name: str) -> list[str]:
 
 
 async def tls(call: Call) -> Reply:
-    """What a TLS listener would offer, from the library and the broker's own rule of 1.2 and more."""
+    """What a TLS listener for AMQP offers: by OpenSSL, the broker's own rule of 1.2 and more, and amqp.tls.ciphers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    versions = [name for name, there in (("tlsv1.3", ssl.HAS_TLSv1_3), ("tlsv1.2", ssl.HAS_TLSv1_2)) if there]
-    suites = [_suite(each) for each in context.get_ciphers()]
+    choose_ciphers(context, call.broker.settings.amqp.tls.ciphers, "amqp.tls.ciphers")
+    newest, oldest = context.maximum_version, context.minimum_version
+    spoken = (("tlsv1.3", newest != ssl.TLSVersion.TLSv1_2), ("tlsv1.2", oldest != ssl.TLSVersion.TLSv1_3))
+    versions = [name for name, there in spoken if there]
+    # OpenSSL names suites of a version that is not spoken, too. Those of before 1.3 have names of older protocols.
+    version_of = {True: "tlsv1.3", False: "tlsv1.2"}
+    suites = [
+        _suite(each) for each in context.get_ciphers() if version_of[each["protocol"] == "TLSv1.3"] in versions
+    ]
     context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
     every = [_suite(each) for each in context.get_ciphers()]
     return reply(

@@ -3,11 +3,12 @@
 A setting has one name in four places. `amqp.tls.verify_peer` is `verify_peer` under `[amqp.tls]` in the TOML file,
 `AMQPD_AMQP__TLS__VERIFY_PEER` in the environment and `--amqp.tls.verify-peer` on the command line.
 
-`kinds` (types and bounds), `tree` (the settings), `loading` (where a value comes from); `help` is imported by those who
-show it. Nothing here imports the server or asyncio: all of it is part of every start.
+`kinds` (types and bounds), `row` (one setting), `tree` (all settings), `loading` (where a value comes from). The others
+import `help` when they show it. Nothing here imports the server or asyncio: all of it is part of every start.
 """
 
 from amqpd.settings.loading import EXIT_USAGE, Loaded, SettingsError, load
+from amqpd.settings.row import Row
 from amqpd.settings.tree import (
     AmqpSettings,
     AuthSettings,
@@ -19,7 +20,6 @@ from amqpd.settings.tree import (
     LimitSettings,
     LogSettings,
     MetadataSettings,
-    Row,
     Settings,
     StorageSettings,
     TlsSettings,

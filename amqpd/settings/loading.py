@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from amqpd.settings.paths import problem, there
-from amqpd.settings.tree import ClusterSettings, HttpTlsSettings, Row, Settings, TlsSettings, rows
+from amqpd.settings.row import Row
+from amqpd.settings.tree import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
 
 EXIT_USAGE: Final = 64
 """Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""

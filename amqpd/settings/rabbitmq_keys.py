@@ -20,6 +20,7 @@ from amqpd.settings.rabbitmq_translation import (
     OWN_LIMITS,
     Translation,
     boolean,
+    chain_depth,
     frame_size,
     handshake_s,
     minutes_s,
@@ -192,10 +193,11 @@ ROWS: Final[tuple[Key, ...]] = (
         "ssl_options.password", "ssl_options.cert", "ssl_options.cacerts.$name", "ssl_options.key.*",
     ),
     _only("ssl_options.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"),
-    _only("ssl_options.depth", tuple("123456789"), "chains may have up to nine certificates", shown="1 to 9"),
+    _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
+    _together("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
     *_nothing(
         "OpenSSL's choice stands",
-        "ssl_options.ciphers.$name", "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
+        "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
         "ssl_options.dhfile", "ssl_options.client_renegotiation", "ssl_options.secure_renegotiate",
         "ssl_options.reuse_sessions", "ssl_options.bypass_pem_cache", "ssl_options.psk_identity",
         "ssl_options.log_level", "ssl_options.log_alert", "ssl_allow_poodle_attack",
@@ -292,7 +294,8 @@ ROWS: Final[tuple[Key, ...]] = (
     _admin("management.ssl.fail_if_no_peer_cert", "http.tls.fail_if_no_peer_certificate", boolean),
     _together("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(PLAIN_KEYS, "management.ssl.password"),
-    _only("management.ssl.depth", tuple("123456789"), "chains may have up to nine certificates", shown="1 to 9"),
+    _admin("management.ssl.depth", "http.tls.depth", chain_depth),
+    _together("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
     _together("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
     *(
         _together(f"management.listener.{key}", _old_does(setting), Translation.old_admin_listener)
@@ -309,9 +312,8 @@ ROWS: Final[tuple[Key, ...]] = (
     _only(
         "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"
     ),
-    _only(
-        "management.listener.ssl_opts.depth", tuple("123456789"), "chains may have up to nine certificates",
-        shown="1 to 9",
+    _together(
+        "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
     ),
     *_nothing("OpenSSL's choice stands", "management.listener.ssl_opts.*"),
     _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),

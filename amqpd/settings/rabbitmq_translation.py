@@ -80,6 +80,14 @@ def verify(value: str) -> bool:
     return value == "verify_peer"
 
 
+def chain_depth(value: str) -> int:
+    """rabbit: up to 255. OpenSSL looks at 100 certificates at most."""
+    depth = number(value)
+    if not 0 <= depth <= 255:
+        raise ValueError(f"must be 0 to 255, not {value!r}")
+    return min(depth, 100)
+
+
 # `management.listener.*` without its first words -> setting below `http`, "" for none; how its value is read
 OLD_LISTENER: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "port": ("port", number),
@@ -90,6 +98,7 @@ OLD_LISTENER: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "ssl_opts.keyfile": ("tls.key", str),
     "ssl_opts.verify": ("tls.verify_peer", verify),
     "ssl_opts.fail_if_no_peer_cert": ("tls.fail_if_no_peer_certificate", boolean),
+    "ssl_opts.depth": ("tls.depth", chain_depth),
 }
 
 
@@ -110,6 +119,7 @@ class Translation:
         self._log: dict[str, tuple[str, str]] = {}
         self._versions: dict[str, list[str]] = {}  # by the key's first word
         self._versions_place: dict[str, str] = {}
+        self._ciphers: dict[str, tuple[list[str], str]] = {}  # by section, and where the last one is said
         self._mechanisms: list[str] = []
         self._mechanisms_place = ""
         self._admin: dict[str, str] = {}  # listeners of the admin API that have keys -> the first place
@@ -162,6 +172,14 @@ class Translation:
     def tls_version(self, words: Sequence[str], value: str, place: str) -> None:
         self._versions.setdefault(words[0], []).append(value)
         self._versions_place[words[0]] = place
+
+    def cipher(self, words: Sequence[str], value: str, place: str) -> None:
+        """`ssl_options.ciphers.$name` and those of the admin API's listeners, in the order of the lines."""
+        section = "amqp.tls" if words[0] == "ssl_options" else "http.tls" if words[1] == "ssl" else "listener"
+        names = self._ciphers[section][0] if section in self._ciphers else []
+        self._ciphers[section] = [*names, value], place
+        if section == "http.tls":
+            self.admin_listener(words, value, place)
 
     def mechanism(self, _words: Sequence[str], value: str, place: str) -> None:
         """`auth_mechanisms.$n`, in the order of the lines."""
@@ -248,6 +266,11 @@ class Translation:
     def _finish_admin(self) -> None:
         """rabbit: with `management.ssl` alone there is no plain HTTP, and `management.listener` is either."""
         secure = self._old_listener.get("ssl", ("false", ""))[0] == "true"
+        old_ciphers = self._ciphers.pop("listener", None)
+        if secure and old_ciphers is not None:
+            self._ciphers["http.tls"] = old_ciphers
+        for section, (names, last) in self._ciphers.items():
+            self.set(f"{section}.ciphers", names, last)
         for key, (value, place) in self._old_listener.items():
             setting, convert = OLD_LISTENER[key]
             self._admin.setdefault("ssl" if secure else "tcp", place)
