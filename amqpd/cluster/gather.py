@@ -155,9 +155,12 @@ class Gather(Whole):
         while self._view.position() < wanted and loop.time() < deadline:
             await self._view.changed(BEHIND_LOOK_S)
 
-    async def here(self, params: Mapping[str, str]) -> None:
-        if "vhost" in params and await self._owner(params["vhost"]) is not None:
-            raise Unavailable(f"vhost '{params['vhost']}' is moving")
+    async def here(self, route: Route, params: Mapping[str, str], body: object) -> None:
+        vhost: object = params.get("vhost")
+        if route.path in IN_BODY:
+            vhost = body.get("vhost", "/") if isinstance(body, dict) else "/"
+        if isinstance(vhost, str) and await self._owner(vhost) is not None:
+            raise Unavailable(f"vhost '{vhost}' is moving")
 
     def _others(self) -> list[Node]:
         return [node for node in self._view.nodes() if node.name != self._view.me]

@@ -238,8 +238,6 @@ class AdminServer:
             _check_origin(request)
         if whole is not None and (passed := await whole.pass_on(request, route, params, by)) is not None:
             return passed
-        if by.inner and self._whole is not None:
-            await self._whole.here(params)
         body: object = None
         if request.method in UNSAFE:
             body = await parsed(request, await read_body(request), route.definitions)
@@ -254,6 +252,8 @@ class AdminServer:
         call.cluster = None if self._whole is None else self._whole.control
         handler = route.handler if whole is None else whole.handler(route)
         try:
+            if by.inner and self._whole is not None:
+                await self._whole.here(route, params, body)
             while True:
                 try:
                     reply = await handler(call)

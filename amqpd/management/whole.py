@@ -99,8 +99,8 @@ class Whole:
         """Of a request by the inner port: returns when this node knows what the other one did, or after a while."""
         raise NotImplementedError
 
-    async def here(self, params: Mapping[str, str]) -> None:
-        """Of a request by the inner port: returns when the vhost of the path, if this node is to run it, is here.
+    async def here(self, route: Route, params: Mapping[str, str], body: object) -> None:
+        """Of a request by the inner port: return when its vhost (of path or body), if this node is to run it, is here.
 
         Raises: Unavailable, it does not come, or another node runs it now.
         """

@@ -237,6 +237,13 @@ def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(
     assert found.status in (200, 201, 204), found.body
 
 
+def test_a_vhost_in_the_body_is_waited_for_as_one_in_the_path(rig: Rig) -> None:
+    rig.own("late in the body", "b")
+    found = ask(rig, "a", "POST", "/api/amqpd/trace", {"vhost": "late in the body", "on": True})
+    assert found.status == 204, found.body
+    assert ask(rig, "a", "POST", "/api/amqpd/trace", {"vhost": "nowhere", "on": True}).status == 404
+
+
 @pytest.mark.slow
 def test_who_is_asked_has_heard_of_what_the_asking_node_knows(rig: Rig) -> None:
     """A node that is behind in reading what is the cluster's waits until it is not: a user may have been made a moment
