@@ -9,6 +9,7 @@ it takes options anywhere and leaves the messages, which are rabbitmqctl's, to u
 from __future__ import annotations
 
 import getopt
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from amqpd.cli.errors import UsageError
 
 FORMATTERS: Final = ("table", "pretty_table", "json", "json_stream", "csv", "erlang")
 DATA_DIR: Final = "./amqpd-data"
+LOCAL_URI: Final = "http://guest:guest@127.0.0.1:15672"
 TIMEOUT_S: Final = 60
 
 
@@ -252,6 +254,16 @@ def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
     if uri := environment.get("AMQPCTL_URI"):
         return uri, ""
     return "", environment.get("AMQPD_DATA_DIR") or DATA_DIR
+
+
+def otherwise(line: CommandLine, environment: Mapping[str, str]) -> str:
+    """Return the URI to try where no broker is named and there is no data directory in the folder; else an empty text.
+
+    RabbitMQ's tools need no address on the broker's machine, and scripts that call them give none.
+    """
+    named = "uri" in line.given or "data-dir" in line.given
+    named = named or bool(environment.get("AMQPCTL_URI") or environment.get("AMQPD_DATA_DIR"))
+    return "" if named or os.path.isdir(DATA_DIR) else LOCAL_URI  # noqa: PTH112 - pathlib is 3 ms of start-up
 
 
 def _is_number(text: str) -> bool:

@@ -75,6 +75,8 @@ class Client:
         self.data_dir = data_dir
         self.node = node
         self.timeout_s = timeout_s
+        self.otherwise = ""
+        """The URI that is tried where there is no socket; empty: none."""
         self.tls = Tls()
         """Of `https` URIs; may be replaced before the first request."""
         self.missing: set[str] = set()
@@ -133,6 +135,8 @@ class Client:
             raise self._timed_out(path) from None
         except (OSError, HTTPException) as error:
             self.close()
+            if self._has_found_another():
+                return self.send(method, path, body, headers)
             raise self._unreachable(error) from None
         if response.status in {401, 403}:
             raise Refused(NO_PERMISSION, self._not_allowed(Answer(response.status, _decoded(text))))
@@ -143,6 +147,22 @@ class Client:
         if answer.status == 409 and isinstance(answer.data, dict) and answer.data.get("error") == "app_running":
             raise AppRuns
         return answer
+
+    def _has_found_another(self) -> bool:
+        """Return whether a broker answers at `otherwise`, which then is the one."""
+        uri, self.otherwise = self.otherwise, ""
+        if not uri:
+            return False
+        another = Client(uri, "", self.node, self.timeout_s, False)
+        try:
+            if not another.send("GET", "/api/whoami").ok:
+                return False
+        except Failure:
+            return False
+        finally:
+            another.close()
+        self.uri, self.data_dir = uri, ""
+        return True
 
     def close(self) -> None:
         """Forgets the connection; the next request makes a new one."""

@@ -13,6 +13,7 @@ from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, Failure, UsageError
 
 GROUP: Final = "Definitions"
+NAMES_SHOWN_MAX: Final = 10
 _STAMPS: Final = frozenset({"rabbit_version", "rabbitmq_version", "product_name", "product_version"})
 """Keys that say who wrote it, and declare nothing."""
 
@@ -67,7 +68,17 @@ def export_definitions(context: Context) -> None:
 
 def _exported(context: Context) -> Any:
     context.patient()
-    return context.client.get(_path(context))
+    found = context.client.get(_path(context))
+    names = [str(each.get("name")) for each in found.get("users", ()) if each.get("argon2id_hash")]
+    if names:
+        shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
+        context.note(
+            f"Warning: RabbitMQ cannot read the password hashes of {len(names)} users ({shown}), and will know them "
+            f"without a password. Their passwords were set or first used on amqpd, which keeps argon2id hashes. With "
+            f"auth.password_hashing = rabbit_password_hashing_sha256 it keeps hashes that RabbitMQ reads: of new "
+            f"passwords at once, of others from the user's next login."
+        )
+    return found
 
 
 def import_definitions(context: Context) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 from amqpd.cli import help as help_texts
-from amqpd.cli.arguments import TIMEOUT_S, CommandLine, check_options, parse, where
+from amqpd.cli.arguments import TIMEOUT_S, CommandLine, check_options, otherwise, parse, where
 from amqpd.cli.client import Client
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
@@ -91,6 +91,7 @@ def _run(
     node = line.given.get("node") or _node_name("longnames" in line.given)
     timeout_s = TIMEOUT_S if line.timeout_s is None else line.timeout_s
     client = Client(uri, data_dir, node, timeout_s, command.needs_app)
+    client.otherwise = otherwise(line, environment)
     try:
         check_options(line, command.options)
         client.tls = tls_of(line, environment, uri)

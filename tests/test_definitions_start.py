@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pika
 import pytest
 
-from amqpd.testing import BrokerFailed, BrokerProcess
+from amqpd.management.definitions_start import PIECE_BYTES, import_files
+from amqpd.settings import DefinitionsSettings
+from amqpd.testing import BrokerFailed, BrokerProcess, embedded
 
 DOCUMENT = {
     "users": [{"name": "guest", "password": "guest", "tags": "administrator"}],
@@ -164,6 +167,26 @@ AS_SERVICE = [
     sys.executable, "-P", "-c",
     "import os, sys; os.setsid(); os.execv(sys.executable, [sys.executable, '-P', '-m', 'amqpd', *sys.argv[1:]])",
 ]  # fmt: skip
+
+
+async def test_the_files_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload happens while clients are served, and files may be large, or on a disk that takes its time."""
+    read_in: list[threading.Thread] = []
+    read = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        read_in.append(threading.current_thread())
+        return read(path)
+
+    text = "é" * (PIECE_BYTES // 2) + "x"  # a piece ends within the character
+    path = written(tmp_path / "definitions.json", {"global_parameters": [{"name": "long", "value": text}]})
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode())
+    async with embedded(tmp_path / "data") as server:
+        monkeypatch.setattr(Path, "read_bytes", noted)
+        await import_files(server.broker, path, DefinitionsSettings())
+        assert server.broker.global_parameters.get("long") == text
+        assert len(read_in) == 1
+        assert read_in[0] is not threading.current_thread()
 
 
 @pytest.mark.slow

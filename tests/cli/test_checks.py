@@ -141,6 +141,17 @@ def test_definitions_go_to_a_file_and_back(broker: FakeBroker, ctl: Ctl, tmp_pat
     assert "queues[0].name: no" in result.err
 
 
+def test_an_export_says_whose_password_rabbitmq_cannot_read(broker: FakeBroker, ctl: Ctl) -> None:
+    users = [{"name": "old", "password_hash": "x"}, {"name": "new", "password_hash": "", "argon2id_hash": "$argon2id$"}]
+    broker.answers["GET", "/api/definitions"] = (200, {**DEFINITIONS, "users": users})
+    found = ctl("export_definitions", "-")
+    assert json.loads(found.out)["users"] == users
+    assert "of 1 users (new)" in found.err
+    assert "auth.password_hashing = rabbit_password_hashing_sha256" in found.err
+    broker.answers["GET", "/api/definitions"] = (200, {**DEFINITIONS, "users": users[:1]})
+    assert ctl("export_definitions", "-").err == ""
+
+
 def test_a_file_that_lies_in_wait_gets_no_definitions(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     """They have password hashes in them: a link beside it leads nowhere, what was left there is not written on."""
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl, FakeBroker
 
+from amqpd.cli import arguments
+
 PING = ("GET", "/api/amqpd/ping")
+WHOAMI = ("GET", "/api/whoami")
 
 
 def test_over_the_socket_without_credentials(broker: FakeBroker, ctl: Ctl) -> None:
@@ -24,6 +27,50 @@ def test_over_the_socket_without_credentials(broker: FakeBroker, ctl: Ctl) -> No
 def test_the_data_directory_may_be_named_on_the_command_line(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[PING] = (200, {"status": "ok"})
     assert ctl("--data-dir", str(broker.data_dir), "ping", environment={}).code == 0
+
+
+@pytest.fixture
+def lonely(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a data directory, and the broker at the address that is tried then."""
+    monkeypatch.setattr(arguments, "LOCAL_URI", f"http://guest:guest@127.0.0.1:{broker.tcp_port}")
+    folder = broker.data_dir / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    broker.answers[PING] = (200, {"status": "ok"})
+    broker.answers[WHOAMI] = (200, {"name": "guest"})
+    return folder
+
+
+def test_without_any_address_this_machine_is_tried_as_guest(broker: FakeBroker, ctl: Ctl, lonely: Path) -> None:
+    """As a wrapper named rabbitmqctl calls it."""
+    assert ctl("ping", "-q", environment={}) == (0, "Ping succeeded\n", "")
+    assert [(each.method, each.path) for each in broker.asked] == [WHOAMI, PING]
+    token = base64.b64encode(b"guest:guest").decode()
+    assert broker.asked[1].headers["Authorization"] == f"Basic {token}"
+
+
+@pytest.mark.parametrize("named", ["--data-dir", "AMQPD_DATA_DIR", "./amqpd-data"])
+def test_where_a_data_directory_is_named_or_there_no_other_broker_is_tried(
+    broker: FakeBroker, ctl: Ctl, lonely: Path, named: str
+) -> None:
+    (lonely / ("amqpd-data" if named == "./amqpd-data" else "other")).mkdir()
+    words = ["--data-dir", "other"] if named == "--data-dir" else []
+    environment = {named: "other"} if named == "AMQPD_DATA_DIR" else {}
+    found = ctl("ping", *words, environment=environment)
+    assert (found.code, broker.asked) == (69, [])
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, None])
+def test_where_guest_is_not_let_in_the_message_is_that_of_the_socket(
+    broker: FakeBroker, ctl: Ctl, lonely: Path, status: int | None
+) -> None:
+    broker.answers[WHOAMI] = (status or 0, {"error": "x", "reason": "Login failed"})
+    if status is None:
+        broker.stop()
+    found = ctl("ping", environment={})
+    assert found.code == 69
+    assert "unable to reach node 'n@h' at ./amqpd-data/amqpctl.sock: No such file or directory." in found.err
+    assert "--uri http://USER:PASSWORD@HOST:15672" in found.err
 
 
 def test_a_path_too_long_for_a_socket_address(broker: FakeBroker, ctl: Ctl) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pika
 import pytest
 
+from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.catalogue.parameters import CLUSTER_NAME
 from amqpd.management.call import BadRequest
+from amqpd.management.definitions import definitions_of
 from amqpd.management.definitions_document import read
 from amqpd.management.definitions_report import Report
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerProcess, embedded
 
 
 def test_there_and_back(tmp_path, api):
@@ -242,3 +248,11 @@ async def test_what_rabbitmq_exports_is_read():
     assert report.unknown == []
     with pytest.raises(BadRequest, match=r"parameters\[0\]"):
         await read({"parameters": [{"name": "p"}]}, Report())
+
+
+async def test_a_cluster_name_that_was_never_set_is_not_exported(tmp_path: Path) -> None:
+    """Another broker that imports it would have the name of this one's machine."""
+    async with embedded(tmp_path) as server:
+        assert CLUSTER_NAME not in [each["name"] for each in definitions_of(server.broker)["global_parameters"]]
+        await finished(partial(server.broker.global_parameters.declare, CLUSTER_NAME, "shop"))
+        assert {"name": CLUSTER_NAME, "value": "shop"} in definitions_of(server.broker)["global_parameters"]

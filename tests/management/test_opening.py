@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.queues.make_queue import make_queue
+from amqpd.management.metrics import objects
 from amqpd.server import Server
 from amqpd.storage.queue_log import QueueLog
 from amqpd.testing import BrokerProcess, embedded
@@ -62,7 +63,23 @@ class UnreadableLog(QueueLog):
         raise OSError(5, "Input/output error")
 
 
+class SlowLog(QueueLog):
+    """Its disk does not answer. asked: how often it was."""
+
+    def __init__(self) -> None:
+        super().__init__("v1", "slow", "q", "", True)
+        self.asked = 0
+
+    def open_soon(self, done: Callable[[], None]) -> bool:
+        self.asked += 1
+        return False
+
+
 async def status_of(server: Server, method: str, path: str, body: object) -> int:
+    return int((await answer_of(server, method, path, body)).split(maxsplit=2)[1])
+
+
+async def answer_of(server: Server, method: str, path: str, body: object = None) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port("http"))
     content = b"" if body is None else json.dumps(body).encode()
     head = (
@@ -72,7 +89,7 @@ async def status_of(server: Server, method: str, path: str, body: object) -> int
     writer.write(head.encode() + content)
     answer = await reader.read()
     writer.close()
-    return int(answer.split(maxsplit=2)[1])
+    return answer
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [each[:3] for each in REQUESTS])
@@ -83,3 +100,27 @@ async def test_a_log_that_cannot_be_opened(tmp_path: Path, method: str, path: st
         assert await status_of(server, method, path, body) == 503
         assert log.tries == 1
         vhost.take_queue(vhost.queues["q"])
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_coarse_metrics"])
+async def test_a_scrape_does_not_wait_for_every_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Queues that it has no time to open are counted, and are in no sum; it leaves them to later scrapes."""
+    async with embedded(tmp_path) as server:
+        vhost, logs = server.broker.vhosts["/"], [SlowLog() for _ in range(3)]
+        for number, log in enumerate(logs):
+            vhost.add_queue(make_queue(vhost.queue_host, f"slow{number}", True, False, None, {}, log))
+        monkeypatch.setattr(objects, "OPENING_S", 0.0)
+        answer = await answer_of(server, "GET", path)
+        assert [log.asked for log in logs] == [0, 0, 0]
+        monkeypatch.setattr(objects, "OPENING_S", 0.05)
+        answer = await answer_of(server, "GET", path)
+        assert answer.startswith(b"HTTP/1.0 200 ")
+        assert [log.asked for log in logs] == [1, 0, 0]  # the first one's disk does not answer within the time
+        assert b'queue="slow' not in answer
+        if "detailed" not in path:
+            assert b"\namqpd_queues_unread 3\n" in answer
+            assert b"\nrabbitmq_queues 3\n" in answer
+        for number in range(3):
+            vhost.take_queue(vhost.queues[f"slow{number}"])

@@ -271,6 +271,7 @@ OWN: Final = _group(
     ("amqpd_retained_bytes", GAUGE, "Files of settled messages kept by x-retain"),
     ("amqpd_export_lost_records_total", COUNTER, "Given up unexported, over x-export-max-bytes"),
     ("amqpd_log_span_records", GAUGE, "Offsets from the first that is there to the end, of all logs"),
+    ("amqpd_queues_unread", GAUGE, "Queues whose logs are not open yet, and whose messages are in no sum"),
     ("amqpd_delayed_messages", GAUGE, "Messages that wait until they are due"),
     ("amqpd_delayed_messages_delayed_total", COUNTER, "Messages that were delayed"),
     ("amqpd_delayed_messages_released_total", COUNTER, "Delayed messages that came due"),

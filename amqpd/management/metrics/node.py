@@ -144,8 +144,8 @@ def _attempts(sheet: Sheet, group: Mapping[str, Family], counts: list[int], give
         sheet.add(family, count, given)
 
 
-def own(sheet: Sheet, call: Call, span_records: int) -> None:
-    """What RabbitMQ has no name for. span_records: of all logs."""
+def own(sheet: Sheet, call: Call, span_records: int, unread_count: int) -> None:
+    """Metrics that RabbitMQ has no name for. span_records: of all logs. unread_count: queues that the sums lack."""
     broker, group = call.broker, families.OWN
     times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.tally
     sheet.add(group["amqpd_uptime_seconds"], time.time() - broker.started_at)
@@ -161,6 +161,7 @@ def own(sheet: Sheet, call: Call, span_records: int) -> None:
         "amqpd_retained_bytes": broker.storage.retained.bytes,
         "amqpd_export_lost_records_total": broker.storage.export_losses.records,
         "amqpd_log_span_records": span_records,
+        "amqpd_queues_unread": unread_count,
         "amqpd_delayed_messages": sum(broker.delays.count_of(name) for name in broker.vhosts),
         "amqpd_delayed_messages_delayed_total": int(tally.delayed),
         "amqpd_delayed_messages_released_total": int(tally.released),

@@ -10,6 +10,8 @@ pair of channel and queue, or channel and exchange, has a label less here. Sums 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.counters import queue_counts
@@ -34,6 +36,35 @@ if TYPE_CHECKING:
     from amqpd.management.call import Call
     from amqpd.management.metrics.text import Family, Sheet
     from amqpd.management.slices import Slices
+
+
+OPENING_S: Final = 1.0
+
+
+class Openings:
+    """Opens the logs of queues that nothing has used since the start, for OPENING_S in all.
+
+    A log after a clean stop takes 0.2 ms, so that a broker with some thousand queues shows all of them at the first
+    scrape. With more queues, or after a kill, a scrape that opened every log would outlast Prometheus' patience. The
+    next scrapes then open the others.
+    """
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + OPENING_S
+
+    async def has_opened(self, queue: Queue) -> bool:
+        """Return whether the log is open, or cannot be opened; False once the time is up."""
+        if queue.opening is None:
+            return True
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            return False
+        try:
+            async with asyncio.timeout(left_s):
+                await opened(queue)
+        except TimeoutError:
+            return False  # it goes on opening
+        return True
 
 
 class LogSpan:
@@ -78,18 +109,22 @@ def hindmost_export(call: Call, queue: Queue) -> int:
 
 
 class Reader:
-    """One answer. wanted: groups, as `families` names them. vhosts, queues: only these; None is all."""
+    """One answer. openings: queues that it does not open in time have no samples. wanted: groups, as `families` names
+    them. vhosts, queues: only these; None is all.
+    """
 
     def __init__(
         self,
         call: Call,
         sheet: Sheet,
+        openings: Openings,
         wanted: AbstractSet[str],
         vhosts: AbstractSet[str] | None = None,
         queues: AbstractSet[str] | None = None,
     ) -> None:
         self._call = call
         self._sheet = sheet
+        self._openings = openings
         self._wanted = wanted
         self._queues = queues
         self._vhosts = [each for each in call.broker.vhosts.values() if vhosts is None or each.name in vhosts]
@@ -122,8 +157,8 @@ class Reader:
             for queue in list(vhost.queues.values()):
                 if self._queues is not None and queue.name not in self._queues:
                     continue
-                if queue.opening is not None:
-                    await opened(queue)
+                if not await self._openings.has_opened(queue):
+                    continue
                 given = labels(vhost=queue.vhost_name, queue=queue.name)
                 for reader in readers:
                     reader(self, queue, given)

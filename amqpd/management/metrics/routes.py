@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.management.call import Reply, Role
 from amqpd.management.metrics import node
-from amqpd.management.metrics.objects import OBJECT_GROUPS, PER_OBJECT, Reader
+from amqpd.management.metrics.objects import OBJECT_GROUPS, PER_OBJECT, Openings, Reader
 from amqpd.management.metrics.sums import Sums
 from amqpd.management.metrics.text import CONTENT_TYPE, Sheet
 from amqpd.management.router import Route
@@ -50,20 +50,20 @@ async def per_object(call: Call) -> Reply:
 
 
 async def _all(call: Call, one_by_one: bool) -> Reply:
-    slices, sheet = Slices(), Sheet()
+    slices, sheet, openings = Slices(), Sheet(), Openings()
     node.identity(sheet, call)
     for name, put in _NODE_GROUPS.items():
         if name != "auth_attempt_detailed_metrics":
             put(sheet, call)
     sums = Sums(call.broker, call.server.connections)
-    await sums.count(call, slices)
+    await sums.count(call, openings, slices)
     sums.put_objects(sheet)
     if one_by_one:
-        await Reader(call, sheet, PER_OBJECT).read(slices)
+        await Reader(call, sheet, openings, PER_OBJECT).read(slices)
     else:
         sums.put_sums(sheet)
     sums.put_global(sheet)
-    node.own(sheet, call, sums.logs.span_records)
+    node.own(sheet, call, sums.logs.span_records, sums.unread_count)
     return Reply(200, await sheet.chunks(slices), CONTENT_TYPE)
 
 
@@ -78,7 +78,7 @@ async def detailed(call: Call) -> Reply:
             put(sheet, call)
     if not wanted.isdisjoint(OBJECT_GROUPS):
         vhosts, queues = frozenset(call.query_all("vhost")), frozenset(call.query_all("queue"))
-        await Reader(call, sheet, wanted, vhosts or None, queues or None).read(slices)
+        await Reader(call, sheet, Openings(), wanted, vhosts or None, queues or None).read(slices)
     return Reply(200, [*await named.chunks(slices), *await sheet.chunks(slices)], CONTENT_TYPE)
 
 

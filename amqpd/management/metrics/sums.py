@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
 from amqpd.broker.queues.kinds import KINDS
-from amqpd.broker.queues.opening import opened
 from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
 from amqpd.management.counted import lengths
 from amqpd.management.counts import queue_bytes, unacked_bytes
 from amqpd.management.metrics import families
 from amqpd.management.metrics.node import put
-from amqpd.management.metrics.objects import LogSpan, channel_gauges, hindmost_export
+from amqpd.management.metrics.objects import LogSpan, Openings, channel_gauges, hindmost_export
 from amqpd.management.metrics.text import labels
 
 if TYPE_CHECKING:
@@ -54,15 +53,17 @@ class Sums:
         self.logs = LogSpan()
         self.export_lag = 0
         self.publishers = 0
+        self.unread_count = 0
         self._utilised = 0.0
         self._consumed = 0
 
-    async def count(self, call: Call, slices: Slices) -> None:
-        """Reads all of them; opens the log of each queue that nobody has used since the start."""
+    async def count(self, call: Call, openings: Openings, slices: Slices) -> None:
+        """Add up all of them. Queues whose logs are not open in time are in `unread_count` and in no other sum."""
         for queue in self._queues:
-            if queue.opening is not None:
-                await opened(queue)
-            self._add_queue(call, queue)
+            if await openings.has_opened(queue):
+                self._add_queue(call, queue)
+            else:
+                self.unread_count += 1
             if slices.due:
                 await slices.rest()
         if self._consumed:
