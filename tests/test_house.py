@@ -294,7 +294,8 @@ def test_every_key_of_policies_is_documented() -> None:
     for key in keys().values():
         argument = f"`{key.argument}`" if key.argument else ""
         operator = "yes" if key.operator else ""
-        merge = "" if key.meaning.startswith("ignored: ") else f"the {key.merge}"
+        rule = key.merge.replace("limit", "lowest that is a limit")
+        merge = "" if key.meaning.startswith("ignored: ") else f"the {rule}"
         table.append(f"| `{key.name}` | {argument} | {operator} | {merge} | {key.meaning} |")
     manual = (ROOT / "docs" / "policies.md").read_text("utf-8")
     documented = manual.partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]

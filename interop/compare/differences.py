@@ -35,6 +35,8 @@ WHOLE_TERMS: Final = (
     "tables are sent as AMQP tables, where RabbitMQ sends Erlang's terms as text; numbers as the smallest type"
 )
 
+LOCATOR: Final = "a classic queue takes the argument, as of RabbitMQ 4.0, and it is ignored"
+
 ALLOWED: Final[tuple[Difference, ...]] = (
     *[
         Difference(f"tools/{name}", r"(\S+) exits .*", rf"\1 exits {ours}", reason, step=step)
@@ -98,20 +100,101 @@ ALLOWED: Final[tuple[Difference, ...]] = (
             step=step,
         )
         for step, why in (
-            (5, "{value_negative,-1}"),
-            *(
-                (step, f'"expected integer, got {kind}"')
-                for step, kind in (
-                    (8, "longstr"),
-                    (9, "longstr"),
-                    (10, "bool"),
-                    (11, "void"),
-                    (12, "double"),
-                    (13, "array"),
-                    (14, "table"),
-                )
+            (step, f'"expected integer, got {kind}"')
+            for step, kind in (
+                (8, "longstr"),
+                (9, "longstr"),
+                (10, "bool"),
+                (11, "void"),
+                (12, "double"),
+                (13, "array"),
+                (14, "table"),
+            )
+        )
+    ],
+    *[
+        Difference(
+            "declare/classic x-queue-leader-locator values",
+            r"a\.1 channel.close .* for queue '(\w+)' in vhost '{v}' of queue type rabbit_classic_queue .*",
+            r"a.1 queue.declare-ok queue=\1 message_count=0 consumer_count=0",
+            LOCATOR,
+            step=step,
+        )
+        for step in (1, 2)
+    ],
+    *[
+        Difference(
+            "declare/classic x-queue-leader-locator values",
+            " of queue type rabbit_classic_queue",
+            f": {why}",
+            LOCATOR,
+            step=step,
+        )
+        for step, why in enumerate(
+            (
+                *["{unacceptable_type,signedint}"] * 3,
+                *["{unacceptable_type,long}"] * 2,
+                *["invalid_queue_locator_arg"] * 2,
+                *(f"{{unacceptable_type,{kind}}}" for kind in ("bool", "void", "double", "array", "table")),
+            ),
+            3,
+        )
+    ],
+    *[
+        Difference(
+            "declare/classic x-queue-leader-locator again",
+            r"a\.1 channel.close .*",
+            "a.1 queue.declare-ok queue=with message_count=0 consumer_count=0",
+            LOCATOR,
+            step=step,
+        )
+        for step in (1, 2)
+    ],
+    *[
+        Difference(
+            "declare/classic x-queue-leader-locator again",
+            theirs,
+            "a.1 channel.close reply_code=406 reply_text=PRECONDITION_FAILED - inequivalent arg "
+            rf"'x-queue-leader-locator' for queue '{name}' in vhost '{{v}}': received {what} class_id=50 method_id=10",
+            LOCATOR,
+            step=step,
+        )
+        for step, theirs, name, what in (
+            (3, r"a\.1 channel.close .*", "with", "'balanced' but current is 'client-local'"),
+            (
+                4,
+                r"a\.1 queue.declare-ok .*",
+                "with",
+                "none but current is the value 'client-local' of type 'longstr'",
+            ),
+            (
+                7,
+                r"a\.1 (?:queue.declare-ok|channel.close) .*",
+                "without",
+                "the value 'client-local' of type 'longstr' but current is none",
             ),
         )
+    ],
+    *[
+        Difference(
+            f"policies/{which}policy delivery-limit values",
+            r"http 400 .*",
+            "http 201",
+            "-1 means no limit, as of RabbitMQ 4.0",
+            step=3,
+        )
+        for which in ("", "operator ")
+    ],
+    *[
+        Difference(
+            f"policies/operator policy {key} values",
+            r"http 400 .*" if good else rf"\[\{{<<\"{key}\">>,(.*)\}}\] are not recognised policy settings",
+            "http 201" if good else rf"\1 is not a valid {key} value",
+            "an operator policy may have this key, as of RabbitMQ 3.12",
+            step=step,
+        )
+        for key, goods, bads in (("overflow", (1, 2, 3), (4, 5)), ("queue-version", (1, 2), (3, 4)))
+        for step, good in [*((each, True) for each in goods), *((each, False) for each in bads)]
     ],
     Difference(
         "declare/stream x-dead-letter-exchange values",

@@ -87,6 +87,29 @@ class TestValidation:
         with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_stream_queue"):
             validate("q", "/", {name: 1, "x-queue-type": "stream"})
 
+    @pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("x-queue-leader-locator", "client-local"),
+            ("x-queue-leader-locator", "balanced"),
+            ("x-quorum-target-group-size", 5),
+            ("x-consumer-disconnected-timeout", 60000),
+        ],
+    )
+    def test_what_rabbitmq_4_takes_and_does_nothing_here(self, kind, name, value) -> None:
+        """Spring AMQP sends the first one for classic queues."""
+        validate("q", "/", {"x-queue-type": kind, name: value})
+
+    @pytest.mark.parametrize("limit", [-1, -5, 0, 20])
+    def test_a_negative_delivery_limit_is_none(self, limit) -> None:
+        """rabbit: 4.0 has a limit of 20 where nothing is said, and -1 against it."""
+        table = {"x-queue-type": "quorum", "x-delivery-limit": limit}
+        validate("q", "/", table)
+        assert arguments.rules_of(table).delivery_limit == limit
+        with pytest.raises(PreconditionFailed, match="expected integer, got longstr"):
+            validate("q", "/", {**table, "x-delivery-limit": f"{limit}"})
+
     def test_unknown_arguments_pass(self) -> None:
         validate("q", "/", {"x-mine": {"any": ["thing"]}})
 

@@ -86,9 +86,15 @@ class TestKeys:
     def test_those_that_operators_have_are_rabbitmqs(self) -> None:
         assert set(policy_keys.keys(operator=True)) >= {
             "expires", "message-ttl", "max-length", "max-length-bytes", "max-in-memory-length", "max-in-memory-bytes",
-            "delivery-limit",
+            "delivery-limit", "overflow", "queue-version", "target-group-size",
         }  # fmt: skip
-        assert all(key.merge == "lowest" for key in policy_keys.keys(operator=True).values())
+
+    def test_those_of_rabbitmq_4_are_there(self) -> None:
+        """Those of 4.0 to 4.3 that 3.10.8 does not have."""
+        assert set(policy_keys.keys()) >= {
+            "consumer-timeout", "consumer-disconnected-timeout", "target-group-size", "filter-field-names",
+            "stream-filter-size-bytes", "delayed-retry-type", "delayed-retry-min", "delayed-retry-max",
+        }  # fmt: skip
 
     def test_those_of_rabbitmq_are_there(self) -> None:
         """`rabbit_policies`, `rabbit_mirror_queue_misc` and `rabbit_queue_location_validator` of 3.10.8."""
@@ -101,7 +107,8 @@ class TestKeys:
         }  # fmt: skip
 
     def test_what_a_kind_cannot_follow(self) -> None:
-        assert unsupported("classic") >= {"queue-leader-locator", "delivery-limit", "dead-letter-strategy"}
+        assert unsupported("classic") >= {"delivery-limit", "dead-letter-strategy", "target-group-size"}
+        assert "queue-leader-locator" not in unsupported("classic"), "rabbit: since 4.0"
         assert unsupported("quorum") >= {"queue-mode", "ha-mode", "ha-params", "ha-sync-mode", "queue-master-locator"}
         assert unsupported("stream") >= {
             "expires", "message-ttl", "dead-letter-exchange", "dead-letter-routing-key", "max-length",
@@ -151,6 +158,27 @@ class TestWhichHolds:
         put(room, "p", "x", {"message-ttl": 9}, apply_to=apply_to)
         things = [room.queue("x1"), room.queue("x2", x_queue_type="quorum"), room.exchange("x3", "direct")]
         assert [shown(room, thing)[0] == "p" for thing in things] == [classic, quorum, exchange]
+
+    @pytest.mark.parametrize(
+        ("argument", "policy", "operator", "limit"),
+        [(-1, 3, None, 3), (3, -1, None, 3), (2, 3, None, 2), (-1, -1, -1, -1), (None, 5, -1, 5), (None, -1, 4, 4)],
+    )
+    def test_a_negative_delivery_limit_is_none(
+        self, room: Any, argument: int | None, policy: int, operator: int | None, limit: int
+    ) -> None:
+        """rabbit: since 4.0; the lowest holds of those that are limits."""
+        more = {} if argument is None else {"x_delivery_limit": argument}
+        queue = room.queue("q", x_queue_type="quorum", **more)
+        put(room, "p", "q", {"delivery-limit": policy})
+        if operator is not None:
+            put(room, "o", "q", {"delivery-limit": operator}, operator=True)
+        assert queue.rules.delivery_limit == limit
+
+    def test_the_operators_overflow_holds(self, room: Any) -> None:
+        queue = room.queue("q")
+        put(room, "p", "q", {"overflow": "drop-head", "max-length": 5})
+        put(room, "o", "q", {"overflow": "reject-publish"}, operator=True)
+        assert queue.rules.overflow == "reject-publish"
 
     def test_one_that_says_what_the_kind_cannot_follow_does_not_apply(self, room: Any) -> None:
         """rabbit: not at all, and one of lower priority holds."""

@@ -98,7 +98,10 @@ DEFINITIONS = [
     ({"dead-letter-routing-key": 5}, "5 is not a valid dead letter routing key"),
     ({"dead-letter-strategy": "x"}, '<<"x">> is not a valid dead letter strategy'),
     ({"alternate-exchange": 5}, "5 is not a valid alternate exchange name"),
-    ({"delivery-limit": -1}, "-1 is not a valid delivery limit"),
+    ({"delivery-limit": "1"}, '<<"1">> is not a valid delivery limit'),
+    ({"delivery-limit": 1.5}, "1.5 is not a valid delivery limit"),
+    ({"target-group-size": 0}, "0 is not a valid qq target count value"),
+    ({"consumer-disconnected-timeout": -1}, "-1 is not a valid consumer disconnected timeout"),
     ({"queue-mode": "x"}, '<<"x">> is not a valid queue-mode value'),
     ({"queue-version": 3}, "3 is not a valid queue-version value"),
     ({"queue-version": 2.0}, "2.0 is not a valid queue-version value"),
@@ -150,7 +153,7 @@ class TestRefusals:
             'priority should be a number, actually was <<"x">>',
         ]
 
-    @pytest.mark.parametrize("key", ["overflow", "dead-letter-exchange", "alternate-exchange", "queue-mode", "ha-mode"])
+    @pytest.mark.parametrize("key", ["max-age", "dead-letter-exchange", "alternate-exchange", "queue-mode"])
     def test_operators_have_fewer_keys(self, api, v, key):
         body = {"pattern": "", "definition": {"max-length": 1, key: "all"}}
         told = f'Validation failed\n\n[{{<<"{key}">>,<<"all">>}}] are not recognised policy settings\n'
@@ -224,7 +227,7 @@ class TestParameters:
                     + [f'Key "{key}" not found in x' for key in ("definition", "pattern", "priority")]
                 ),
             ),
-            ({"pattern": "", "definition": {"overflow": "x"}, "priority": 0}, None),
+            ({"pattern": "", "definition": {"queue-mode": "x"}, "priority": 0}, None),
         ],
     )
     def test_what_is_no_operator_policy(self, api, v, value, text):

@@ -21,7 +21,7 @@ from amqpd.broker.catalogue import exchange_arguments
 from amqpd.broker.catalogue.erlang import term
 from amqpd.broker.catalogue.patterns import compile_names
 from amqpd.broker.queues import arguments as queue_arguments
-from amqpd.broker.queues.argument_checks import Merge, Row, is_one_of, is_positive
+from amqpd.broker.queues.argument_checks import Merge, Row, is_one_of, is_positive, is_text
 
 APPLY_TO: Final = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
 PRIORITY_MAX: Final = 2**31 - 1
@@ -50,27 +50,34 @@ def _anything(_value: object) -> bool:
     return True
 
 
-def _ignored(name: str, accepts: Callable[[object], bool], called: str) -> PolicyKey:
-    return PolicyKey(name, accepts, called, False, "argument", "", f"ignored: {MIRRORED}")
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def _ignored(
+    name: str, accepts: Callable[[object], bool], called: str, why: str = MIRRORED, *, operator: bool = False
+) -> PolicyKey:
+    return PolicyKey(name, accepts, called, operator, "argument", "", f"ignored: {why}")
 
 
 IGNORED: Final = (
-    _ignored("ha-mode", is_one_of("all", "exactly", "nodes"), "ha-mode value"),
-    _ignored("ha-params", _anything, "ha-params value"),
-    _ignored("ha-sync-mode", is_one_of("manual", "automatic"), "ha-sync-mode value"),
+    _ignored("ha-mode", is_one_of("all", "exactly", "nodes"), "ha-mode value", operator=True),  # rabbit: since 3.12
+    _ignored("ha-params", _anything, "ha-params value", operator=True),
+    _ignored("ha-sync-mode", is_one_of("manual", "automatic"), "ha-sync-mode value", operator=True),
     _ignored("ha-sync-batch-size", is_positive, "ha-sync-batch-size value"),
     _ignored("ha-promote-on-shutdown", is_one_of("always", "when-synced"), "ha-promote-on-shutdown value"),
     _ignored("ha-promote-on-failure", is_one_of("always", "when-synced"), "ha-promote-on-failure value"),
+    _ignored("filter-field-names", _is_texts, "list of filter field names", "filters look at every field"),
 )
 
-# rabbit: `unsupported_policies` of 3.10's kinds, as far as the rows do not say so already.
+# rabbit: `unsupported_policies` of each kind, where the rows do not say so already: 3.10's, and for keys of 4.x theirs.
 _MIRRORING: Final = frozenset(
     ("ha-mode", "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure", "queue-master-locator")
 )
 _UNSUPPORTED: Final[dict[str, frozenset[str]]] = {
-    "classic": frozenset(("queue-leader-locator",)),
+    "classic": frozenset(("target-group-size", "filter-field-names")),
     "quorum": _MIRRORING | {"queue-mode"},
-    "stream": _MIRRORING | {"queue-mode"},
+    "stream": _MIRRORING | {"queue-mode", "target-group-size", "filter-field-names"},
 }
 
 

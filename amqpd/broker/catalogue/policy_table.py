@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from amqpd.broker.catalogue.patterns import NamePattern, compile_names
 from amqpd.broker.catalogue.policy_keys import keys, unsupported
+from amqpd.broker.queues.argument_checks import merged_number
 from amqpd.broker.queues.arguments import rules_of
 from amqpd.broker.queues.rules import Rules
 from amqpd.storage.metadata.metadata import PolicyRow
@@ -108,13 +109,14 @@ NONE: Final = Effective(None, None)
 
 
 def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
-    """By the keys' rules: of numbers the lowest, else what the operator says."""
+    """By the keys' rules: of most numbers the lowest, else what the operator says."""
     both = dict(sorted({**policy, **operator}.items()))
     known = keys()
     for name in policy.keys() & operator.keys():
         one, other = policy[name], operator[name]
-        if known[name].merge == "lowest" and isinstance(one, int) and isinstance(other, int):
-            both[name] = min(one, other)
+        merge = known[name].merge
+        if merge != "argument" and isinstance(one, int) and isinstance(other, int):
+            both[name] = merged_number(merge, one, other)
     return both
 
 

@@ -24,7 +24,7 @@ from amqpd.storage.settle.hold import NAME as EXPORT_NAME
 
 IGNORED: Final = "arguments"
 
-Merge: TypeAlias = Literal["argument", "lowest"]
+Merge: TypeAlias = Literal["argument", "lowest", "limit"]
 
 
 class Context(NamedTuple):
@@ -59,7 +59,7 @@ class Row(NamedTuple):
     policy: the key by which a policy sets it; "" for none. accepts: whether a policy may give it this JSON value;
     called: what RabbitMQ's text calls it where it may not (`"x" is not a valid message TTL`). operator: operator
     policies may have the key too. merge: what holds where argument and policy both say something: the `argument`, or
-    the `lowest` number.
+    the `lowest` number, or as a `limit` the lowest, where a negative number is none.
 
     takes: for a form: text, flag, number, messages, bytes, ms, or words with | between; "" where no form offers it.
     policy_takes: the same of the policy's key, where that takes something else.
@@ -198,6 +198,18 @@ def dead_letter_key(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
 
+def limit(row: Row, value: object, context: Context) -> None:
+    """rabbit: since 4.0 a negative number means that there is no limit."""
+    integer(row, value, context)
+
+
+def merged_number(merge: Merge, one: int, other: int) -> int:
+    """Of two numbers that both say something the one that holds. merge: `lowest` or `limit`."""
+    if merge == "limit" and min(one, other) < 0:
+        return max(one, other)
+    return min(one, other)
+
+
 def boolean(row: Named, value: object, context: Context) -> bool:
     if not isinstance(value, bool):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
@@ -272,6 +284,10 @@ def anything(_row: Row, _value: object, _context: Context) -> None:
 
 
 # -- in a policy: JSON ------------------------------------------------------------------------------------------------
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_natural(value: object) -> bool:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from amqpd.broker.queues import ignored_rows, queue_rows, retry_rows, stream_rows
-from amqpd.broker.queues.argument_checks import IGNORED, Context, Row, check_kind, erlang_type
+from amqpd.broker.queues.argument_checks import IGNORED, Context, Row, check_kind, erlang_type, merged_number
 from amqpd.broker.queues.kinds import kind_of
 from amqpd.broker.queues.rules import PLAIN, Admission, Rules
 from amqpd.broker.stream_start import interval_ms
@@ -90,8 +90,8 @@ def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> 
         argument = arguments.get(row.name)
         if argument is None:
             both[row.name] = value
-        elif row.merge == "lowest" and isinstance(value, int) and isinstance(argument, int):
-            both[row.name] = min(value, argument)
+        elif row.merge != "argument" and isinstance(value, int) and isinstance(argument, int):
+            both[row.name] = merged_number(row.merge, value, argument)
         elif row.merge == "lowest" and isinstance(value, str) and isinstance(argument, str):
             both[row.name] = min(value, argument, key=interval_ms)
     return both

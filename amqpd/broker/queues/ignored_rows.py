@@ -7,7 +7,7 @@ from typing import Final
 
 from amqpd.broker.queues import argument_checks as checks
 from amqpd.broker.queues.argument_checks import IGNORED, Row
-from amqpd.broker.queues.kinds import CLASSIC, QUORUM, REPLICATED, STREAM
+from amqpd.broker.queues.kinds import CLASSIC, QUORUM, STREAM
 
 ROWS: Final = (
     Row(
@@ -64,6 +64,7 @@ ROWS: Final = (
         policy="queue-version",
         accepts=checks.is_one_of(1, 2),
         called="queue-version value",
+        operator=True,  # rabbit: since 3.12
     ),
     Row(
         "x-max-in-memory-length",
@@ -107,8 +108,7 @@ ROWS: Final = (
         checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
         True,
         IGNORED,
-        "ignored: a queue has no copies on other nodes",
-        kinds=REPLICATED,
+        "ignored: a queue has no copies on other nodes",  # rabbit: also for classic queues since 4.0
         policy="queue-leader-locator",
         accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
         called="queue leader locator value",
@@ -120,6 +120,27 @@ ROWS: Final = (
         IGNORED,
         "ignored: a queue has no copies on other nodes",
         kinds=QUORUM,
+    ),
+    Row(
+        "x-quorum-target-group-size",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        policy="target-group-size",
+        accepts=checks.is_positive,
+        called="qq target count value",
+        operator=True,
+    ),
+    Row(
+        "x-consumer-disconnected-timeout",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a consumer is gone with its connection",
+        policy="consumer-disconnected-timeout",
+        accepts=checks.is_natural,
+        called="consumer disconnected timeout",
     ),
     Row("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
 )

@@ -83,6 +83,7 @@ ROWS: Final = (
         policy="overflow",
         accepts=checks.is_one_of(*OVERFLOWS),
         called="overflow value",
+        operator=True,  # rabbit: since 3.12
         takes="|".join(OVERFLOWS),
     ),
     Row(
@@ -144,17 +145,17 @@ ROWS: Final = (
     Row("x-queue-type", checks.queue_type, True, "kinds", "classic, quorum or stream; any other is refused"),
     Row(
         "x-delivery-limit",
-        checks.non_negative,
+        checks.limit,
         True,
         "enforcement",
-        "quorum: returns before it is dead-lettered",
+        "quorum: returns before it is dead-lettered; -1 (default): no limit",
         field="delivery_limit",
         kinds=QUORUM,
         policy="delivery-limit",
-        accepts=checks.is_natural,
+        accepts=checks.is_number,
         called="delivery limit",
         operator=True,
-        merge="lowest",
+        merge="limit",
         takes="number",
     ),
     Row(

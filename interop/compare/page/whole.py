@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from interop.compare.page import amqp, api, commands, definitions, metrics
+from interop.compare.page import amqp, api, commands, definitions, metrics, versions
 from interop.compare.page.markdown import table
 
 PATH: Final = Path(__file__).parents[3] / "docs" / "compatibility.md"
-PARTS: Final = (amqp, api, commands, definitions, metrics)
+PARTS: Final = (versions, amqp, api, commands, definitions, metrics)
 HEAD: Final = """\
 # Beside RabbitMQ
 
