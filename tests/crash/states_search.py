@@ -34,9 +34,9 @@ LOST_MAX: Final = 2  # images of a step that are also looked at without metadata
 class Search:
     """seen: keys of the states met, shared by searches that are counted together.
 
-    draws: images by lot at each step. share: of the images that power cuts may leave, how many are looked at;
-    step_max: at one step at most, by lot, a sixteenth of it behind a crash, so that the widest disks, whose lives have
-    lives, do not take all the time.
+    moments: share of the steps at which a crash is looked at. draws: images by lot at each of them. share: of the images
+    that power cuts may leave, how many are looked at; step_max: at one step at most, by lot, a sixteenth of it behind a
+    crash, so that the widest disks, whose lives have lives, do not take all the time.
     lived_in: share of the new states that are lived in; twenty times that where a cleaning is half done. states_max:
     enough.
     """
@@ -46,6 +46,7 @@ class Search:
         seed: int,
         seen: set[int],
         *,
+        moments: float = 1.0,
         draws: int = 6,
         share: float = 1.0,
         lived_in: float = 0.02,
@@ -59,6 +60,7 @@ class Search:
         self.lives = 0
         self.new = array("q")  # keys of the states first met here, before the first crash and behind it
         self.new_doubles = array("q")
+        self._moments = moments
         self._draws = draws
         self._share = share
         self._lived_in = lived_in
@@ -151,7 +153,7 @@ class Search:
         return life
 
     def _crash_now(self, disk: Disk, ledger: Ledger, boot: int, depth: int) -> None:
-        if len(self.seen) >= self._states_max:
+        if len(self.seen) >= self._states_max or (self._moments < 1.0 and self.chance.random() >= self._moments):
             return
         for rows in ledger.rows:
             images = disk.images(self.chance, self._draws if depth == 1 else 2)

@@ -83,6 +83,7 @@ def state_of(broker: BrokerProcess) -> Any:
     return broker.api("GET", "/api/amqpd/clock")
 
 
+@pytest.mark.slow
 def test_an_operator_accepts_a_clock_that_was_set(tmp_path: Path) -> None:
     """A restart does not accept it."""
     clock = WallClock(tmp_path)

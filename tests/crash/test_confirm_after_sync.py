@@ -126,7 +126,14 @@ def attach(strace: str, trace: Path, pid: int, *, slow: bool) -> subprocess.Pope
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("queues", "pairs"), [(1, 0), (20, 0), (1, 300)], ids=["fdatasync", "syncfs", "pairs"])
+@pytest.mark.parametrize(
+    ("queues", "pairs"),
+    [
+        pytest.param(1, 0, id="fdatasync"),
+        pytest.param(20, 0, id="syncfs", marks=pytest.mark.slow),
+        pytest.param(1, 300, id="pairs", marks=pytest.mark.slow),
+    ],
+)
 async def test_no_confirm_before_the_sync(tmp_path: Path, queues: int, pairs: int) -> None:
     """One after the other, then many at once; over one log, and over so many that they are synced together.
 

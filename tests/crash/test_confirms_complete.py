@@ -159,6 +159,7 @@ async def all_kinds(port: int, count: int, seed: int) -> None:
         await each.gone.wait()
 
 
+@pytest.mark.slow
 async def test_what_was_nacked_last_in_a_turn_is_not_acked_by_the_next(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data")
     try:

@@ -125,6 +125,7 @@ def test_five_thousand_flipped_bits() -> None:
     flip(2, 5000)
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_lengths() -> None:
     """No checksum covers a batch's length, and it tells where the next one starts."""
     for specimen in lives():

@@ -110,6 +110,7 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
         assert queues(broker) == expected
 
 
+@pytest.mark.slow
 def test_a_lost_database_says_what_to_do(tmp_path: Path) -> None:
     """A wrong `metadata.url` looks the same: nothing is declared again before somebody has said so."""
     broker = BrokerProcess(tmp_path / "data")

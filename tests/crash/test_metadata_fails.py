@@ -81,6 +81,7 @@ def failing(tmp_path: Path) -> Iterator[Failing]:
         yield house
 
 
+@pytest.mark.slow
 def test_what_could_not_be_declared_is_declared_anew_and_lasts(failing: Failing) -> None:
     """Queue, exchange and binding: refused, declared again, published to, and there after a clean restart."""
     failing.fails(lambda channel: channel.queue_declare("q", durable=True))
@@ -96,6 +97,7 @@ def test_what_could_not_be_declared_is_declared_anew_and_lasts(failing: Failing)
     assert failing.bodies("q") == [b"direct", b"through x", b"afterwards"]
 
 
+@pytest.mark.slow
 def test_what_could_not_be_deleted_does_not_come_back_once_it_can(failing: Failing) -> None:
     """The deletion is done when the disk takes it, without anybody asking again."""
     failing.does(lambda channel: channel.queue_declare("q", durable=True))
@@ -123,6 +125,7 @@ DOCUMENT = {
 }
 
 
+@pytest.mark.slow
 def test_an_import_is_all_or_nothing(failing: Failing) -> None:
     before = failing.definitions()
     bad = {"name": "bad", "vhost": "/", "durable": False, "arguments": {"x-export": "lake"}}
@@ -171,6 +174,7 @@ def test_changes_through_the_admin_api_that_fail_change_nothing(failing: Failing
     assert failing.definitions() == before
 
 
+@pytest.mark.slow
 def test_what_the_admin_api_could_not_delete_goes_in_the_end(failing: Failing) -> None:
     assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 204
     failing.switch.touch()

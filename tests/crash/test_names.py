@@ -263,6 +263,7 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
     return done
 
 
+@pytest.mark.slow
 async def test_names_over_kills(tmp_path: Path) -> None:
     assert await cycles(tmp_path / "data", 4, seed=2) >= 4 * COMMANDS_MIN, "too little went on between the kills"
 
@@ -273,6 +274,7 @@ async def test_names_over_thirty_kills(tmp_path: Path) -> None:
     assert await cycles(tmp_path / "data", 30, seed) >= 30 * COMMANDS_MIN
 
 
+@pytest.mark.slow
 async def test_users_over_kills(tmp_path: Path) -> None:
     """A user whose creation was answered can log in and work after the kill; a deleted one cannot."""
     broker = BrokerProcess(tmp_path / "data")

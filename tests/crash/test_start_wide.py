@@ -130,6 +130,7 @@ def judge(figures: Figures, times: float = 10.0) -> None:
     assert max(figures.accepting_mb, figures.opened_mb) <= RSS_ANON_MAX_MB
 
 
+@pytest.mark.slow
 async def test_two_hundred_queues(tmp_path: Path) -> None:
     await asyncio.to_thread(make, tmp_path / "data", 200, 200_000)
     judge(await start_over(tmp_path / "data", 200, 200_000))

@@ -82,6 +82,11 @@ def conclude(states: int, doubles: int, lives: int, judged: int, took_s: float) 
     assert doubles > states // 10, "hardly any double crashes"
 
 
+def test_two_thousand_states() -> None:
+    search(1, 2_000, set(), moments=0.1, share=0.02, draws=3, lived_in=0.02)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_twenty_thousand_states() -> None:
     search(1, 20_000, set(), share=0.02, draws=3, lived_in=0.002)

@@ -26,13 +26,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from profiles import examples
 from program_choices import watching
 from program_parts import Anyhow, Different
 from program_player import Player
 from programs import Op, program, shrunk
 
 SIZE = 45
-COUNT = 300
+COUNT = examples(300)
 SEED = int(os.environ.get("TEST_PROGRAMS_SEED", "1"))
 
 
