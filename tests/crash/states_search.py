@@ -34,9 +34,9 @@ LOST_MAX: Final = 2  # images of a step that are also looked at without metadata
 class Search:
     """seen: keys of the states met, shared by searches that are counted together.
 
-    moments: share of the steps at which a crash is looked at. draws: images by lot at each of them. share: of the images
-    that power cuts may leave, how many are looked at; step_max: at one step at most, by lot, a sixteenth of it behind a
-    crash, so that the widest disks, whose lives have lives, do not take all the time.
+    moments: share of the steps at which a crash is looked at. draws: images by lot at each of them. share: of the
+    images that power cuts may leave, how many are looked at; step_max: at one step at most, by lot, a sixteenth of it
+    behind a crash, so that the widest disks, whose lives have lives, do not take all the time.
     lived_in: share of the new states that are lived in; twenty times that where a cleaning is half done. states_max:
     enough.
     """
