@@ -145,6 +145,26 @@ def once_round(room: Any) -> None:
         call()
 
 
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_clean_stop_while_a_target_takes_nothing(make_room: Callable[..., Any], tried: bool) -> None:
+    """tried: another target may have it already, so it says so when it comes in the next life."""
+    room = make_room(ROOM, SimulatedFileSystem())
+    room.boot_id = "1" * 32
+    declare(room)
+    later(room, 100, b"0")
+    room.vhost.queues["later"].store.failed = True
+    leap(room, 110)
+    (pending,) = room.republisher._failed
+    assert pending.message is not None
+    if tried:
+        pending.again_end = pending.first + 1
+    room.vhost.queues["later"].store.failed = False
+    stop(room)
+    restart(room)
+    room.advance(5)
+    assert taken(room) == [(b"0", tried)]
+
+
 @pytest.mark.parametrize("wait", [0, 9000])
 def test_a_clean_stop_at_any_moment(make_room: Callable[..., Any], wait: int) -> None:
     """Each message comes once, and none says that it may have come before. wait: the bucket takes nothing more."""

@@ -42,6 +42,10 @@ class Mover(Origin):
         self.waiting = 0
         self.dressed: list[bytes] = []
         self.broken = True
+        self.left_there: list[tuple[int, bool]] = []
+
+    def left(self, offset: int, again: bool) -> None:
+        self.left_there.append((offset, again))
 
     def log(self) -> Any:
         return self.store
@@ -270,20 +274,29 @@ class TestSafety:
         assert target.ready_count == 0 and mover.told == []
         assert mover.store.record_count == 2
 
+    def test_a_stop_tells_what_may_be_published_again(self, room: Any, mover: Mover) -> None:
+        """Of the one that has raised some targets may have a copy; the other one was never tried."""
+        room.queue("target")
+        for offset, to in enumerate(("bug", "target")):
+            message = make_message(
+                Envelope("first", "key"), encoded(to), b"", True, scan(encoded(to), 0, len(encoded(to)))
+            )
+            room.republisher.add(mover, message, offset)
+            if to == "bug":
+                room.turns()
+        room.republisher.stop()
+        assert sorted(mover.left_there) == [(0, True), (1, False)]
+
 
 class TestLater:
-    def test_a_target_whose_log_takes_nothing(
-        self, room: Any, mover: Mover, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_target_whose_log_takes_nothing(self, room: Any, mover: Mover, caplog: pytest.LogCaptureFixture) -> None:
         target = room.queue("target")
         mover.keep([b"%d" % number for number in range(5)])
         target.store.failed = True
         room.republisher.add_range(mover, 0, 4)
         with caplog.at_level(logging.WARNING):
             room.turns()
-        assert [record.getMessage() for record in caplog.records] == [
-            "a moved target takes nothing, it is tried again"
-        ]
+        assert [record.getMessage() for record in caplog.records] == ["a moved target takes nothing, it is tried again"]
         assert caplog.records[0].queue == "a log of its own"
         assert (target.ready_count, mover.told, mover.waiting) == (0, [], 1)
         target.store.failed = False

@@ -123,9 +123,11 @@ class Release(Origin):
             if not bucket.out:
                 self._done(bucket)
 
-    def left(self, offset: i64) -> None:
+    def left(self, offset: i64, again: bool) -> None:
         bucket = self.bucket
         self._is_back(offset)
+        if again:
+            bucket.again = True  # its delivery mark is not forgotten
         if not bucket.gone and not bucket.out:
             self._done(bucket)
 

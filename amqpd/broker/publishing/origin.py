@@ -102,8 +102,11 @@ class Origin:
         """Of this one `dress` has said STAYS: it is neither settled nor published again."""
         raise NotImplementedError
 
-    def left(self, offset: i64) -> None:
-        """The broker stops, and this one, which is in memory, was not published yet: it is where it was."""
+    def left(self, offset: i64, again: bool) -> None:
+        """The broker stops cleanly, and this message, which is in memory, stays where it was.
+
+        again: some of its targets may have it, and the next life publishes it again.
+        """
 
     def refused(self, offset: i64) -> bool:
         """A target does not take it, and would not. Whether its source has it back; else that is its end."""

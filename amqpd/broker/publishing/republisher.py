@@ -309,6 +309,7 @@ class Republisher(Confirmer):
                   extra=origin.about())
         if self.line and self.line[0] is pending:
             self._take()
+        pending.again_end = pending.first + 1  # some of its targets may have it
         self._try_later(pending)
 
     def _try_later(self, pending: Pending) -> None:
@@ -353,7 +354,7 @@ class Republisher(Confirmer):
         self._unopened.clear()
         for pending in left:
             if pending.message is not None and pending.first >= 0:
-                pending.origin.left(pending.first)
+                pending.origin.left(pending.first, pending.first < pending.again_end)
         self._settling.stop()
 
     # -- safe --------------------------------------------------------------------------------------------------------
