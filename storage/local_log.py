@@ -100,10 +100,8 @@ class LocalLog(TurnLog):
     # -- its life
 
     def recover(self) -> None:
-        """See `QueueLog.recover`.
-
-        Cost: after a clean stop some 0.2 ms and 0.3 us per settlement entry; after a kill besides 25 ms per 64 MiB
-        written since the recovery point. Raises: OSError; UnknownFormat.
+        """See `QueueLog.recover`. Cost: after a clean stop some 0.2 ms and 0.3 us per settlement entry; after a kill
+        besides 25 ms per 64 MiB written since the recovery point. Raises: OSError; UnknownFormat.
         """
         if not self.ready:
             self._keeper.recover(self)
@@ -139,9 +137,9 @@ class LocalLog(TurnLog):
         self.recount()
 
     def recount(self, seen_end: i64 = 0) -> None:
-        """What is live was changed beneath the counts (by a write that failed, a cleaning, a range that was settled or
-        taken back): they are taken from the segments. seen_end: what is live below may have been delivered. Cost: a
-        step per segment.
+        """Take the counts from the segments: a failed write, a cleaning or a range has changed what is live.
+
+        seen_end: what is live below may have been delivered. Cost: a step per segment.
         """
         self.changed_beneath(seen_end)
         settlements = self._settlements
@@ -474,9 +472,7 @@ class LocalLog(TurnLog):
         closing.finish(self.log)
 
     def let_go(self) -> None:
-        """The queue is deleted. The parts, which know whose they are, are left to a log that is nobody's and in no
-        list: a circle of references would keep everything until the collector comes, which is rarely.
-        """
+        """The queue is deleted. Its parts get another owner, in no list, so that no circle of references stays."""
         self._cursors.let_go()
         self.recounted = None
         nobody = TurnLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)

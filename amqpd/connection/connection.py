@@ -158,7 +158,7 @@ class Connection(CommandSink):
                 if not isinstance(error, SoftError):
                     break
         turn = self.turn
-        if self.publishes and turn.commits.unsynced_bytes > turn.unsynced_bytes_max:
+        if self.publishes and (turn.crowded or turn.commits.unsynced_bytes > turn.unsynced_bytes_max):
             self.gate.hold_for_sync()
         if assembler.kept_bytes != self._kept_bytes:
             self._keep_account()

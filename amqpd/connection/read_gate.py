@@ -3,7 +3,7 @@
 The gate alone pauses the socket (with the first reason) and resumes it (with the last). Who asks whether silence is
 the peer's own, as heartbeats do, asks here: while there is a reason, it is we who do not listen.
 
-    SYNC     more is unsynced than may be; until the committer has caught up
+    SYNC     more is unsynced, or waits to be published again, than may be; until there is less
     BACKLOG  commands wait behind busy channels; until few enough do
     ALARM    a publish met a resource alarm; until it is over
     OUTPUT   the peer does not read its answers; until it does
@@ -90,7 +90,7 @@ class ReadGate:
         self.release(reason)
 
     def hold_for_sync(self) -> None:
-        """Until what is unsynced is on disk."""
+        """Until what is unsynced is on disk, and what waits to be published again does not fill memory."""
         if not self.holds(SYNC):
             self.hold(SYNC)
             self._turn.hold(self)

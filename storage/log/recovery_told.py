@@ -119,10 +119,7 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
         end = segment.end
         scanned = segment in state.scanned
         segment.transient_gone.sort()  # what a scan has found, which is settled already
-        transient = SettledSet(segment.base)
-        for kind, a, b, _ in state.entries[segment.base]:
-            if kind == settled.TRANSIENT:
-                transient.add(max(a, segment.base), min(b, end - 1))
+        transient = _transient(segment, state.entries[segment.base])
         told = SettledSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
             count += 1
@@ -148,12 +145,7 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
             elif kind == settled.TIMES and not scanned:
                 segment.first_timestamp_ms, segment.max_timestamp_ms = a, max(b, segment.max_timestamp_ms)
             elif kind == settled.BYTES:
-                segment.settled_body_bytes += a
-                if not scanned:
-                    segment.settled_transient_bytes += b
-                elif b > 0:  # the scan has counted them again, and nothing says of which range they are
-                    segment.settled_body_bytes -= b
-                    segment.settled_size = -1
+                _apply_bytes(segment, a, b, scanned)
             elif kind == settled.RETURNED:
                 state.returned[a] = settled.tally(b, c)
             elif kind == settled.DELIVERED:
@@ -176,6 +168,25 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
         place = log.segment_of(offset)
         if place is None or place.gone or place.settled.contains(offset):
             del state.returned[offset]
+
+
+def _transient(segment: Segment, entries: list[Entry]) -> SettledSet:
+    """What the entries tell as transient."""
+    found = SettledSet(segment.base)
+    for kind, a, b, _ in entries:
+        if kind == settled.TRANSIENT:
+            found.add(max(a, segment.base), min(b, segment.end - 1))
+    return found
+
+
+def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> None:
+    """Bodies of `size` bytes are settled, `transient` of them of transient messages in ranges that nothing tells."""
+    segment.settled_body_bytes += size
+    if not scanned:
+        segment.settled_transient_bytes += transient
+    elif transient > 0:  # the scan has counted them, too: the file is written anew without them
+        segment.settled_body_bytes -= transient
+        segment.settled_size = -1
 
 
 def apply_rewind(state: Recovery) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
 from amqpd.broker.publishing import router
 from amqpd.broker.publishing.origin import Dressed, Origin
-from amqpd.broker.publishing.republisher import RETRY_MS, SLICE_COUNT_MAX
+from amqpd.broker.publishing.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX
 from amqpd.broker.queues import opening
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute
@@ -484,6 +485,45 @@ class TestLater:
         room.advance(RETRY_MS + 10)
         assert quickly(room.vhost.queue("target")) == [b"1"]
         assert mover.told == [(0, 0)]
+
+    @pytest.mark.parametrize(("body_size", "count"), [(1 << 20, 64), (0, HELD_COUNT_MAX)])
+    def test_it_holds_publishers_while_it_fills_memory(
+        self, room: Any, mover: Mover, body_size: int, count: int
+    ) -> None:
+        """Until half of it is left. Messages of transient queues, that only memory has."""
+        properties = encoded("nowhere")
+        message = make_message(
+            Envelope("first", "key"), properties, b"x" * body_size, True, scan(properties, 0, len(properties))
+        )
+        released: list[int] = []
+        holding = SimpleNamespace(synced=lambda: released.append(len(room.republisher.line)))
+        for number in range(count):
+            assert not room.turn.crowded, number
+            room.republisher.add(mover, message, -1)
+        assert room.turn.crowded
+        room.turn.hold(holding)
+        room.turn.room()
+        assert released == []
+        room.turns()
+        assert not room.turn.crowded
+        assert len(released) == 1
+        assert released[0] <= count // 2
+        assert room.republisher.held_bytes == 0
+
+    def test_what_a_target_does_not_take_holds_no_publisher(
+        self, room: Any, mover: Mover, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        room.queue("target").store.failed = True
+        properties = encoded("target")
+        message = make_message(
+            Envelope("first", "key"), properties, b"x" * (1 << 20), True, scan(properties, 0, len(properties))
+        )
+        for _ in range(64):
+            room.republisher.add(mover, message, -1)
+        assert room.turn.crowded
+        room.turns()
+        assert not room.turn.crowded
+        assert room.republisher.held_bytes == 64 << 20
 
     def test_a_disk_that_is_behind_holds_it_up(self, room: Any, mover: Mover) -> None:
         target = room.queue("target")

@@ -43,6 +43,26 @@ def test_a_publisher_is_held_a_consumer_is_not(house: MemoryBroker) -> None:
     assert not publisher.connection.gate.holds(SYNC)
 
 
+def test_publishers_are_held_while_what_is_published_again_fills_memory(house: MemoryBroker) -> None:
+    publisher, consumer = Served(house), Served(house)
+    for client in (publisher, consumer):
+        client.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q"))
+        client.heard()
+    turn = house.broker.turn
+    turn.crowded = True
+    publisher.transport.data_received(publishes("q", [b"one"]))
+    consumer.say(1, spec.Basic.Consume(queue="q", no_ack=True))
+    assert consumer.names() == ["Basic.ConsumeOk", "Basic.Deliver"]
+    turn.room()
+    house.settle()
+    assert not publisher.socket.reading
+    assert consumer.socket.reading
+    turn.crowded = False
+    turn.room()
+    house.settle()
+    assert publisher.socket.reading
+
+
 def test_a_held_connection_that_ends_is_no_trouble(house: MemoryBroker) -> None:
     publisher = Served(house)
     publisher.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=True))

@@ -77,6 +77,8 @@ class Turn:
         # Knows which logs this turn writes to, and how many are enough.
         self.stores: StoreContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
+        # What waits to be published again fills memory: publishers are held until there is less of it.
+        self.crowded = False
         # A resource alarm lasts: publishers are held at their next publish.
         self.alarmed = False
         # Somebody waits for settlements alone (tx.commit): they are synced with this turn, not 50 ms later.
@@ -157,7 +159,7 @@ class Turn:
         self.want()
 
     def hold(self, connection: Paced) -> None:
-        """A publisher that sent enough for now; it is released when the unsynced bytes are on disk."""
+        """A publisher that sent enough for now; `room` releases it when the reason is over."""
         self._held.append(connection)
 
     def when_room(self, call: Callable[[], None]) -> None:
@@ -261,13 +263,13 @@ class Turn:
         self.room()
 
     def room(self) -> None:
-        """Fewer bytes are unsynced: who was held goes on, where that is enough."""
+        """Fewer bytes are unsynced, or fewer wait to be published again: held publishers continue if that is enough."""
         if self._wanting_room and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             wanting = self._wanting_room
             self._wanting_room = []
             for call in wanting:
                 call()
-        if self._held and self.commits.unsynced_bytes < self.unsynced_bytes_max:
+        if self._held and not self.crowded and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             held = self._held
             self._held = []
             for connection in held:

@@ -6,7 +6,8 @@ when a range of offsets is safe there (`safe`), which settles it at the source. 
     line      what is to be published, in the order in which it came: single messages, and ranges of offsets that are
               read back from the source's log piece by piece, so that a million of them take some bytes
     slice     SLICE_MS of publishing, then the loop has its turn; while more is left, publishers that send without a
-              bound are paced (`Turn.overdue`)
+              bound are paced (`Turn.overdue`); all publishers are held (`Turn.crowded`) while the line has
+              HELD_BYTES_MAX in memory, or HELD_COUNT_MAX messages and ranges
     safe      a message stays unsettled in its source's log until the high watermark of every durable target has passed
               its copy (of a local log: until it is synced): a crash in between publishes it again, and loses none
     retry     while a target's log takes nothing none of its targets gets it, and it is tried RETRY_MS later; one whose
@@ -49,6 +50,10 @@ SLICE_COUNT: Final = 64
 SLICE_COUNT_MAX: Final = 4096
 # What of a range is read at once.
 READ_BYTES: Final = 64 * 1024
+# What may wait in line before publishers are held, until half of it is left. Twice of what makes queues drop nothing
+# more for its age (dead_letters.py), which comes first.
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+HELD_COUNT_MAX: Final = 131072
 # How many logs it keeps a place in, each with what a reader holds of its file (256 KiB).
 CURSORS_MAX: Final = 16
 # A target whose log takes nothing, a full disk say, is tried again after so long.
@@ -115,6 +120,8 @@ class Republisher(Confirmer):
     def _append(self, pending: Pending) -> None:
         self._count(pending, 1)
         self.line.append(pending)
+        if self.held_bytes >= HELD_BYTES_MAX or len(self.line) >= HELD_COUNT_MAX:
+            self._turn.crowded = True
         self._schedule()
 
     def _take(self) -> None:
@@ -169,6 +176,8 @@ class Republisher(Confirmer):
                     self._has_raised(first, error)
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
+        if turn.crowded:
+            self._look_for_room()
         if self.line:
             turn.overdue = True
             self._schedule()
@@ -178,6 +187,12 @@ class Republisher(Confirmer):
             turn.confirm_later(self)
         else:
             turn.want()
+
+    def _look_for_room(self) -> None:
+        """After a slice. What a target does not take now holds up nobody: it is not in line."""
+        if not self.line or (self.held_bytes < HELD_BYTES_MAX // 2 and len(self.line) < HELD_COUNT_MAX // 2):
+            self._turn.crowded = False
+            self._turn.room()
 
     def _room(self) -> None:
         self._pausing = False
@@ -352,6 +367,7 @@ class Republisher(Confirmer):
         self.line.clear()
         self._failed.clear()
         self._unopened.clear()
+        self._turn.crowded = False
         for pending in left:
             if pending.message is not None and pending.first >= 0:
                 pending.origin.left(pending.first, pending.first < pending.again_end)
