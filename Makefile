@@ -139,8 +139,8 @@ docs: $(VENV)/.extra-docs ## the documentation as a site, docs/site/index.html
 pictures: $(VENV)/.page $(VENV)/.extra-page $(VENV)/.extra-test browser ## the pictures of the documentation
 	TEST_PICTURES='$(CURDIR)/docs/pictures' $(TEST) tests/page/test_pictures.py
 
-build: $(VENV)/.tools ## a wheel and its sources, into dist/
-	@.ci/pip wheel --no-deps --no-build-isolation --wheel-dir dist .; ls -l dist
+build: $(VENV)/.extra-wheels ## a manylinux wheel and a source distribution, into dist/
+	@.ci/build dist; ls -l dist
 
 page: $(VENV)/.tools ## the web page, for a broker that runs from the sources and for the installed one
 	@$(BIN)/python setup.py --quiet build_page

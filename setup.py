@@ -90,10 +90,10 @@ class BuildPy(build_py):
 
 
 class Sdist(sdist):
-    """With the page's sources, which are no package: a wheel is built of what this brings."""
+    """With the page's sources, which are no package: a wheel is built of what this brings. Without single tests."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
-        super().make_release_tree(base_dir, files)
+        super().make_release_tree(base_dir, [file for file in files if not file.startswith("tests/")])
         left_out = shutil.ignore_patterns("node_modules", "dist", "schema.d.ts")
         shutil.copytree(ROOT / PAGE, Path(base_dir, PAGE), ignore=left_out, dirs_exist_ok=True)
 
