@@ -82,9 +82,9 @@ def _bounded(depth: int) -> type[ssl.SSLObject]:
             super().do_handshake()
             between = _verified_count(self) - 2
             if between > depth:
-                raise ssl.SSLCertVerificationError(
-                    f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
-                )
+                why = f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
+                log.warning("a TLS handshake is refused: %s", why)  # the loop would not tell
+                raise ssl.SSLCertVerificationError(why)
 
     return Bounded
 
