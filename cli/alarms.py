@@ -154,7 +154,7 @@ COMMANDS: Final = (
     Command(
         "set_disk_free_limit",
         GROUP,
-        "Sets the disk_free_limit setting",
+        "Changes the free disk space below which publishers are held",
         set_disk_free_limit,
         "<disk_limit> | mem_relative <fraction>",
         1,

@@ -278,7 +278,7 @@ def _command(
     return Command(name, GROUP, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
 
 
-_CRITICAL: Final = "exits with a non-zero code if stopping the target node would leave"
+_CRITICAL: Final = "Fails if a stop of this node would leave"
 _QUORUM: Final = partial(does_not_apply, "quorum of any quorum queues")
 _MIRRORS: Final = partial(does_not_apply, "data safety of any classic mirrored queues")
 
@@ -286,21 +286,21 @@ COMMANDS: Final = (
     _command("alarms", "Lists resource alarms in effect", alarms, "alarms --formatter json", "for a program to read"),
     _command(
         "check_alarms",
-        "Health check that exits with a non-zero code if there are any alarms",
+        "Fails while there is an alarm",
         partial(check_alarms, False),
         "check_alarms",
         "69 while publishers are held",
     ),
     _command(
         "check_local_alarms",
-        "Health check that exits with a non-zero code if the target node has alarms",
+        "Fails while this node has an alarm",
         partial(check_alarms, True),
         "-q check_local_alarms",
         "for a probe: on a single node the same as check_alarms",
     ),
     _command(
         "check_running",
-        "Health check that exits with a non-zero code if clients cannot connect",
+        "Fails if a port of the broker takes no connection",
         check_running,
         "check_running -t 5",
         "69 also between stop_app and start_app",
@@ -337,7 +337,7 @@ COMMANDS: Final = (
     ),
     _command(
         "check_port_listener",
-        "Health check that exits with a non-zero code if nothing listens on the port",
+        "Fails if nothing listens on the port",
         check_port_listener,
         "check_port_listener 5672",
         "0 where AMQP is on its usual port",
@@ -345,7 +345,7 @@ COMMANDS: Final = (
     ),
     _command(
         "check_protocol_listener",
-        "Health check that exits with a non-zero code if nothing listens for the protocol",
+        "Fails if nothing listens for the protocol",
         check_protocol_listener,
         "check_protocol_listener amqps",
         "69 unless there is a TLS listener",
@@ -360,14 +360,14 @@ COMMANDS: Final = (
     ),
     _command(
         "check_if_node_is_quorum_critical",
-        f"Health check that {_CRITICAL} quorum queues without a majority",
+        f"{_CRITICAL} quorum queues without a majority",
         _QUORUM,
         "check_if_node_is_quorum_critical",
         "0: on a single node it does not apply",
     ),
     _command(
         "check_if_node_is_mirror_sync_critical",
-        f"Health check that {_CRITICAL} mirrored queues without a mirror",
+        f"{_CRITICAL} mirrored queues without a mirror",
         _MIRRORS,
         "check_if_node_is_mirror_sync_critical",
         "0: on a single node it does not apply",
@@ -395,7 +395,7 @@ COMMANDS: Final = (
     ),
     _command(
         "check_certificate_expiration",
-        "Health check that exits with a non-zero code if a certificate expires soon",
+        "Fails if a certificate expires soon",
         check_certificate_expiration,
         "check_certificate_expiration --within 30 --unit days",
         "69, and which, where one ends within a month",

@@ -177,7 +177,7 @@ COMMANDS: Final = (
     Command(
         "change_cluster_node_type",
         GROUP,
-        "Changes the type of the node, which is disc",
+        "Accepts disc, which every node is",
         change_cluster_node_type,
         "<disc | ram>",
         1,
@@ -213,7 +213,7 @@ COMMANDS: Final = (
     Command(
         "forget_cluster_node",
         GROUP,
-        "Removes a node from the cluster: refused, one that is stopped has left it",
+        "Refused: a node that has stopped is no longer in the cluster",
         forget_cluster_node,
         "<node>",
         1,

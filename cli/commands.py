@@ -64,7 +64,7 @@ def show_help(context: Context) -> None:
 HELP: Final = Command(
     "help",
     "Help",
-    "Displays usage information for a command",
+    "Explains a command",
     show_help,
     "(<command> | [--list-commands])",
     0,

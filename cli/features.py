@@ -62,7 +62,7 @@ COMMANDS: Final = (
     Command(
         "check_if_any_deprecated_features_are_used",
         "Monitoring, observability and health checks",
-        "Health check that exits with a non-zero code if a deprecated feature is in use: there is none",
+        "Fails if a deprecated feature is in use: there is none",
         check_deprecated_features,
         examples=(("check_if_any_deprecated_features_are_used", "0"),),
     ),

@@ -97,7 +97,7 @@ COMMANDS: Final = (
     Command(
         "clear_user_limits",
         "Users",
-        "Clears user connection/channel limits",
+        "Removes limits of a user",
         clear_user_limits,
         "<username> <limit_type> | all",
         2,
@@ -142,7 +142,7 @@ COMMANDS: Final = (
     Command(
         "list_vhost_limits",
         _VHOSTS,
-        "Displays configured virtual host limits",
+        "Shows the limits of vhosts",
         list_vhost_limits,
         "[--vhost <vhost>] [--global] [--no-table-headers]",
         0,

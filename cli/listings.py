@@ -239,7 +239,7 @@ def _command(
 COMMANDS: Final = (
     _command(
         "list_bindings",
-        "Lists all bindings on a vhost",
+        "Shows the bindings of a vhost",
         list_bindings,
         BINDINGS,
         examples=(("list_bindings -p shop source_name destination_name routing_key", "who gets what in vhost shop"),),
@@ -253,7 +253,7 @@ COMMANDS: Final = (
     ),
     _command(
         "list_connections",
-        "Lists AMQP 0.9.1 connections for the node",
+        "Shows the connections of AMQP clients",
         list_connections,
         CONNECTIONS,
         examples=(
@@ -263,7 +263,7 @@ COMMANDS: Final = (
     ),
     _command(
         "list_consumers",
-        "Lists all consumers for a vhost",
+        "Shows the consumers of a vhost",
         list_consumers,
         CONSUMERS,
         examples=(("list_consumers queue_name consumer_tag prefetch_count", "who reads which queue"),),
@@ -277,7 +277,7 @@ COMMANDS: Final = (
     ),
     _command(
         "list_queues",
-        "Lists queues and their properties",
+        "Shows queues, with the columns that you name",
         list_queues,
         QUEUES,
         ("online", "offline", "local"),

@@ -89,7 +89,7 @@ COMMANDS: Final = (
     Command(
         "check_if_cluster_has_classic_queue_mirroring_policy",
         MONITORING,
-        "Health check that exits with a non-zero code if a policy asks for mirrors of classic queues",
+        "Fails if a policy asks for mirrors of classic queues",
         check,
         "[--timeout <timeout>]",
         examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "69, and which"),),

@@ -253,7 +253,7 @@ COMMANDS: Final = (
     Command(
         "status",
         "Nodes",
-        "Displays status of a node",
+        "Shows the state of the node: versions, memory, disk, alarms, listeners",
         status,
         "[--unit <unit>] [--timeout <timeout>]",
         options=("unit",),

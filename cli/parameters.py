@@ -80,14 +80,14 @@ def _show(context: Context, columns: tuple[str, ...], items: list[dict[str, Any]
 
 _COMPONENT: Final = ("<component_name>", "component name: operator_policy or vhost-limits")
 _NAME: Final = ("<name>", "parameter name (identifier)")
-_VALUE: Final = ("<value>", "parameter value. Must be a valid JSON document")
+_VALUE: Final = ("<value>", "the value, as JSON")
 _TABLE: Final = ("no-table-headers",)
 
 COMMANDS: Final = (
     Command(
         "clear_global_parameter",
         GROUP,
-        "Clears a global runtime parameter",
+        "Removes a global parameter",
         clear_global_parameter,
         "<name>",
         1,
@@ -118,7 +118,7 @@ COMMANDS: Final = (
     Command(
         "list_parameters",
         GROUP,
-        "Lists runtime parameters for a virtual host",
+        "Shows the parameters of a vhost",
         list_parameters,
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
@@ -127,7 +127,7 @@ COMMANDS: Final = (
     Command(
         "set_global_parameter",
         GROUP,
-        "Sets a global runtime parameter",
+        "Sets a parameter of the whole broker",
         set_global_parameter,
         "<name> <value>",
         2,

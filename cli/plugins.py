@@ -187,7 +187,7 @@ COMMANDS: Final = (
         "0: they are; 70 for one that amqpd does not have", "[<plugin> ...]", 0, None, ("all", *_WHERE),
     ),
     _command(
-        "is_enabled", "Health check that exits with a non-zero code if a plugin is not there", is_enabled,
+        "is_enabled", "Fails if a plugin is not there", is_enabled,
         "is_enabled rabbitmq_management", "0: the admin API is there",
     ),
     _command(

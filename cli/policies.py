@@ -94,7 +94,7 @@ _NAME: Final = ("<name>", "policy name (identifier)")
 _SET_DETAILS: Final = (
     _NAME,
     ("<pattern>", "regular expression (RE2, unanchored) that the names of queues and exchanges must match"),
-    ("<definition>", "what holds for them. Must be a valid JSON document; docs/policies.md lists the keys"),
+    ("<definition>", "what holds for them, as JSON; docs/policies.md lists the keys"),
 )
 _SET_USAGE: Final = "[--vhost <vhost>] [--priority <priority>] [--apply-to <apply-to>] <name> <pattern> <definition>"
 _LIST_USAGE: Final = "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]"
@@ -120,13 +120,13 @@ COMMANDS: Final = (
         "[--vhost <vhost>] <name>",
         1,
         1,
-        (("<name>", "Name of policy to clear (remove)"),),
+        (("<name>", "the policy"),),
         examples=(("clear_policy -p shop orders", "exit code 69 if there is none"),),
     ),
     Command(
         "list_operator_policies",
         GROUP,
-        "Lists operator policy overrides for a virtual host",
+        "Shows the operator policies of a vhost",
         partial(_list, _OPERATORS),
         _LIST_USAGE,
         options=("no-table-headers",),
@@ -135,7 +135,7 @@ COMMANDS: Final = (
     Command(
         "list_policies",
         GROUP,
-        "Lists all policies in a virtual host",
+        "Shows the policies of a vhost",
         partial(_list, _USERS),
         _LIST_USAGE,
         options=("no-table-headers",),
@@ -144,7 +144,7 @@ COMMANDS: Final = (
     Command(
         "set_operator_policy",
         GROUP,
-        "Sets an operator policy that overrides a subset of arguments in user policies",
+        "Sets an operator policy, whose limits hold whatever a policy says",
         partial(_set, _OPERATORS),
         _SET_USAGE,
         3,
@@ -158,7 +158,7 @@ COMMANDS: Final = (
     Command(
         "set_policy",
         GROUP,
-        "Sets or updates a policy",
+        "Makes a policy, or changes it",
         partial(_set, _USERS),
         _SET_USAGE,
         3,

@@ -209,9 +209,9 @@ COMMANDS: Final = (
         "resume_listeners", "on the same ports", needs_app=False,
     ),
     _command(
-        "close_all_user_connections", OPERATIONS, "Instructs the broker to close all connections of a user",
+        "close_all_user_connections", OPERATIONS, "Closes the connections of a user",
         close_all_user_connections, "close_all_user_connections alice 'password change'", "code 320, with the reason",
-        _USER, ("<explanation>", "reason for connection closure; clients see it with code 320"),
+        _USER, ("<explanation>", "why; clients see it with code 320"),
     ),
     _command(
         "force_gc", OPERATIONS, "Frees memory: it is freed as it goes",

@@ -201,7 +201,7 @@ COMMANDS: Final = (
     Command(
         "add_user",
         "Users",
-        "Creates a new user in the internal database, without permissions for any virtual host",
+        "Makes a user, who has no permissions in any vhost yet",
         add_user,
         "<username> [<password>]",
         1,
@@ -215,7 +215,7 @@ COMMANDS: Final = (
     Command(
         "authenticate_user",
         "Users",
-        "Attempts to authenticate a user. Exits with a non-zero code if authentication fails.",
+        "Says whether name and password are right; fails if they are not",
         authenticate_user,
         "<username> [<password>]",
         1,
@@ -237,7 +237,7 @@ COMMANDS: Final = (
     Command(
         "clear_password",
         "Users",
-        "Clears (resets) password and disables password login for a user",
+        "Takes the password away: none opens the user then",
         clear_password,
         "<username>",
         1,
@@ -248,7 +248,7 @@ COMMANDS: Final = (
     Command(
         "delete_user",
         "Users",
-        "Removes a user from the internal database",
+        "Deletes a user",
         delete_user,
         "<username>",
         1,
@@ -259,7 +259,7 @@ COMMANDS: Final = (
     Command(
         "list_users",
         "Users",
-        "List user names and tags",
+        "Shows users and their tags",
         list_users,
         "[--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
@@ -282,7 +282,7 @@ COMMANDS: Final = (
     Command(
         "clear_permissions",
         ACCESS,
-        "Revokes user permissions for a vhost",
+        "Takes away what a user may do in a vhost",
         clear_permissions,
         "[--vhost <vhost>] <username>",
         1,
@@ -293,7 +293,7 @@ COMMANDS: Final = (
     Command(
         "clear_topic_permissions",
         ACCESS,
-        "Clears user topic permissions for a vhost or exchange",
+        "Removes topic permissions of a user, in a vhost or for one exchange",
         clear_topic_permissions,
         "[--vhost <vhost>] <username> [<exchange>]",
         1,
@@ -304,7 +304,7 @@ COMMANDS: Final = (
     Command(
         "list_permissions",
         ACCESS,
-        "Lists user permissions in a virtual host",
+        "Shows who may do what in a vhost",
         list_permissions,
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
@@ -313,7 +313,7 @@ COMMANDS: Final = (
     Command(
         "list_topic_permissions",
         ACCESS,
-        "Lists topic permissions in a virtual host",
+        "Shows the topic permissions of a vhost",
         list_topic_permissions,
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
@@ -322,7 +322,7 @@ COMMANDS: Final = (
     Command(
         "list_user_permissions",
         ACCESS,
-        "Lists permissions of a user across all virtual hosts",
+        "Shows what a user may do, in each vhost",
         list_user_permissions,
         "[--no-table-headers] <username> [--timeout <timeout>]",
         1,
@@ -334,7 +334,7 @@ COMMANDS: Final = (
     Command(
         "set_permissions",
         ACCESS,
-        "Sets user permissions for a vhost",
+        "Says what a user may do in a vhost",
         set_permissions,
         "[--vhost <vhost>] <username> <conf> <write> <read>",
         4,
@@ -353,14 +353,14 @@ COMMANDS: Final = (
     Command(
         "set_topic_permissions",
         ACCESS,
-        "Sets user topic permissions for an exchange",
+        "Says which routing keys a user may write and read at an exchange",
         set_topic_permissions,
         "[--vhost <vhost>] <username> <exchange> <write> <read>",
         4,
         4,
         (
             _USER,
-            ("<exchange>", "Topic exchange to set the permissions for"),
+            ("<exchange>", "the topic exchange"),
             ("<write>", f"routing keys to publish with: {_PATTERN}"),
             ("<read>", "routing keys to bind with: likewise"),
         ),
@@ -389,7 +389,7 @@ COMMANDS: Final = (
         "<vhost>",
         1,
         1,
-        (("<vhost>", "Name of the virtual host to delete, with its queues and all their messages"),),
+        (("<vhost>", "the vhost; its queues and their messages go with it"),),
         examples=(("delete_vhost shop", "exit code 65 if there is none"),),
     ),
 )

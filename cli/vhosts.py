@@ -73,7 +73,7 @@ def _named(context: Context) -> str:
     return context.operands[0]
 
 
-_VHOST: Final = ("<vhost>", "Name of the virtual host")
+_VHOST: Final = ("<vhost>", "the vhost")
 
 COMMANDS: Final = (
     Command(

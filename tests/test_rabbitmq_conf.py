@@ -239,7 +239,7 @@ class TestKeys:
         assert [key for key in keys if matching(key.replace("$", "x").split(".")) is None] == []
 
     def test_every_line_of_the_example_is_understood(self) -> None:
-        """RabbitMQ's rabbitmq.conf.example, each line by itself: a setting, a note, or a refusal for its own reason."""
+        """Each key of the example file, by itself: a setting, a note, or a refusal for its own reason."""
         found = Counter[str]()
         refused = set()
         for line in (HERE / "samples" / "rabbitmq-4.3-example.conf").read_text("ascii").splitlines()[1:]:

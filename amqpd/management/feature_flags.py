@@ -17,13 +17,13 @@ FLAGS: Final = {
     "consumer_timeout": "Deliveries that are unacked for too long end their consumer",
     "direct_exchange_routing_v2": "Direct exchanges route by a table",
     "implicit_default_bindings": "Default bindings are implicit, not stored",
-    "maintenance_mode_status": "Maintenance mode status",
-    "quorum_queue": "Support queues of type `quorum`",
-    "stream_queue": "Support queues of type `stream`",
-    "stream_filtering": "Support for stream filtering",
-    "stream_single_active_consumer": "Single active consumer for streams",
-    "user_limits": "Configure connection and channel limits for a user",
-    "virtual_host_metadata": "Virtual host metadata (description, tags, etc)",
+    "maintenance_mode_status": "Nodes say whether they are drained",
+    "quorum_queue": "Queues of type quorum",
+    "stream_queue": "Queues of type stream",
+    "stream_filtering": "Streams are filtered before they are sent",
+    "stream_single_active_consumer": "A group of a stream's consumers has one at work",
+    "user_limits": "Limits of a user's connections and channels",
+    "virtual_host_metadata": "Vhosts have a description and tags",
 }
 
 

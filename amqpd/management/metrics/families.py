@@ -1,7 +1,7 @@
 """The table of all metrics: name, kind, meaning, and the group that `/metrics/detailed?family=` knows it by.
 
-Names, kinds and texts are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus) where there is such a thing; what is
-called `amqpd_` is ours. docs/reference/metrics.md is made of it.
+Names and kinds are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus) where there is such a thing; texts, and
+metrics called `amqpd_`, are ours. docs/reference/metrics.md is made of it.
 """
 
 from __future__ import annotations
@@ -29,114 +29,98 @@ IDENTITY: Final = _group(
 )
 CHURN: Final = _group(
     "connection_churn_metrics",
-    ("connections_opened_total", COUNTER, "Total number of connections opened"),
-    ("connections_closed_total", COUNTER, "Total number of connections closed or terminated"),
-    ("channels_opened_total", COUNTER, "Total number of channels opened"),
-    ("channels_closed_total", COUNTER, "Total number of channels closed"),
-    ("queues_declared_total", COUNTER, "Total number of queues declared"),
-    ("queues_created_total", COUNTER, "Total number of queues created"),
-    ("queues_deleted_total", COUNTER, "Total number of queues deleted"),
+    ("connections_opened_total", COUNTER, "Connections that were opened"),
+    ("connections_closed_total", COUNTER, "Connections that have ended, whatever the reason"),
+    ("channels_opened_total", COUNTER, "Channels that were opened"),
+    ("channels_closed_total", COUNTER, "Channels that have ended"),
+    ("queues_declared_total", COUNTER, "Declarations of queues, also of queues that existed"),
+    ("queues_created_total", COUNTER, "Queues that were created"),
+    ("queues_deleted_total", COUNTER, "Queues that were deleted"),
 )
 NODE_COARSE: Final = _group(
     "node_coarse_metrics",
-    ("process_open_fds", GAUGE, "Open file descriptors"),
-    ("process_open_tcp_sockets", GAUGE, "Open AMQP connections"),
-    ("process_resident_memory_bytes", GAUGE, "Memory used in bytes"),
-    ("disk_space_available_bytes", GAUGE, "Disk space available in bytes"),
+    ("process_open_fds", GAUGE, "Files and sockets that the process has open"),
+    ("process_open_tcp_sockets", GAUGE, "AMQP connections that are open"),
+    ("process_resident_memory_bytes", GAUGE, "Memory of the process"),
+    ("disk_space_available_bytes", GAUGE, "Free space where the data directory is"),
     ("erlang_processes_used", GAUGE, "Threads"),
-    ("erlang_gc_runs_total", COUNTER, "Total number of garbage collector runs"),
-    ("erlang_scheduler_context_switches_total", COUNTER, "Total number of context switches of the process"),
+    ("erlang_gc_runs_total", COUNTER, "Runs of the garbage collector"),
+    ("erlang_scheduler_context_switches_total", COUNTER, "Context switches of the process"),
 )
 NODE: Final = _group(
     "node_metrics",
-    ("process_max_fds", GAUGE, "Open file descriptors limit"),
-    ("process_max_tcp_sockets", GAUGE, "Open TCP sockets limit"),
-    ("resident_memory_limit_bytes", GAUGE, "Memory high watermark in bytes"),
-    ("disk_space_available_limit_bytes", GAUGE, "Free disk space low watermark in bytes"),
-    ("erlang_processes_limit", GAUGE, "Threads limit of the machine"),
-    ("erlang_uptime_seconds", GAUGE, "Node uptime"),
+    ("process_max_fds", GAUGE, "Files and sockets that the process may have open"),
+    ("process_max_tcp_sockets", GAUGE, "The same: a socket is a file"),
+    ("resident_memory_limit_bytes", GAUGE, "Memory at which the alarm begins"),
+    ("disk_space_available_limit_bytes", GAUGE, "Free space below which the alarm begins"),
+    ("erlang_processes_limit", GAUGE, "Threads that the machine allows"),
+    ("erlang_uptime_seconds", GAUGE, "Time since the start of the node"),
 )
 PERSISTER: Final = _group(
     "node_persister_metrics",
-    ("io_read_ops_total", COUNTER, "Total number of I/O read operations"),
-    ("io_read_bytes_total", COUNTER, "Total number of I/O bytes read"),
-    ("io_write_ops_total", COUNTER, "Total number of I/O write operations"),
-    ("io_write_bytes_total", COUNTER, "Total number of I/O bytes written"),
-    ("io_sync_ops_total", COUNTER, "Total number of groups synced"),
-    ("io_sync_time_seconds_total", COUNTER, "Total time groups took to sync"),
+    ("io_read_ops_total", COUNTER, "Read calls of the process"),
+    ("io_read_bytes_total", COUNTER, "Bytes that the process has read"),
+    ("io_write_ops_total", COUNTER, "Write calls of the process"),
+    ("io_write_bytes_total", COUNTER, "Bytes that the process has written"),
+    ("io_sync_ops_total", COUNTER, "Groups of logs that were synced"),
+    ("io_sync_time_seconds_total", COUNTER, "Time that these syncs took"),
 )
 ALARMS: Final = _group(
     "alarms",
-    ("alarms_file_descriptor_limit", GAUGE, "is 1 if file descriptor limit alarm is in effect; there is none here"),
-    ("alarms_free_disk_space_watermark", GAUGE, "is 1 if free disk space watermark alarm is in effect"),
-    ("alarms_memory_used_watermark", GAUGE, "is 1 if VM memory watermark alarm is in effect"),
+    ("alarms_file_descriptor_limit", GAUGE, "Always 0: amqpd has no such alarm"),
+    ("alarms_free_disk_space_watermark", GAUGE, "1 while free disk space is below its limit"),
+    ("alarms_memory_used_watermark", GAUGE, "1 while memory is above its limit"),
 )
 AUTH: Final = _group(
     "auth_attempt_metrics",
-    ("auth_attempts_total", COUNTER, "Total number of authorization attempts"),
-    ("auth_attempts_succeeded_total", COUNTER, "Total number of successful authentication attempts"),
-    ("auth_attempts_failed_total", COUNTER, "Total number of failed authentication attempts"),
+    ("auth_attempts_total", COUNTER, "Logins that were tried"),
+    ("auth_attempts_succeeded_total", COUNTER, "Logins with the right password or certificate"),
+    ("auth_attempts_failed_total", COUNTER, "Logins that were refused"),
 )
 AUTH_DETAILED: Final = _group(
     "auth_attempt_detailed_metrics",
-    ("auth_attempts_detailed_total", COUNTER, "Total number of authorization attempts with source info"),
+    ("auth_attempts_detailed_total", COUNTER, "Logins that were tried, by address, user and protocol"),
     ("auth_attempts_detailed_succeeded_total", COUNTER, "Of those, successful ones"),
     ("auth_attempts_detailed_failed_total", COUNTER, "Of those, failed ones"),
 )
 OBJECTS: Final = _group(
     "",
-    ("connections", GAUGE, "Connections currently open"),
-    ("channels", GAUGE, "Channels currently open"),
-    ("consumers", GAUGE, "Consumers currently connected"),
-    ("queues", GAUGE, "Queues available"),
-    ("exchanges", GAUGE, "Exchanges available"),
+    ("connections", GAUGE, "Open connections"),
+    ("channels", GAUGE, "Open channels"),
+    ("consumers", GAUGE, "Consumers"),
+    ("queues", GAUGE, "Queues and streams"),
+    ("exchanges", GAUGE, "Exchanges"),
 )
 QUEUE_COARSE: Final = _group(
     "queue_coarse_metrics",
-    ("queue_messages_ready", GAUGE, "Messages ready to be delivered to consumers"),
-    ("queue_messages_unacked", GAUGE, "Messages delivered to consumers but not yet acknowledged"),
-    ("queue_messages", GAUGE, "Sum of ready and unacknowledged messages, and of those that wait for their next try"),
+    ("queue_messages_ready", GAUGE, "Messages that wait for a consumer"),
+    ("queue_messages_unacked", GAUGE, "Messages that a consumer has and has not acked"),
+    ("queue_messages", GAUGE, "Ready and unacked messages, and those that wait for their next try"),
 )
-QUEUE_CONSUMERS: Final = _group("queue_consumer_count", ("queue_consumers", GAUGE, "Consumers on a queue"))
+QUEUE_CONSUMERS: Final = _group("queue_consumer_count", ("queue_consumers", GAUGE, "Consumers of the queue"))
 QUEUE: Final = _group(
     "queue_metrics",
     ("queue_consumer_capacity", GAUGE, "Share of time in which consumers took all there was"),
-    ("queue_consumer_utilisation", GAUGE, "Same as consumer capacity"),
-    ("queue_messages_bytes", GAUGE, "Size in bytes of ready and unacknowledged messages"),
-    ("queue_messages_ready_bytes", GAUGE, "Size in bytes of ready messages"),
-    ("queue_messages_unacked_bytes", GAUGE, "Size in bytes of all unacknowledged messages"),
+    ("queue_consumer_utilisation", GAUGE, "The same as queue_consumer_capacity"),
+    ("queue_messages_bytes", GAUGE, "Bodies of ready and unacked messages, in bytes"),
+    ("queue_messages_ready_bytes", GAUGE, "Bodies of ready messages, in bytes"),
+    ("queue_messages_unacked_bytes", GAUGE, "Bodies of unacked messages, in bytes"),
     ("queue_messages_delayed_retry", GAUGE, "Messages that wait for their next try"),
 )
 # Of a queue's own counters, in the order of QUEUE_COUNTERS; `channel_` as RabbitMQ counts them, where the channels are.
 QUEUE_PUBLISHED: Final = _group(
     "channel_queue_exchange_metrics",
-    ("queue_messages_published_total", COUNTER, "Total number of messages published to queues"),
+    ("queue_messages_published_total", COUNTER, "Messages that went into queues"),
 )
 QUEUE_DELIVERY: Final = _group(
     "channel_queue_metrics",
-    (
-        "channel_messages_delivered_ack_total",
-        COUNTER,
-        "Total number of messages delivered to consumers in manual acknowledgement mode",
-    ),
-    (
-        "channel_messages_delivered_total",
-        COUNTER,
-        "Total number of messages delivered to consumers in automatic acknowledgement mode",
-    ),
-    (
-        "channel_get_ack_total",
-        COUNTER,
-        "Total number of messages fetched with basic.get in manual acknowledgement mode",
-    ),
-    (
-        "channel_get_total",
-        COUNTER,
-        "Total number of messages fetched with basic.get in automatic acknowledgement mode",
-    ),
-    ("channel_messages_redelivered_total", COUNTER, "Total number of messages redelivered to consumers"),
-    ("channel_messages_acked_total", COUNTER, "Total number of messages acknowledged by consumers"),
-    ("channel_get_empty_total", COUNTER, "Total number of times basic.get operations fetched no message"),
+    ("channel_messages_delivered_ack_total", COUNTER, "Deliveries to consumers that ack"),
+    ("channel_messages_delivered_total", COUNTER, "Deliveries to consumers without acks (no_ack)"),
+    ("channel_get_ack_total", COUNTER, "Messages by basic.get that are acked later"),
+    ("channel_get_total", COUNTER, "Messages by basic.get without acks (no_ack)"),
+    ("channel_messages_redelivered_total", COUNTER, "Deliveries of messages that were delivered before"),
+    ("channel_messages_acked_total", COUNTER, "Messages that clients have acked"),
+    ("channel_get_empty_total", COUNTER, "basic.get of a queue without a ready message"),
 )
 QUEUE_DELIVERY_OWN: Final = {
     name: Family(family.name.replace("_channel_", "_queue_"), COUNTER, family.help, "queue_delivery_metrics")
@@ -145,118 +129,66 @@ QUEUE_DELIVERY_OWN: Final = {
 """The same again under the names RabbitMQ 4 has for those who want no channels: on `/metrics/detailed` alone."""
 CHANNEL: Final = _group(
     "channel_metrics",
-    ("channel_consumers", GAUGE, "Consumers on a channel"),
-    ("channel_messages_unacked", GAUGE, "Delivered but not yet acknowledged messages"),
-    ("channel_messages_unconfirmed", GAUGE, "Published but not yet confirmed messages"),
-    ("channel_messages_uncommitted", GAUGE, "Messages received in a transaction but not yet committed"),
-    ("channel_acks_uncommitted", GAUGE, "Message acknowledgements in a transaction not yet committed"),
-    ("consumer_prefetch", GAUGE, "Limit of unacknowledged messages for each consumer"),
-    ("channel_prefetch", GAUGE, "Total limit of unacknowledged messages for all consumers on a channel"),
+    ("channel_consumers", GAUGE, "Consumers of the channel"),
+    ("channel_messages_unacked", GAUGE, "Messages that the channel has and has not acked"),
+    ("channel_messages_unconfirmed", GAUGE, "Publishes that wait for their confirm"),
+    ("channel_messages_uncommitted", GAUGE, "Publishes of the transaction that is open"),
+    ("channel_acks_uncommitted", GAUGE, "Acks of the transaction that is open"),
+    ("consumer_prefetch", GAUGE, "Unacked messages that a consumer may have"),
+    ("channel_prefetch", GAUGE, "Unacked messages that all consumers of the channel may have together"),
 )
 CHANNEL_PUBLISHED: Final = _group(
     "channel_exchange_metrics",
-    ("channel_messages_published_total", COUNTER, "Total number of messages published on a channel"),
-    ("channel_messages_confirmed_total", COUNTER, "Total number of messages published and confirmed on the channel"),
+    ("channel_messages_published_total", COUNTER, "Publishes on the channel"),
+    ("channel_messages_confirmed_total", COUNTER, "Publishes on the channel that were confirmed"),
 )
 UNROUTABLE: Final = _group(
     "channel_exchange_metrics",
-    (
-        "channel_messages_unroutable_returned_total",
-        COUNTER,
-        "Total number of messages published as mandatory and returned to the publisher as unroutable",
-    ),
-    (
-        "channel_messages_unroutable_dropped_total",
-        COUNTER,
-        "Total number of messages published as non-mandatory and dropped as unroutable",
-    ),
+    ("channel_messages_unroutable_returned_total", COUNTER, "Mandatory publishes that were returned"),
+    ("channel_messages_unroutable_dropped_total", COUNTER, "Publishes without mandatory that reached no queue"),
 )
 CONNECTION_COARSE: Final = _group(
     "connection_coarse_metrics",
-    ("connection_incoming_bytes_total", COUNTER, "Total number of bytes received on a connection"),
-    ("connection_outgoing_bytes_total", COUNTER, "Total number of bytes sent on a connection"),
+    ("connection_incoming_bytes_total", COUNTER, "Bytes that the broker has received"),
+    ("connection_outgoing_bytes_total", COUNTER, "Bytes that the broker has sent"),
 )
 CONNECTION: Final = _group(
     "connection_metrics",
-    ("connection_channels", GAUGE, "Channels on a connection"),
+    ("connection_channels", GAUGE, "Channels of the connection"),
 )
 CLUSTER: Final = {
     family.name.removeprefix("rabbitmq_"): family
     for family in (
-        Family("rabbitmq_cluster_vhost_status", GAUGE, "Whether a given vhost is running", "vhost_status"),
-        Family("rabbitmq_cluster_exchange_name", GAUGE, "Enumerates exchanges", "exchange_names"),
-        Family("rabbitmq_cluster_exchange_bindings", GAUGE, "Number of bindings of an exchange", "exchange_bindings"),
+        Family("rabbitmq_cluster_vhost_status", GAUGE, "1 while the vhost runs", "vhost_status"),
+        Family("rabbitmq_cluster_exchange_name", GAUGE, "Always 1, one sample for each exchange", "exchange_names"),
+        Family("rabbitmq_cluster_exchange_bindings", GAUGE, "Bindings from the exchange", "exchange_bindings"),
     )
 }
 GLOBAL: Final = _group(
     "",
     ("global_publishers", GAUGE, "Channels that have published"),
-    ("global_consumers", GAUGE, "Current number of consumers"),
-    ("global_messages_received_total", COUNTER, "Total number of messages received from publishers"),
-    (
-        "global_messages_received_confirm_total",
-        COUNTER,
-        "Total number of messages received from publishers expecting confirmations",
-    ),
-    ("global_messages_confirmed_total", COUNTER, "Total number of messages confirmed to publishers"),
-    ("global_messages_routed_total", COUNTER, "Total number of messages routed to queues or streams"),
-    (
-        "global_messages_unroutable_dropped_total",
-        COUNTER,
-        "Total number of messages published as non-mandatory into an exchange and dropped as unroutable",
-    ),
-    (
-        "global_messages_unroutable_returned_total",
-        COUNTER,
-        "Total number of messages published as mandatory into an exchange and returned to the publisher as unroutable",
-    ),
-    ("global_messages_delivered_total", COUNTER, "Total number of messages delivered to consumers"),
-    (
-        "global_messages_delivered_consume_manual_ack_total",
-        COUNTER,
-        "Total number of messages delivered to consumers using basic.consume with manual acknowledgment",
-    ),
-    (
-        "global_messages_delivered_consume_auto_ack_total",
-        COUNTER,
-        "Total number of messages delivered to consumers using basic.consume with automatic acknowledgment",
-    ),
-    (
-        "global_messages_delivered_get_manual_ack_total",
-        COUNTER,
-        "Total number of messages delivered to consumers using basic.get with manual acknowledgment",
-    ),
-    (
-        "global_messages_delivered_get_auto_ack_total",
-        COUNTER,
-        "Total number of messages delivered to consumers using basic.get with automatic acknowledgment",
-    ),
-    ("global_messages_redelivered_total", COUNTER, "Total number of messages redelivered to consumers"),
-    ("global_messages_acknowledged_total", COUNTER, "Total number of messages acknowledged by consumers"),
-    ("global_messages_get_empty_total", COUNTER, "Total number of times basic.get operations fetched no message"),
+    ("global_consumers", GAUGE, "Consumers"),
+    ("global_messages_received_total", COUNTER, "Publishes by clients"),
+    ("global_messages_received_confirm_total", COUNTER, "Publishes by clients on channels with confirms"),
+    ("global_messages_confirmed_total", COUNTER, "Publishes that were confirmed"),
+    ("global_messages_routed_total", COUNTER, "Messages that went into queues and streams, one for each of them"),
+    ("global_messages_unroutable_dropped_total", COUNTER, "Publishes without mandatory that reached no queue"),
+    ("global_messages_unroutable_returned_total", COUNTER, "Mandatory publishes that reached no queue"),
+    ("global_messages_delivered_total", COUNTER, "Deliveries to consumers and by basic.get"),
+    ("global_messages_delivered_consume_manual_ack_total", COUNTER, "Deliveries to consumers that ack"),
+    ("global_messages_delivered_consume_auto_ack_total", COUNTER, "Deliveries to consumers without acks (no_ack)"),
+    ("global_messages_delivered_get_manual_ack_total", COUNTER, "Messages by basic.get that are acked later"),
+    ("global_messages_delivered_get_auto_ack_total", COUNTER, "Messages by basic.get without acks (no_ack)"),
+    ("global_messages_redelivered_total", COUNTER, "Deliveries of messages that were delivered before"),
+    ("global_messages_acknowledged_total", COUNTER, "Messages that clients have acked"),
+    ("global_messages_get_empty_total", COUNTER, "basic.get of a queue without a ready message"),
 )
 DEAD_LETTERED: Final = _group(
     "",
-    (
-        "global_messages_dead_lettered_expired_total",
-        COUNTER,
-        "Total number of messages dead-lettered due to message TTL exceeded",
-    ),
-    (
-        "global_messages_dead_lettered_rejected_total",
-        COUNTER,
-        "Total number of messages dead-lettered due to basic.reject or basic.nack",
-    ),
-    (
-        "global_messages_dead_lettered_maxlen_total",
-        COUNTER,
-        "Total number of messages dead-lettered due to overflow drop-head or reject-publish-dlx",
-    ),
-    (
-        "global_messages_dead_lettered_delivery_limit_total",
-        COUNTER,
-        "Total number of messages dead-lettered due to delivery-limit exceeded",
-    ),
+    ("global_messages_dead_lettered_expired_total", COUNTER, "Dead letters whose time to live was over"),
+    ("global_messages_dead_lettered_rejected_total", COUNTER, "Dead letters that a consumer rejected"),
+    ("global_messages_dead_lettered_maxlen_total", COUNTER, "Dead letters of a queue that was full"),
+    ("global_messages_dead_lettered_delivery_limit_total", COUNTER, "Dead letters that were delivered too often"),
 )
 OWN: Final = _group(
     "",

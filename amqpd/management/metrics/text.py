@@ -1,7 +1,7 @@
 """Prometheus' text format: families, and the sheet on which their samples are put down.
 
     # TYPE rabbitmq_queue_messages_ready gauge
-    # HELP rabbitmq_queue_messages_ready Messages ready to be delivered to consumers
+    # HELP rabbitmq_queue_messages_ready Messages that wait for a consumer
     rabbitmq_queue_messages_ready{vhost="/",queue="orders"} 12
 
 All samples of a family stand together, whatever the order in which objects are looked at: so a `Sheet` keeps the lines
