@@ -96,6 +96,8 @@ class _Track:
             return counts
         if after - before > max(GAP_S, 1.5 * self._step.every_s):
             return None
+        if counts == following:
+            return counts
         share = (moment - before) / (after - before) if after > before else 0.0
         return [was + int((count - was) * share) for was, count in zip(counts, following, strict=True)]
 
@@ -127,7 +129,7 @@ class History:
     def moments(self, span: Span, now: float, current: Sequence[int]) -> list[Moment]:
         """Newest first, those of the span that were recorded; the newest is always there, as `current`.
 
-        now: seconds since 1970. Cost: 3 us each.
+        now: seconds since 1970. Cost: 6 us each, 2 us where nothing changed.
         """
         at = int(now) // span.increment * span.increment
         found: list[Moment] = [(at * 1000, current)]
