@@ -261,6 +261,7 @@ class Queue(TypedDict):
     groups_locked: NotRequired[int | None]
     groups_waiting: NotRequired[int | None]
     message_bytes: NotRequired[int]
+    message_bytes_ram: NotRequired[int]
     head_message_timestamp: NotRequired[int | None]
     consumers: NotRequired[int]
     consumer_utilisation: NotRequired[float]

@@ -43,7 +43,8 @@ _SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
 
 async def get_messages(call: Call) -> Reply:
     """Shows messages where they lie, a page at a time.
-    `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query."""
+    `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query; with `end=true` the answer has no
+    message and the offset of the next one that will come."""
     query = call.query
     count = number("count", query.get("count", 100), 1, COUNT_MAX)
     begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
@@ -54,6 +55,8 @@ async def get_messages(call: Call) -> Reply:
         raise BadRequest("encoding is auto or base64")
     truncate = number("truncate", query["truncate"], 0, OFFSET_MAX) if "truncate" in query else None
     queue = await _source(call, configure=False)
+    if call.query_flag("end"):
+        return reply({"messages": [], "next_offset": int(queue.backing.next_offset), "ended": True, "hint": ""})
     page = await browse(queue, selector, count, begin, begin_ms)
     slices = Slices()
     messages: list[dict[str, Any]] = []

@@ -62,6 +62,13 @@ _COLUMNS = {
     "messages,"
     "messages_ready,messages_unacknowledged,consumers,message_stats.publish_details.rate,"
     "message_stats.deliver_get_details.rate,message_stats.ack_details.rate",
+    "queue": "name,vhost,type,durable,auto_delete,exclusive,arguments,node,policy,operator_policy,"
+    "effective_policy_definition,state,state_reason,degraded,lost_offsets,idle_since,messages,messages_ready,"
+    "messages_unacknowledged,messages_delayed_retry,messages_unmatched,messages_retained,retained_first_timestamp,"
+    "message_bytes,group_by,groups_locked,groups_waiting,consumers,consumer_utilisation,single_active_consumer_tag,"
+    "messages_ready_details,messages_unacknowledged_details,messages_details,message_stats.publish_details,"
+    "message_stats.deliver_details,message_stats.deliver_no_ack_details,message_stats.get_details,"
+    "message_stats.ack_details,message_stats.redeliver_details",
     "connections": "name,node,owner,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,"
     "send_oct_details.rate,"
     "channels,client_properties.product,client_properties.version,ssl,connected_at",
@@ -90,7 +97,7 @@ ASKED: dict[str, Asked] = {
         (
             "/api/amqpd/rights/%2F?queue={queue}",
             "/api/amqpd/rights/%2F?exchange=amq.default",
-            f"/api/queues/%2F/{{queue}}?{_SPANS}",
+            f"/api/queues/%2F/{{queue}}?{_SPANS}&columns={_COLUMNS['queue']}",
         ),
     ),
     "#/topology": Asked(6, ("/api/amqpd/topology",)),

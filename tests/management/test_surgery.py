@@ -33,6 +33,19 @@ class TestBrowse:
         assert [each["payload"] for each in page["messages"]] == [str(number) for number in range(4, 10)]
         assert page["ended"] is True
 
+    @pytest.mark.parametrize("kind", ["classic", "stream"])
+    def test_who_watches_begins_at_the_end(self, api, v, channel, kind) -> None:
+        channel.confirm_delivery()
+        channel.queue_declare("w", durable=True, arguments={"x-queue-type": kind})
+        end = "messages?end=true"
+        assert api.get(place(v, end, "w")) == {"messages": [], "next_offset": 0, "ended": True, "hint": ""}
+        channel.basic_publish("", "w", b"one")
+        assert api.get(place(v, end, "w"))["next_offset"] == 1
+        assert api.get(place(v, "messages?offset=1", "w"))["next_offset"] == 1
+        channel.basic_publish("", "w", b"two")
+        (found,) = api.get(place(v, "messages?offset=1", "w"))["messages"]
+        assert found["payload"] == "two"
+
     def test_what_it_shows(self, api, v, filled, channel) -> None:
         method, _, _ = channel.basic_get("q")
         (first, second) = api.get(place(v, "messages?count=2&truncate=0"))["messages"]

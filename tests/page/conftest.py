@@ -55,6 +55,14 @@ PAINTED = """() => new Promise(done => {
 })"""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder takes Chromium, or a page that Node.js has built."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.external)
+
+
 def missing(why: str) -> NoReturn:
     if os.environ.get(REQUIRED):
         pytest.fail(why)

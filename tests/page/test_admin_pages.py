@@ -71,7 +71,8 @@ def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
     page.get_by_role("button", name="New policy").click()
     page.get_by_label("Name", exact=True).fill("short")
     page.get_by_label("Pattern").fill("^logs")
-    page.get_by_label("Definition", exact=False).first.fill('{"max-length": 3}')
+    page.get_by_role("button", name="+ max-length", exact=True).click()
+    page.get_by_role("spinbutton", name="max-length").fill("3")
     page.get_by_text("It matches 2 queues and 0 exchanges. 2 queues and 0 exchanges change.").wait_for()
     page.get_by_text("2 messages over the new length would go at once.").wait_for()
     page.get_by_role("button", name="Save the policy").click()
@@ -143,9 +144,10 @@ def test_nothing_is_declared_over_what_is_there(visit, broker) -> None:
 def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> None:
     page = visit(broker, "#/policies").page
     page.get_by_role("button", name="New policy").click()
-    page.get_by_label("Definition", exact=False).first.fill('{"max-length": "many"}')
+    page.get_by_text("As JSON").click()
+    page.get_by_label("Definition as JSON").fill('{"max-length": "many"}')
     page.get_by_text("is not a valid maximum length").wait_for()
-    page.get_by_label("Definition", exact=False).first.fill("{")
+    page.get_by_label("Definition as JSON").fill("{")
     page.get_by_text("The definition is no JSON object.").first.wait_for()
 
 

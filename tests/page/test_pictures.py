@@ -68,7 +68,8 @@ def test_a_policy_before_it_is_set(picture) -> None:
         page.get_by_role("button", name="New policy").click()
         page.get_by_label("Name", exact=True).fill("short")
         page.get_by_label("Pattern").fill("^(orders|invoices)")
-        page.get_by_label("Definition", exact=False).first.fill('{"max-length": 100}')
+        page.get_by_role("button", name="+ max-length", exact=True).click()
+        page.get_by_role("spinbutton", name="max-length").fill("100")
         page.get_by_text("over the new length would go at once").wait_for()
 
     picture("policy", "#/policies", before=write)

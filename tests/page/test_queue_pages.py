@@ -51,7 +51,7 @@ def test_messages_are_looked_at_and_stay(visit, broker) -> None:
     rows = page.get_by_role("region", name="such messages").locator("tbody tr")
     rows.nth(2).wait_for()
     assert rows.count() == 3
-    rows.first.get_by_role("button").click()
+    rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # a click anywhere on it
     dialog = page.get_by_role("dialog")
     # As it was published, to the last digit, which a browser's own numbers do not have.
     dialog.get_by_text('"id": 12345678901234567890').wait_for()
@@ -278,10 +278,19 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("a/b")
     dialog.get_by_label("Type").select_option("quorum")
-    dialog.get_by_label("Arguments").fill('{"x-max-length": "many"}')
+    dialog.get_by_text("As JSON").click()
+    dialog.get_by_label("Arguments as JSON").fill('{"x-max-length": "many"}')
     dialog.get_by_role("button", name="Declare the queue").click()
     dialog.get_by_role("alert").filter(has_text="x-max-length").wait_for()
-    dialog.get_by_label("Arguments").fill('{"x-max-length": 10}')
+    # What is known has a field of its own, with its unit; the JSON has the same.
+    dialog.get_by_role("textbox", name="x-max-length").fill("11")
+    dialog.get_by_label("Arguments as JSON").fill('{"x-max-length": 11}')
+    dialog.get_by_role("spinbutton", name="x-max-length").fill("10")
+    dialog.get_by_role("button", name="+ x-delivery-limit").click()
+    dialog.get_by_role("button", name="+ x-overflow", exact=True).click()
+    dialog.get_by_role("combobox", name="x-overflow").select_option("reject-publish")
+    dialog.get_by_role("button", name="Remove x-delivery-limit").click()
+    assert dialog.get_by_role("button", name="+ x-max-priority").count() == 0  # classic queues alone take it
     dialog.get_by_role("button", name="Declare the queue").click()
     page.get_by_role("link", name="a/b").click()
     page.get_by_role("link", name="Bindings").click()
@@ -297,7 +306,7 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     dialog.get_by_role("button", name="Unbind").click()
     row.wait_for(state="detached")
     queue: Any = broker.api("GET", "/api/queues/%2F/a%2Fb")
-    assert (queue["type"], queue["arguments"]["x-max-length"]) == ("quorum", 10)
+    assert queue["arguments"] == {"x-queue-type": "quorum", "x-max-length": 10, "x-overflow": "reject-publish"}
 
 
 def test_the_places_of_a_stream(visit, broker) -> None:
@@ -309,7 +318,7 @@ def test_the_places_of_a_stream(visit, broker) -> None:
             channel.basic_publish("", "s", str(number).encode())
     screen = visit(broker, "#/queues/%2F/s?tab=places")
     page, dialog = screen.page, screen.page.get_by_role("dialog")
-    page.get_by_text("Nobody reads.").wait_for()
+    page.get_by_text("No readers.").wait_for()
     for offset in (4, 1):
         if not page.get_by_label("Next offset").is_visible():
             page.get_by_text("Set a place").click()
@@ -378,3 +387,59 @@ def test_nobody_is_offered_what_would_be_refused(visit, broker, rights, offered)
 def _list(answer: object) -> list[Any]:
     assert isinstance(answer, list)
     return answer
+
+
+def published(broker: BrokerProcess, queue: str, *texts: str) -> None:
+    for text in texts:
+        message = {"properties": {}, "routing_key": queue, "payload": text, "payload_encoding": "string"}
+        broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
+
+
+def test_what_comes_is_watched_live(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/s", {"arguments": {"x-queue-type": "stream"}})
+    published(broker, "s", "before")
+    page = visit(broker, "#/queues/%2F/s?tab=messages").page
+    page.get_by_label("From").select_option("tail")
+    with page.expect_response(lambda answer: "offset=1" in answer.url):
+        page.get_by_role("button", name="Watch").click()
+    published(broker, "s", "one", "two")
+    lines = page.get_by_role("region", name="messages that came").locator("tbody tr")
+    lines.nth(1).wait_for()
+    assert ["two" in lines.first.inner_text(), "one" in lines.nth(1).inner_text(), lines.count()] == [True, True, 2]
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("Paused: 2 came").wait_for()
+    page.get_by_role("button", name="Stop watching").click()
+    lines.first.wait_for(state="detached")
+
+
+def test_messages_are_downloaded_as_lines_of_json(visit, broker) -> None:
+    filled(broker)
+    page = visit(broker, "#/queues/%2F/q?tab=messages").page
+    page.get_by_label("Only where").first.fill("customer = 'acme'")
+    page.get_by_role("button", name="Browse").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download all that match").click()
+    page.get_by_text("3 are in the file").wait_for()
+    assert download.value.suggested_filename == "q.jsonl"
+    lines = [json.loads(line) for line in download.value.path().read_text("utf-8").splitlines()]
+    assert [each["offset"] for each in lines] == [0, 2, 4]
+    assert [each["properties"]["headers"]["customer"] for each in lines] == ["acme"] * 3
+    assert json.loads(lines[0]["payload"])["order"] == 0
+    assert messages(broker, "q") == 7
+
+
+def test_consumers_of_a_queue_come_in_pages(visit, broker) -> None:
+    broker.api("PUT", "/api/queues/%2F/q", {})
+    screen = visit(broker, "#/queues/%2F/q")
+    asked: list[str] = []
+    screen.page.on("request", lambda request: asked.append(request.url))
+    with connected(broker) as connection:
+        channel = connection.channel()
+        for number in range(60):
+            channel.basic_consume("q", lambda *_: None, consumer_tag=f"tag-{number:02}")
+        screen.go("#/queues/%2F/q?tab=consumers")
+        screen.page.get_by_text("60 consumers", exact=True).wait_for()
+        assert screen.page.get_by_role("region", name="consumers").locator("tbody tr").count() == 50
+        screen.page.get_by_role("button", name="Next").click()
+        screen.page.get_by_text("tag-59").wait_for()
+    assert not any("consumer_details" in url for url in asked)

@@ -17,6 +17,7 @@ import "./parts/numbers";
 import "./parts/state";
 import "./parts/tabs";
 import "./parts/text";
+import "./parts/vhost-choice";
 import "./shell/poll";
 import "./shell/router";
 import "./shell/session";

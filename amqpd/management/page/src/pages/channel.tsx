@@ -6,7 +6,7 @@ import { Consumers } from "../parts/consumers";
 import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
 import { Rows } from "../parts/list";
 import { count, rate } from "../parts/numbers";
-import { exchangeName, Facts, Failure, Name, Section, Title, To } from "../parts/text";
+import { exchangeName, Facts, Failure, Name, Section, Title, To, Waiting } from "../parts/text";
 import type { PageProps } from "../shell/pages";
 import { ChannelState, mode } from "./channels";
 
@@ -53,7 +53,7 @@ export default function ChannelPage({ names }: PageProps) {
             <Chart title="Rates" points={points} curves={CURVES} />
           </Charts>
           <Section title="Consumers">
-            <Consumers of={data.consumer_details ?? []} of_queue={false} />
+            <Consumers of={data.consumer_details ?? []} />
           </Section>
           <Section title="Publishes to">
             <Rows
@@ -80,7 +80,7 @@ export default function ChannelPage({ names }: PageProps) {
           </Section>
         </>
       )}
-      {!data && !error && <p class="wait">…</p>}
+      {!data && !error && <Waiting />}
     </>
   );
 }

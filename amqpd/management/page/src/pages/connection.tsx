@@ -8,7 +8,7 @@ import { why, Held } from "../parts/held";
 import { SHORT, useHistory, type Range } from "../parts/history";
 import { List } from "../parts/list";
 import { count, duration, moment, plural } from "../parts/numbers";
-import { Facts, Failure, Name, Section, Table, Title, To } from "../parts/text";
+import { Facts, Failure, Name, Section, Table, Title, To, Waiting } from "../parts/text";
 import type { PageProps } from "../shell/pages";
 import { go } from "../shell/router";
 import { has, session } from "../shell/session";
@@ -70,7 +70,7 @@ export default function ConnectionPage({ names }: PageProps) {
           </Section>
         </>
       )}
-      {!data && !error && <p class="wait">…</p>}
+      {!data && !error && <Waiting />}
       <p>
         <To path={["connections"]}>All connections</To>
       </p>

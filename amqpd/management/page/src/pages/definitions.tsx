@@ -5,8 +5,8 @@ import { Confirm, type Consequence } from "../parts/dialog";
 import { Field } from "../parts/form";
 import { Rows } from "../parts/list";
 import { count, plural } from "../parts/numbers";
-import { VhostChoice } from "../parts/permissions";
 import { Badge, Name, Section, Table, Title } from "../parts/text";
+import { VhostChoice } from "../parts/vhost-choice";
 import { lookForVhosts } from "../shell/vhost";
 
 interface Change {

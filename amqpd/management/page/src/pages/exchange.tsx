@@ -8,7 +8,7 @@ import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
 import { count, plural } from "../parts/numbers";
 import { Publish } from "../parts/publish";
 import { useRights } from "../parts/rights";
-import { exchangeName, Facts, Failure, Name, Section, Table, Title } from "../parts/text";
+import { exchangeName, Facts, Failure, Name, Section, Table, Title, Waiting } from "../parts/text";
 import { Tabs } from "../parts/tabs";
 import type { PageProps } from "../shell/pages";
 import { go } from "../shell/router";
@@ -72,7 +72,7 @@ export default function ExchangePage({ names }: PageProps) {
           ]}
         />
       )}
-      {!data && !error && <p class="wait">…</p>}
+      {!data && !error && <Waiting />}
     </>
   );
 }

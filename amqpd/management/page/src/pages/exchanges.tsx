@@ -3,11 +3,13 @@ import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { address, found, get, put } from "../api/client";
 import { Dialog } from "../parts/dialog";
-import { Field, Form, object, text } from "../parts/form";
+import { Arguments, asObject } from "../parts/arguments";
+import { Field, Form, text } from "../parts/form";
 import { List, type Column } from "../parts/list";
 import { notify } from "../parts/notices";
 import { rate } from "../parts/numbers";
 import { Badge, exchangeName, Name, Title, To } from "../parts/text";
+import { VhostChoice } from "../parts/vhost-choice";
 import { usePoll } from "../shell/poll";
 import { vhost, vhosts } from "../shell/vhost";
 
@@ -70,21 +72,24 @@ export default function Exchanges() {
 }
 
 function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
+  const [of, setOf] = useState(vhost.value || (vhosts.value[0] ?? "/"));
+  const [type, setType] = useState("direct");
+  const [written, setWritten] = useState("");
   const { data } = usePoll((signal) => get("/api/overview", {}, { fields: "exchange_types" }, signal), []);
   const types = data?.exchange_types.map((each) => each.name) ?? ["direct", "fanout", "headers", "topic"];
   const send = async (fields: FormData): Promise<void> => {
     const exchange = text(fields, "name");
-    const names = { vhost: text(fields, "vhost"), exchange };
+    const names = { vhost: of, exchange };
     if (await found(address("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
     await put(
       "/api/exchanges/{vhost}/{exchange}",
       names,
       {
-        type: text(fields, "type"),
+        type,
         durable: text(fields, "durable") === "yes",
         auto_delete: fields.has("auto_delete"),
         internal: fields.has("internal"),
-        arguments: object(fields, "arguments", "Arguments"),
+        arguments: asObject(written, "Arguments"),
       },
     );
     notify(`Exchange ${exchange} is there.`);
@@ -94,19 +99,13 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
     <Dialog title="New exchange" onClose={() => onClose(false)}>
       <Form action="Declare the exchange" send={send}>
         <Field label="Virtual host">
-          <select name="vhost">
-            {vhosts.value.map((name) => (
-              <option key={name} selected={name === vhost.value}>
-                {name}
-              </option>
-            ))}
-          </select>
+          <VhostChoice value={of} onChange={setOf} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
         </Field>
         <Field label="Type">
-          <select name="type">
+          <select value={type} onChange={(event) => setType(event.currentTarget.value)}>
             {types.map((name) => (
               <option key={name}>{name}</option>
             ))}
@@ -124,9 +123,7 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
         <label class="check">
           <input type="checkbox" name="internal" /> only other exchanges publish to it
         </label>
-        <Field label="Arguments" hint='A JSON object: {"alternate-exchange": "unrouted"}'>
-          <textarea name="arguments" class="code" spellcheck={false} />
-        </Field>
+        <Arguments kind="exchange" type={type} label="Arguments" text={written} onChange={setWritten} />
       </Form>
     </Dialog>
   );

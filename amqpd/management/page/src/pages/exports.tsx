@@ -6,8 +6,8 @@ import { Field, Form, text } from "../parts/form";
 import { List, type Column } from "../parts/list";
 import { notify } from "../parts/notices";
 import { bytes, count, plural } from "../parts/numbers";
-import { VhostChoice } from "../parts/permissions";
 import { Badge, Name, Title, To } from "../parts/text";
+import { VhostChoice } from "../parts/vhost-choice";
 import { vhost, vhosts } from "../shell/vhost";
 
 interface Export {

@@ -34,6 +34,7 @@ interface Node {
   io_sync_avg_time?: number;
   io_write_bytes_details?: Rate;
   io_read_bytes_details?: Rate;
+  memory?: Record<string, unknown>;
 }
 /** Of the API's answer on the cluster; a node by itself says no more than that it is none. */
 interface Cluster {
@@ -65,7 +66,7 @@ interface Placed {
 export default function Nodes() {
   const ask = async (signal: AbortSignal): Promise<{ nodes: Node[]; cluster: Cluster }> => {
     const [nodes, cluster] = await Promise.all([
-      request<Node[]>("GET", "/api/nodes", undefined, signal),
+      request<Node[]>("GET", "/api/nodes?memory=true", undefined, signal),
       request<Cluster>("GET", "/api/amqpd/cluster", undefined, signal),
     ]);
     return { nodes, cluster };
@@ -209,7 +210,39 @@ function NodeCard({ node }: { node: Node }) {
           ["Data directory", node.db_dir && <Name>{node.db_dir}</Name>],
         ]}
       />
+      <h3>Memory by use</h3>
+      <MemoryUse of={node.memory ?? {}} />
     </Section>
+  );
+}
+
+const USES: Record<string, string> = {
+  connection_readers: "Messages on their way in",
+  binary: "Bodies of messages that queues keep in memory",
+  code: "Files of the program",
+  other_proc: "All else: queues, indexes, connections, Python",
+};
+
+/** The resident memory by what it is for, the largest first. */
+function MemoryUse({ of }: { of: Record<string, unknown> }) {
+  const uses = Object.entries(of).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in USES));
+  const total = Math.max(1, uses.reduce((sum, [, size]) => sum + size, 0));
+  return (
+    <ul class="uses">
+      {uses
+        .sort((a, b) => b[1] - a[1])
+        .map(([name, size]) => (
+          <li key={name}>
+            <span>{USES[name] ?? name}</span>
+            <span class="meter" aria-hidden="true">
+              <i style={{ width: `${Math.round((100 * size) / total)}%` }} />
+            </span>
+            <span>
+              {bytes(size)}, {Math.round((100 * size) / total)} %
+            </span>
+          </li>
+        ))}
+    </ul>
   );
 }
 

@@ -1,16 +1,17 @@
 // Policies and operator policies: what there is, and a new or another one with what it would do, told while it is written.
 import { useEffect, useState } from "preact/hooks";
 import { address, found, request, sentence } from "../api/client";
-import { kept } from "../api/exact";
+import { Arguments, objectOf } from "../parts/arguments";
 import { Confirm, Danger, Dialog, type Consequence } from "../parts/dialog";
 import { Field } from "../parts/form";
 import { List, type Column } from "../parts/list";
 import { notify } from "../parts/notices";
 import { plural } from "../parts/numbers";
-import { Pattern, VhostChoice } from "../parts/permissions";
+import { Pattern } from "../parts/permissions";
 import { Effects, summary, type Effect } from "../parts/policy-effects";
 import { Tabs } from "../parts/tabs";
 import { Name, Table, Title, To, visible } from "../parts/text";
+import { VhostChoice } from "../parts/vhost-choice";
 import { has } from "../shell/session";
 import { vhost, vhosts } from "../shell/vhost";
 
@@ -26,23 +27,6 @@ type Kind = "policies" | "operator-policies";
 
 const APPLY_TO = ["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"];
 const TYPED_MS = 400;
-/** What is set most, with a value to begin with. */
-const KEYS: Record<Kind, Record<string, unknown>> = {
-  policies: {
-    "message-ttl": 60000,
-    "max-length": 1000,
-    "max-length-bytes": 104857600,
-    overflow: "reject-publish",
-    expires: 1800000,
-    "dead-letter-exchange": "",
-    "dead-letter-routing-key": "",
-    "delivery-limit": 5,
-    "alternate-exchange": "",
-    "max-age": "7D",
-  },
-  "operator-policies": { "message-ttl": 60000, "max-length": 100000, "max-length-bytes": 104857600, expires: 1800000, "delivery-limit": 20 },
-};
-
 export default function Policies() {
   const tabs = [{ id: "policies", title: "Policies", body: () => <Listed kind="policies" may={has("policymaker")} /> }];
   if (has("administrator")) {
@@ -137,7 +121,6 @@ function Edit({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: 
   const parsed = objectOf(definition);
   const body = { name: name || "(new)", pattern, "apply-to": applyTo, priority: Number(priority), definition: parsed };
   const told = useEffectOf(kind, of, parsed && Object.keys(parsed).length ? body : null);
-  const add = (key: string): void => setDefinition(JSON.stringify({ ...parsed, [key]: KEYS[kind][key] }, null, 2));
   const look = async (): Promise<Consequence> => {
     const [effect, there] = await Promise.all([
       preview(kind, of, { ...body, name, count: 0 }),
@@ -198,18 +181,7 @@ function Edit({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: 
               <input type="number" step={1} value={priority} onInput={(event) => setPriority(event.currentTarget.value)} />
             </Field>
           </div>
-          <Field label="Definition" hint="A JSON object">
-            <textarea class="code" rows={6} spellcheck={false} value={definition} onInput={(event) => setDefinition(event.currentTarget.value)} />
-          </Field>
-          <p class="chips" aria-label="Add to the definition" role="group">
-            {Object.keys(KEYS[kind])
-              .filter((key) => parsed && !(key in parsed))
-              .map((key) => (
-                <button key={key} type="button" class="quiet" onClick={() => add(key)}>
-                  + {key}
-                </button>
-              ))}
-          </p>
+          <Arguments kind={kind === "policies" ? "policy" : "operator policy"} type={applyTo} label="Definition" text={definition} onChange={setDefinition} />
           <div class="buttons">
             <button class="main">Save the policy</button>
           </div>
@@ -281,13 +253,4 @@ function useEffectOf(kind: Kind, of: string, body: object | null): { effect: Eff
     };
   }, [key]);
   return told;
-}
-
-function objectOf(text: string): Record<string, unknown> | null {
-  try {
-    const value = kept(text.trim() || "{}");
-    return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null;
-  } catch {
-    return null;
-  }
 }

@@ -4,14 +4,14 @@ import type { components } from "../api/schema";
 import { get, remove } from "../api/client";
 import { Bind, Bindings } from "../parts/bindings";
 import { Chart, Charts } from "../parts/chart";
-import { Consumers } from "../parts/consumers";
+import { ConsumersOfQueue } from "../parts/consumers";
 import { Danger } from "../parts/dialog";
 import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
 import { bytes, count, moment, plural } from "../parts/numbers";
 import { Publish } from "../parts/publish";
 import { useRights, type Rights } from "../parts/rights";
 import { State } from "../parts/state";
-import { Facts, Failure, Name, Section, Table, Title } from "../parts/text";
+import { Facts, Failure, Name, Section, Table, Title, Waiting } from "../parts/text";
 import { Tabs, type Tab } from "../parts/tabs";
 import { Browse, type Of } from "../queue/browse";
 import { Jobs } from "../queue/jobs";
@@ -36,6 +36,15 @@ const RATES = [
   { name: "redeliver", label: "Redelivered" },
 ];
 
+// Not who consumes it, which may be thousands.
+const FIELDS = [
+  "name,vhost,type,durable,auto_delete,exclusive,arguments,node,policy,operator_policy,effective_policy_definition,state,state_reason,degraded,lost_offsets,idle_since",
+  "messages,messages_ready,messages_unacknowledged,messages_delayed_retry,messages_unmatched,messages_retained,retained_first_timestamp,message_bytes",
+  "group_by,groups_locked,groups_waiting,consumers,consumer_utilisation,single_active_consumer_tag",
+  ...DEPTHS.map(({ name }) => `${name}_details`),
+  ...RATES.map(({ name }) => `message_stats.${name}_details`),
+].join();
+
 function counters(of: Queue): Counters {
   const whole = of as unknown as Counters;
   const stats = (of.message_stats ?? {}) as Counters;
@@ -50,7 +59,7 @@ export default function QueuePage({ names }: PageProps) {
   const rights = useRights("queue", of.vhost, of.queue);
   const mayPublish = useRights("exchange", of.vhost, "").write;
   const [range, setRange] = useState<Range>("10 min");
-  const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...of }, query, signal), counters, names);
+  const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...of }, { ...query, columns: FIELDS }, signal), counters, names);
   const stream = data?.type === "stream";
   const overview = (): Tab => ({
     id: "",
@@ -69,7 +78,7 @@ export default function QueuePage({ names }: PageProps) {
     overview(),
     ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <Looking of={of} stream={stream} /> }] : []),
     ...(mayPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><Publish vhost={of.vhost} exchange="" queue={of.queue} /></Section> }] : []),
-    { id: "consumers", title: `Consumers (${count(data?.consumers)})`, body: () => <Section title="Consumers"><Consumers of={data?.consumer_details ?? []} of_queue /></Section> },
+    { id: "consumers", title: `Consumers (${count(data?.consumers)})`, body: () => <Section title="Consumers"><ConsumersOfQueue of={of} stream={stream} /></Section> },
     ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <Places of={of} queue={data} /> }] : []),
     { id: "bindings", title: "Bindings", body: () => <Bound of={of} rights={rights} /> },
     ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs of={of} queue={data!} rights={rights} /> }] : []),
@@ -81,7 +90,7 @@ export default function QueuePage({ names }: PageProps) {
       </Title>
       <Failure error={error} />
       {data && <Tabs label="Parts of this queue" tabs={tabs()} />}
-      {!data && !error && <p class="wait">…</p>}
+      {!data && !error && <Waiting />}
     </>
   );
 }
@@ -118,7 +127,7 @@ function What({ of }: { of: Queue }) {
 function Looking({ of, stream }: { of: Of; stream: boolean }) {
   return (
     <>
-      <Browse of={of} />
+      <Browse of={of} stream={stream} />
       {!stream && <Take of={of} />}
     </>
   );

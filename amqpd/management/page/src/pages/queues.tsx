@@ -4,11 +4,14 @@ import type { components } from "../api/schema";
 import { address, found, request } from "../api/client";
 import { notify } from "../parts/notices";
 import { Dialog } from "../parts/dialog";
-import { Field, Form, object, text } from "../parts/form";
-import { List, listUrl, type Column } from "../parts/list";
-import { count, rate } from "../parts/numbers";
+import { Arguments, asObject } from "../parts/arguments";
+import { Field, Form, text } from "../parts/form";
+import { chosenColumns, fieldsOf, List, listUrl, type Column } from "../parts/list";
+import { bytes, count, rate } from "../parts/numbers";
 import { State } from "../parts/state";
-import { Badge, Name, Title, To } from "../parts/text";
+import { Badge, Name, Table, Title, To } from "../parts/text";
+import { VhostChoice } from "../parts/vhost-choice";
+import { Many } from "../queue/many";
 import { session } from "../shell/session";
 import { vhost, vhosts } from "../shell/vhost";
 
@@ -26,15 +29,22 @@ const COLUMNS: Column<Queue>[] = [
   { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (queue) => rate(queue.message_stats?.ack_details?.rate) },
   { title: "Consumers", sort: "consumers", number: true, cell: (queue) => count(queue.consumers) },
 ];
+const EXTRA: Column<Queue>[] = [
+  { title: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (queue) => bytes(queue.message_bytes) },
+  { title: "In memory", sort: "message_bytes_ram", number: true, extra: true, cell: (queue) => bytes(queue.message_bytes_ram) },
+  { title: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (queue) => rate(queue.message_stats?.redeliver_details?.rate) },
+  { title: "Consumers can take more", sort: "consumer_utilisation", number: true, extra: true, cell: (queue) => (queue.consumers ? `${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : "–") },
+  { title: "Policy", sort: "policy", extra: true, cell: (queue) => queue.policy && <Name>{queue.policy}</Name> },
+  { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <Table of={queue.arguments} none="–" /> },
+  { title: "Idle since", sort: "idle_since", extra: true, cell: (queue) => queue.idle_since?.slice(0, 19).replace("T", " ") ?? "–" },
+];
 const NODE: Column<Queue> = { title: "Node", sort: "node", cell: (queue) => <Name>{queue.node}</Name> };
-const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => queue.vhost };
+const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => <Name>{queue.vhost}</Name> };
+const ALL = [...COLUMNS, ...EXTRA];
 // What the list shows, and no more, is encoded and sent.
-const FIELDS = [
-  "name,vhost,node,type,durable,auto_delete,exclusive,arguments,state,state_reason,policy,degraded,idle_since,messages,messages_ready,messages_unacknowledged,consumers",
-  ...["publish", "deliver_get", "ack"].map((name) => `message_stats.${name}_details.rate`),
-].join();
+const BASE = "name,vhost,node,type,durable,auto_delete,exclusive,state,state_reason,policy,degraded,idle_since,consumers";
 
-const asked = () => ({ path: vhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: vhost.value }, query: { columns: FIELDS } });
+const asked = () => ({ path: vhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: vhost.value }, query: { columns: fieldsOf(BASE, chosenColumns("queues", ALL)) } });
 export const first = (): string => listUrl(asked());
 
 export default function Queues() {
@@ -42,7 +52,8 @@ export default function Queues() {
   const [version, setVersion] = useState(0);
   const chosen = vhost.value;
   const more = [...(chosen || vhosts.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
-  const columns = [COLUMNS[0]!, ...more, ...COLUMNS.slice(1)];
+  const columns = [ALL[0]!, ...more, ...ALL.slice(1)];
+  const changed = (): void => setVersion((before) => before + 1);
   return (
     <>
       <Title>Queues</Title>
@@ -52,13 +63,22 @@ export default function Queues() {
         columns={columns}
         idOf={(queue) => `${queue.vhost}\0${queue.name}`}
         version={version}
+        many={(chosen, onDone) => (
+          <Many
+            of={chosen}
+            onDone={() => {
+              changed();
+              onDone();
+            }}
+          />
+        )}
         aside={vhosts.value.length > 0 && <button onClick={() => setAdding(true)}>New queue</button>}
       />
       {adding && (
         <NewQueue
           onClose={(done) => {
             setAdding(false);
-            if (done) setVersion(version + 1);
+            if (done) changed();
           }}
         />
       )}
@@ -79,16 +99,18 @@ function Kind({ queue }: { queue: Queue }) {
 }
 
 function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
+  const [of, setOf] = useState(vhost.value || (vhosts.value[0] ?? "/"));
+  const [type, setType] = useState("classic");
+  const [written, setWritten] = useState("");
   const send = async (fields: FormData): Promise<void> => {
     const name = text(fields, "name");
-    const type = text(fields, "type");
-    const url = address("/api/queues/{vhost}/{name}", { vhost: text(fields, "vhost"), name });
+    const url = address("/api/queues/{vhost}/{name}", { vhost: of, name });
     if (await found(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
     const body = {
       durable: text(fields, "durable") === "yes",
       auto_delete: fields.has("auto_delete"),
       // Said of classic ones too: without it the virtual host says what they are.
-      arguments: { "x-queue-type": type, ...object(fields, "arguments", "Arguments") },
+      arguments: { "x-queue-type": type, ...asObject(written, "Arguments") },
     };
     await request("PUT", url, body);
     notify(`Queue ${name} is there.`);
@@ -98,19 +120,13 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
     <Dialog title="New queue" onClose={() => onClose(false)}>
       <Form action="Declare the queue" send={send}>
         <Field label="Virtual host">
-          <select name="vhost">
-            {vhosts.value.map((name) => (
-              <option key={name} selected={name === vhost.value}>
-                {name}
-              </option>
-            ))}
-          </select>
+          <VhostChoice value={of} onChange={setOf} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
         </Field>
         <Field label="Type">
-          <select name="type">
+          <select value={type} onChange={(event) => setType(event.currentTarget.value)}>
             <option>classic</option>
             <option>quorum</option>
             <option>stream</option>
@@ -125,9 +141,7 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
         <label class="check">
           <input type="checkbox" name="auto_delete" /> delete it when its last consumer goes
         </label>
-        <Field label="Arguments" hint='A JSON object: {"x-max-length": 1000, "x-dead-letter-exchange": ""}'>
-          <textarea name="arguments" class="code" spellcheck={false} />
-        </Field>
+        <Arguments kind="queue" type={type} label="Arguments" text={written} onChange={setWritten} />
       </Form>
     </Dialog>
   );

@@ -13,7 +13,8 @@ import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
 import { session } from "../shell/session";
 import { vhosts } from "../shell/vhost";
-import { Pattern, Permissions, VhostChoice, type Permission } from "../parts/permissions";
+import { Pattern, Permissions, type Permission } from "../parts/permissions";
+import { VhostChoice } from "../parts/vhost-choice";
 import { TagFields, Tags, tagsOf, type User } from "./users";
 
 interface Topic extends Omit<Permission, "configure"> {

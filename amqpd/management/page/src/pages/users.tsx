@@ -5,7 +5,7 @@ import { Dialog } from "../parts/dialog";
 import { Field, Form, text } from "../parts/form";
 import { List, type Column } from "../parts/list";
 import { notify } from "../parts/notices";
-import { Badge, Title, To } from "../parts/text";
+import { Badge, Title, To, visible } from "../parts/text";
 
 export interface User {
   name: string;
@@ -13,11 +13,14 @@ export interface User {
   hashing_algorithm: string;
   tags: string[];
   limits: Record<string, number>;
+  /** That the user may enter; only where the list asks for them. */
+  vhosts?: string[];
 }
 
 const COLUMNS: Column<User>[] = [
   { title: "Name", sort: "name", cell: (user) => <To path={["users", user.name]}>{user.name}</To> },
   { title: "Tags", sort: "tags", cell: (user) => <Tags of={user.tags} /> },
+  { title: "May enter", cell: (user) => <Entered of={user.vhosts ?? []} /> },
   { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="No password opens it; a certificate may">none</Badge>) },
   { title: "Limits", cell: (user) => limitsText(user.limits) },
 ];
@@ -31,6 +34,7 @@ export default function Users() {
       <List<User>
         what="users"
         path="/api/users"
+        query={{ vhosts: true }}
         columns={COLUMNS}
         idOf={(user) => user.name}
         version={version}
@@ -44,6 +48,19 @@ export default function Users() {
           }}
         />
       )}
+    </>
+  );
+}
+
+const ENTERED_MAX = 5;
+
+/** The virtual hosts that a user may enter. */
+function Entered({ of }: { of: string[] }) {
+  if (!of.length) return <Badge kind="warn" title="The user has no permissions in any virtual host">none</Badge>;
+  return (
+    <>
+      {of.slice(0, ENTERED_MAX).map((vhost) => [<To key={vhost} path={["vhosts", vhost]}>{vhost}</To>, " "])}
+      {of.length > ENTERED_MAX && <small title={of.map(visible).join("\n")}>and {of.length - ENTERED_MAX} more</small>}
     </>
   );
 }

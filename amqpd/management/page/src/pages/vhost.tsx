@@ -143,7 +143,7 @@ function Delete({ vhost }: { vhost: Vhost }) {
           </ul>
         </>
       ),
-      action: `Delete it with ${plural(now.messages, "message")}`,
+      action: now.messages ? `Delete it with ${plural(now.messages, "message")}` : "Delete the virtual host",
     };
   };
   const run = async (): Promise<string> => {

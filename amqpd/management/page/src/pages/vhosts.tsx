@@ -1,6 +1,6 @@
 // All virtual hosts that the user may see, with what lies in them.
 import { useState } from "preact/hooks";
-import { address, request } from "../api/client";
+import { address, found, request } from "../api/client";
 import { Dialog } from "../parts/dialog";
 import { Field, Form, text } from "../parts/form";
 import { List, type Column } from "../parts/list";
@@ -8,7 +8,7 @@ import { notify } from "../parts/notices";
 import { count, rate } from "../parts/numbers";
 import { Badge, Name, Title, To } from "../parts/text";
 import { has } from "../shell/session";
-import { lookForVhosts, vhosts } from "../shell/vhost";
+import { lookForVhosts } from "../shell/vhost";
 
 interface Rate {
   rate?: number;
@@ -113,8 +113,7 @@ function NewVhost({ onClose }: { onClose: (done: boolean) => void }) {
   const send = async (fields: FormData): Promise<void> => {
     const name = text(fields, "name");
     // Nothing that is there is changed by mistake.
-    await lookForVhosts();
-    if (vhosts.value.includes(name)) throw new Error("There is a virtual host of this name already; its own page has its settings.");
+    if (await found(address("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("There is a virtual host of this name already; its own page has its settings.");
     await request("PUT", address("/api/vhosts/{vhost}", { vhost: name }), bodyOf(fields));
     notify(`The virtual host ${name} is there, and you may use it.`);
     onClose(true);

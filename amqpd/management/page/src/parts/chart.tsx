@@ -1,11 +1,11 @@
 // Curves over time. The library that draws them is fetched behind the first figures; a screen reader gets the last values.
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { dark } from "../shell/theme";
 import { brief, bytes, count, duration, rate } from "./numbers";
 import type { Points, Range } from "./history";
-import { Section } from "./text";
+import { Section, Unfetched } from "./text";
 
 export interface Curve {
   /** In the counters that are drawn. */
@@ -26,6 +26,25 @@ function clock(at: number, seconds: boolean): string {
   return new Date(at * 1000).toTimeString().slice(0, seconds ? 8 : 5);
 }
 
+/** What the axis of time shows, in seconds: all of `ageS`, also where there are fewer samples. */
+function span(from: number | null, to: number | null, ageS: number | undefined): [number, number] {
+  const end = to && Number.isFinite(to) ? to : Date.now() / 1000;
+  const begin = from && Number.isFinite(from) ? from : end;
+  return [ageS === undefined ? Math.min(begin, end - 60) : end - ageS, end];
+}
+
+/** A sample with none before and behind it is no line, but a dot. */
+function lone(values: ArrayLike<number | null | undefined>): number[] {
+  const is = (index: number): boolean => typeof values[index] === "number";
+  return Array.from(values, (_, index) => index).filter((index) => is(index) && !is(index - 1) && !is(index + 1));
+}
+
+/** When the first sample was taken, seconds since 1970; undefined where samples reach back as far as is shown. */
+function recordedSince({ times, ageS }: Points): number | undefined {
+  const [first, last] = [times[0], times.at(-1)];
+  return first !== undefined && last !== undefined && ageS !== undefined && last - first < ageS * 0.9 ? first : undefined;
+}
+
 interface ChartProps {
   title: string;
   points: Points;
@@ -44,11 +63,16 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
   const latest = useRef(data);
   latest.current = data;
   const key = curves.map((curve) => curve.name).join();
+  const shownS = useRef(points.ageS);
+  shownS.current = points.ageS;
+  const [failed, setFailed] = useState(false);
 
   useEffect(() => {
     let ended = false;
     let sizes: ResizeObserver | undefined;
-    void import("uplot").then(({ default: UPlot }) => {
+    const load = import("uplot");
+    load.catch(() => !ended && setFailed(true));
+    void load.then(({ default: UPlot }) => {
       const element = frame.current;
       if (ended || !element) return;
       const style = getComputedStyle(element);
@@ -58,18 +82,20 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
         {
           width: Math.max(100, element.clientWidth),
           height: HEIGHT,
+          // The last time on the axis stands half beyond its end.
+          padding: [8, 28, 0, 0],
           legend: { show: false },
           cursor: { points: { size: 6 }, drag: { x: false, y: false } },
-          scales: { y: { range: (_, __, most) => [0, Math.max(most * 1.1, unit === "bytes" ? 1024 : 1)] } },
+          scales: { x: { range: (_, from, to) => span(from, to, shownS.current) }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, unit === "bytes" ? 1024 : 1)] } },
           axes: [{ ...axis, space: 80, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clock(at, step < 60)) }, { ...axis, size: unit === "bytes" ? 78 : 62, values: (_, ticks) => ticks.map(AXIS[unit]) }],
-          series: [{}, ...curves.map((curve, index) => ({ label: curve.label, stroke: colors[index % colors.length]!, width: 1.8, spanGaps: true, points: { show: false }, ...(index % 2 ? { dash: [6, 3] } : {}) }))],
+          series: [{}, ...curves.map((curve, index) => ({ label: curve.label, stroke: colors[index % colors.length]!, width: 1.8, spanGaps: false, points: { show: true, size: 4, fill: colors[index % colors.length]!, filter: (plot: uPlot, of: number) => lone(plot.data[of]!) }, ...(index % 2 ? { dash: [6, 3] } : {}) }))],
         },
         latest.current,
         element,
       );
       sizes = new ResizeObserver(() => drawn.current?.setSize({ width: Math.max(100, element.clientWidth), height: HEIGHT }));
       sizes.observe(element);
-    });
+    }, () => undefined);
     return () => {
       ended = true;
       sizes?.disconnect();
@@ -84,11 +110,14 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
 
   // A counter that nobody has asked for has no samples yet, but a rate.
   const now = curves.map((curve, index) => (unit === "rate" ? points.now?.(curve.name) : undefined) ?? values[index]!.findLast((value) => value !== null) ?? null);
+  const since = recordedSince(points);
   const said = curves.map((curve, index) => `${curve.label} ${SHOWN[unit](now[index])}`).join(", ");
   return (
     <figure class="chart">
       <figcaption>
-        <h3>{title}</h3>
+        <h3>
+          {title} {since !== undefined && <small>recorded since {clock(since, (points.ageS ?? 0) <= 600)}</small>}
+        </h3>
         <ul class="legend">
           {curves.map((curve, index) => (
             <li key={curve.name}>
@@ -100,7 +129,7 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
           ))}
         </ul>
       </figcaption>
-      <div ref={frame} class="plot" role="img" aria-label={`${title}, now: ${said}`} />
+      {failed ? <Unfetched /> : <div ref={frame} class="plot" role="img" aria-label={`${title}, now: ${said}`} />}
     </figure>
   );
 }

@@ -35,6 +35,9 @@ export interface Consequence {
   nothing?: boolean;
 }
 
+/** Says how far it is. */
+export type Say = (text: string) => void;
+
 interface DangerProps {
   /** Of the button that opens the dialog. */
   label: string;
@@ -42,7 +45,7 @@ interface DangerProps {
   /** Finds out what it will do: by a dry run, or by a look at the thing as it is now. signal: nobody waits for it any more. */
   look: (signal: AbortSignal) => Promise<Consequence>;
   /** Does it; what it returns is told. */
-  run: () => Promise<string | void>;
+  run: (say: Say) => Promise<string | void>;
   onDone?: () => void;
   disabled?: boolean;
   why?: string;
@@ -75,6 +78,7 @@ export function Confirm({ title, look, run, onClose }: Pick<DangerProps, "title"
   const [found, setFound] = useState<Consequence>();
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
+  const [said, setSaid] = useState("");
   const done = useRef(false);
   const frame = useRef<HTMLDivElement>(null);
   useEffect(() => {
@@ -87,19 +91,23 @@ export function Confirm({ title, look, run, onClose }: Pick<DangerProps, "title"
     setBusy(true);
     setFailure("");
     try {
-      const said = await run();
-      if (said) notify(said);
+      const told = await run(setSaid);
+      if (told) notify(told);
       done.current = true;
       close();
     } catch (error) {
       setFailure(sentence(error));
     }
     setBusy(false);
+    setSaid("");
   };
   return (
     <Dialog title={title} onClose={() => onClose(done.current)}>
       <div ref={frame}>
         <div aria-live="polite">{found ? found.text : !failure && <p>Looking at what it would do …</p>}</div>
+        <p aria-live="polite" class="soft">
+          {said}
+        </p>
         <p role="alert" class="bad">
           {failure}
         </p>

@@ -78,9 +78,14 @@ export function text(fields: FormData, name: string): string {
   return typeof value === "string" ? value : "";
 }
 
-/** The JSON object in a field, its numbers as they were written; an empty field is an empty one. Throws: Error for people. */
+/** The JSON object in a field; as `asObject`. */
 export function object(fields: FormData, name: string, label: string): Record<string, unknown> {
-  const said = text(fields, name).trim();
+  return asObject(text(fields, name), label);
+}
+
+/** The JSON object in a text, its numbers as they were written; an empty text is an empty one. Throws: Error for people. */
+export function asObject(written: string, label: string): Record<string, unknown> {
+  const said = written.trim();
   if (!said) return {};
   let value: unknown;
   try {

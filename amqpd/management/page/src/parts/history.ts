@@ -26,7 +26,12 @@ export interface Points {
   rates: (name: string) => (number | null)[];
   /** How fast it rises now, as the broker says; undefined where it does not. */
   now?: (name: string) => number | undefined;
+  /** Seconds that a chart shows, up to the newest sample; without it as far as there are any. */
+  ageS?: number;
 }
+
+/** Samples are absent where the broker took none: two that are further apart than so many steps have a gap between them. */
+const STEPS_MAX = 2;
 
 const KINDS = ["msg_rates", "lengths", "data_rates", "node_stats"] as const;
 
@@ -59,7 +64,13 @@ class Track {
   }
 
   points(): Points {
-    const times = [...new Set([...this.found.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
+    const times: number[] = [];
+    for (const at of [...new Set([...this.found.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b)) {
+      const before = times.at(-1);
+      // A moment without any value: no curve crosses it.
+      if (before !== undefined && at - before > STEPS_MAX * this.increment * 1000) times.push(before + this.increment * 1000);
+      times.push(at);
+    }
     const values = (name: string): (number | null)[] => times.map((at) => this.found.get(name)?.get(at) ?? null);
     const rates = (name: string): (number | null)[] => {
       const counts = values(name);
@@ -70,7 +81,7 @@ class Track {
         return Math.max(0, ((value - before) * 1000) / (times[index]! - times[index - 1]!));
       });
     };
-    return { times: times.map((at) => at / 1000), values, rates, now: (name) => this.latest.get(name) };
+    return { times: times.map((at) => at / 1000), values, rates, now: (name) => this.latest.get(name), ageS: this.age };
   }
 }
 

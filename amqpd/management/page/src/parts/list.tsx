@@ -1,13 +1,15 @@
 // A list of things that may be ten thousand: paged, sorted and searched by the broker; where one is in it stands in the
 // address. What only fits in a page anyhow (the jobs of a queue) is a `Rows`.
 import type { ComponentChildren } from "preact";
+import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, getUrl, Refusal, type Names, type Query } from "../api/client";
+import { address, getUrl, Refusal, sentence, type Names, type Query } from "../api/client";
 import { usePainted, usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
 import { count, plural } from "./numbers";
-import { Failure, Missing } from "./text";
+import { notify } from "./notices";
+import { Failure, Missing, visible, Waiting } from "./text";
 
 export interface Column<T> {
   title: string;
@@ -16,6 +18,10 @@ export interface Column<T> {
   sort?: string;
   /** To the right, with figures of equal width. */
   number?: boolean;
+  /** Shown only when the user asks for it. */
+  extra?: boolean;
+  /** What the broker must send for it, where that is not `sort` alone: fields with commas between. */
+  fields?: string;
 }
 
 interface Listed<T> {
@@ -47,10 +53,49 @@ interface ListProps<T> {
   as?: string;
   /** Another value asks anew at once: after a change. */
   version?: number;
+  /** What may be done with several: lines can be chosen then, and these buttons come for those that are. */
+  many?: (chosen: T[], onDone: () => void) => ComponentChildren;
+}
+
+const hiddenKey = (what: string): string => `amqpd.columns.${what}`;
+
+/** The columns that the user wants of a list, by title; kept by the browser. */
+const wishes = signal<Record<string, Record<string, boolean>>>({});
+
+function wished(what: string): Record<string, boolean> {
+  const here = wishes.value[what];
+  if (here) return here;
+  try {
+    const kept: unknown = JSON.parse(localStorage.getItem(hiddenKey(what)) ?? "{}");
+    return typeof kept === "object" && kept !== null ? (kept as Record<string, boolean>) : {};
+  } catch {
+    return {};
+  }
+}
+
+function wish(what: string, title: string, shown: boolean): void {
+  const all = { ...wished(what), [title]: shown };
+  localStorage.setItem(hiddenKey(what), JSON.stringify(all));
+  wishes.value = { ...wishes.value, [what]: all };
+}
+
+/** Those of a list that are shown; the first always is. */
+export function chosenColumns<T>(what: string, columns: Column<T>[]): Column<T>[] {
+  const all = wished(what);
+  return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));
+}
+
+/** What the broker must send for them, as `columns` of a query. */
+export function fieldsOf<T>(base: string, columns: Column<T>[]): string {
+  return [...new Set([...base.split(","), ...columns.flatMap((column) => (column.fields ?? column.sort ?? "").split(","))])].filter(Boolean).join();
 }
 
 const PAGE_SIZE = 50;
 const SIZES = [25, 50, 100, 500];
+/** Of the API. */
+const PAGE_SIZE_MAX = 500;
+/** A list of so few columns has no choice of them. */
+const CHOICE_MIN = 5;
 const TYPED_MS = 250;
 /** Lines that are painted at once, the others behind them. */
 const FIRST = 20;
@@ -82,7 +127,7 @@ function said(pageSize: number, as: string) {
 type Words = Record<string, string | number | undefined>;
 type Say = (changes: Words) => void;
 
-export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0 }: ListProps<T>) {
+export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0, many }: ListProps<T>) {
   const { page, size, sort, down, name, regex } = said(pageSize, as);
   const say: Say = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [as + word, value])));
   const url = listUrl({ path, names, query, pageSize, as });
@@ -97,6 +142,9 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
   const shown = data ?? last.current;
   // As many lines as a screen has come first.
   const whole = usePainted(data !== undefined);
+  const [chosen, setChosen] = useState<ReadonlyMap<string, T>>(new Map());
+  useEffect(() => setChosen(new Map()), [path, JSON.stringify(names), name, regex]);
+  const shownColumns = chosenColumns(what, columns);
   const wide = searched === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searched;
 
   return (
@@ -106,16 +154,28 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
         <span class="grow" aria-live="polite">
           {shown && tally(shown, what)}
         </span>
+        {columns.length > CHOICE_MIN && <ColumnChoice what={what} columns={columns} />}
         {aside}
       </div>
       {!outside && <Failure error={error} />}
       <Missing nodes={shown?.missing_nodes} />
+      {!shown && error === undefined && <Waiting />}
+      {many && chosen.size > 0 && shown && (
+        <div class="bar chosen">
+          <b aria-live="polite">{count(chosen.size)} chosen</b>
+          {chosen.size < shown.filtered_count && <ChooseAll url={address(path, names, { ...query, ...(name ? { name, use_regex: regex } : {}), sort: "name" })} count={shown.filtered_count} onFound={(items: T[]) => setChosen(new Map(items.map((item) => [idOf(item), item])))} />}
+          <button onClick={() => setChosen(new Map())}>Choose none</button>
+          <span class="grow" />
+          {many([...chosen.values()], () => setChosen(new Map()))}
+        </div>
+      )}
       {shown && (
         <Rows
           what={what}
           items={whole ? shown.items : shown.items.slice(0, FIRST)}
-          columns={columns}
+          columns={shownColumns}
           idOf={idOf}
+          {...(many ? { chosen, onChoose: setChosen } : {})}
           sort={sort}
           down={down}
           onSort={(column) => say({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
@@ -196,6 +256,64 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
   );
 }
 
+function ColumnChoice<T>({ what, columns }: { what: string; columns: Column<T>[] }) {
+  const shown = chosenColumns(what, columns);
+  const frame = useRef<HTMLDetailsElement>(null);
+  const [open, setOpen] = useState(false);
+  useEffect(() => {
+    const elsewhere = (event: Event): void => {
+      if (event instanceof KeyboardEvent ? event.key === "Escape" : !frame.current?.contains(event.target as Node)) frame.current!.open = false;
+    };
+    for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, elsewhere);
+    return () => {
+      for (const kind of ["pointerdown", "keydown"]) removeEventListener(kind, elsewhere);
+    };
+  }, []);
+  return (
+    <details class="choose" ref={frame} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Columns</summary>
+      <div class="card">
+        {open &&
+          columns.slice(1).map((column) => (
+            <label key={column.title} class="check">
+              <input type="checkbox" checked={shown.includes(column)} onChange={(event) => wish(what, column.title, event.currentTarget.checked)} /> {column.title}
+            </label>
+          ))}
+      </div>
+    </details>
+  );
+}
+
+/** Of all pages, not only those of this one. */
+function ChooseAll<T>({ url, count: all, onFound }: { url: string; count: number; onFound: (items: T[]) => void }) {
+  const [busy, setBusy] = useState(false);
+  const find = async (): Promise<void> => {
+    setBusy(true);
+    try {
+      onFound(await allOf<T>(url));
+    } catch (error) {
+      notify(sentence(error), "bad");
+    }
+    setBusy(false);
+  };
+  return (
+    <button disabled={busy} onClick={() => void find()}>
+      Choose all {count(all)}
+    </button>
+  );
+}
+
+/** Each page of a list, one after the other. url: with a query. */
+export async function allOf<T>(url: string): Promise<T[]> {
+  const items: T[] = [];
+  for (let page = 1, pages = 1; page <= pages; page += 1) {
+    const found = await getUrl<Listed<T>>(`${url}&page=${page}&page_size=${PAGE_SIZE_MAX}`);
+    items.push(...found.items);
+    pages = found.page_count;
+  }
+  return items;
+}
+
 interface RowsProps<T> {
   what: string;
   items: T[];
@@ -204,15 +322,34 @@ interface RowsProps<T> {
   sort?: string;
   down?: boolean;
   onSort?: (column: string) => void;
+  /** Which lines are chosen, by their ids. */
+  chosen?: ReadonlyMap<string, T>;
+  onChoose?: (chosen: ReadonlyMap<string, T>) => void;
+  /** A click on a line, beside its buttons and links. */
+  onOpen?: (item: T) => void;
 }
 
-export function Rows<T>({ what, items, columns, idOf, sort = "", down = false, onSort }: RowsProps<T>) {
+export function Rows<T>({ what, items, columns, idOf, sort = "", down = false, onSort, chosen, onChoose, onOpen }: RowsProps<T>) {
   if (!items.length) return <p class="empty">No {what}.</p>;
+  const choose = (of: T[], on: boolean): void => {
+    const next = new Map(chosen);
+    for (const item of of) if (on) next.set(idOf(item), item); else next.delete(idOf(item));
+    onChoose?.(next);
+  };
+  const open = (event: MouseEvent, item: T): void => {
+    if ((event.target as Element).closest("a, button, input, select, label") || getSelection()?.toString()) return;
+    onOpen?.(item);
+  };
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={what}>
       <table>
         <thead>
           <tr>
+            {chosen && (
+              <th class="box">
+                <input type="checkbox" aria-label={`Choose all ${what} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
+              </th>
+            )}
             {columns.map((column) => (
               <th key={column.title} scope="col" class={column.number ? "number" : ""} aria-sort={order(column, sort, down)}>
                 {column.sort && onSort ? (
@@ -229,9 +366,14 @@ export function Rows<T>({ what, items, columns, idOf, sort = "", down = false, o
         </thead>
         <tbody>
           {items.map((item) => (
-            <tr key={idOf(item)}>
-              {columns.map((column) => (
-                <td key={column.title} class={column.number ? "number" : ""}>
+            <tr key={idOf(item)} class={onOpen ? "opens" : ""} onClick={onOpen && ((event) => open(event, item))}>
+              {chosen && (
+                <td class="box">
+                  <input type="checkbox" aria-label={`Choose ${visible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
+                </td>
+              )}
+              {columns.map((column, index) => (
+                <td key={column.title} class={index ? (column.number ? "number" : "") : column.number ? "first number" : "first"} data-title={column.title}>
                   {column.cell(item)}
                 </td>
               ))}

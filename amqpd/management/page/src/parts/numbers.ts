@@ -14,7 +14,7 @@ export function count(value: number | null | undefined): string {
 /** 12.3K: for axes and narrow places. */
 export function brief(value: number): string {
   let step = 0;
-  let shown = Math.round(value * 10) / 10;
+  let shown = Math.abs(value) < 1 ? Math.round(value * 100) / 100 : Math.round(value * 10) / 10;
   while (Math.abs(shown) >= 1000 && step < SHORT.length - 1) {
     value /= 1000;
     step += 1;

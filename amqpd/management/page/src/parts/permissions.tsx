@@ -6,7 +6,8 @@ import { Danger, type Consequence } from "./dialog";
 import { Field, Form, text } from "./form";
 import { List, type Column } from "./list";
 import { notify } from "./notices";
-import { Name, Table, To, visible } from "./text";
+import { Name, Table, To } from "./text";
+import { VhostChoice } from "./vhost-choice";
 
 export interface Permission {
   user: string;
@@ -100,19 +101,6 @@ export function Pattern({ of }: { of: string }) {
     </code>
   ) : (
     <span class="soft">nothing</span>
-  );
-}
-
-export function VhostChoice({ value, onChange, all }: { value: string; onChange: (name: string) => void; all?: string }) {
-  return (
-    <select value={value} onChange={(event) => onChange(event.currentTarget.value)}>
-      {all !== undefined && <option value="">{all}</option>}
-      {vhosts.value.map((name) => (
-        <option key={name} value={name}>
-          {visible(name)}
-        </option>
-      ))}
-    </select>
   );
 }
 

@@ -31,7 +31,7 @@ export interface Effect {
 export function summary(of: Effect): string {
   const said = [`It matches ${plural(of.matched.queues, "queue")} and ${plural(of.matched.exchanges, "exchange")}`];
   const apart = [
-    of.outranked ? `${count(of.outranked)} obey another policy of a higher priority` : "",
+    of.outranked ? `${count(of.outranked)} obey another policy that comes first: of a higher priority, or of the same and an earlier name` : "",
     of.unsupported ? `${count(of.unsupported)} are of a type that cannot follow all of it, and so do not obey it at all` : "",
     of.released ? `${count(of.released)} obey it today and would no longer` : "",
   ].filter(Boolean);

@@ -54,6 +54,20 @@ export function Failure({ error }: { error: unknown }) {
   );
 }
 
+/** A module of the page that cannot be had: the broker is away, or has another build of the page by now. */
+export function Unfetched() {
+  return (
+    <div role="alert" class="failure">
+      <p>This part of the page cannot be fetched: the broker is away, or has another version by now.</p>
+      <button onClick={() => location.reload()}>Load the page anew</button>
+    </div>
+  );
+}
+
+export function Waiting() {
+  return <p class="wait">Loading …</p>;
+}
+
 /** One word on its state. */
 export function Badge({ kind = "", children, title }: { kind?: "" | "good" | "bad" | "warn"; children: ComponentChildren; title?: string }) {
   return (

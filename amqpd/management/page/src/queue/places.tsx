@@ -4,45 +4,39 @@ import type { components } from "../api/schema";
 import { get, put, remove } from "../api/client";
 import { Confirm, Danger } from "../parts/dialog";
 import { Field, Form, text } from "../parts/form";
-import { Rows } from "../parts/list";
+import { List, Rows } from "../parts/list";
 import { count, moment, plural } from "../parts/numbers";
 import { Failure, Name, Section } from "../parts/text";
 import { usePoll } from "../shell/poll";
 import type { Of } from "./browse";
 
 type Queue = components["schemas"]["Queue"];
-interface Place {
-  name: string;
-  offset: number;
-  lag: number;
-}
+type Consumer = components["schemas"]["Consumer"];
 
 export function Places({ of, queue }: { of: Of; queue: Queue }) {
   const stored = usePoll((signal) => get("/api/queues/{vhost}/{queue}/offsets", { ...of }, {}, signal), [of.vhost, of.queue]);
-  const reading: Place[] = (queue.consumer_details ?? []).flatMap((each) =>
-    each.stream && each.stream.offset !== null ? [{ name: each.stream.name ?? each.consumer_tag, offset: each.stream.offset, lag: each.stream.lag ?? 0 }] : [],
-  );
-  const end = Math.max(1, ...[...reading, ...(stored.data ?? [])].map((each) => each.offset + each.lag));
+  const end = Math.max(1, ...(stored.data ?? []).map((each) => each.offset + each.lag));
   const first = Math.max(0, end - (queue.messages ?? end));
   const [wanted, setWanted] = useState<{ name: string; offset: number }>();
   return (
     <>
       <Section title="Who reads now, and where">
-        {reading.length === 0 ? (
-          <p class="empty">Nobody reads.</p>
-        ) : (
-          <Rows
-            what="readers"
-            items={reading}
-            idOf={(each) => each.name}
-            columns={[
-              { title: "Consumer", cell: (each) => <Name>{each.name}</Name> },
-              { title: "Where", cell: (each) => <Bar first={first} end={end} at={each.offset} /> },
-              { title: "Offset", number: true, cell: (each) => count(each.offset) },
-              { title: "Behind", number: true, cell: (each) => count(each.lag) },
-            ]}
-          />
-        )}
+        <List<Consumer>
+          what="readers"
+          path="/api/queues/{vhost}/{queue}/consumers"
+          names={{ ...of }}
+          query={{ columns: "consumer_tag,channel_details,stream" }}
+          searched="many"
+          by="consumer tag"
+          as="readers."
+          idOf={(each) => `${each.channel_details?.name}\0${each.consumer_tag}`}
+          columns={[
+            { title: "Consumer", cell: (each) => <Name>{each.stream?.name ?? each.consumer_tag}</Name> },
+            { title: "Where", cell: (each) => each.stream && <Reader at={each.stream} messages={queue.messages ?? 0} /> },
+            { title: "Offset", number: true, cell: (each) => count(each.stream?.offset) },
+            { title: "Behind", number: true, cell: (each) => count(each.stream?.lag) },
+          ]}
+        />
       </Section>
       <Section title="Stored places">
         <Failure error={stored.error} />
@@ -110,6 +104,12 @@ export function Places({ of, queue }: { of: Of; queue: Queue }) {
       )}
     </>
   );
+}
+
+function Reader({ at: { offset, lag }, messages }: { at: NonNullable<Consumer["stream"]>; messages: number }) {
+  if (offset === null) return <>not begun</>;
+  const end = offset + (lag ?? 0);
+  return <Bar first={Math.max(0, end - messages)} end={end} at={offset} />;
 }
 
 /** The stream from its first message to its end, and the place in it. */

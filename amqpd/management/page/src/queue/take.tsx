@@ -9,10 +9,10 @@ import { Section } from "../parts/text";
 import type { Of } from "./browse";
 
 const MODES = {
-  ack_requeue_true: "put them back: they count as redelivered",
-  ack_requeue_false: "take them out for good, acked",
-  reject_requeue_true: "reject them and put them back: a failed try",
-  reject_requeue_false: "reject them: to the dead-letter exchange, if there is one",
+  ack_requeue_true: "put back, as redelivered",
+  ack_requeue_false: "taken out for good",
+  reject_requeue_true: "put back, as a failed try",
+  reject_requeue_false: "rejected, dead-lettered",
 } as const;
 type Mode = keyof typeof MODES;
 

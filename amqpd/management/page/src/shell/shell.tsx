@@ -5,6 +5,8 @@ import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { silentSince, sentence, unspeakable, UNSPEAKABLE } from "../api/client";
 import { Icon } from "../parts/icon";
 import { forgetNotices, Notices, notify } from "../parts/notices";
+import { Unfetched, Waiting } from "../parts/text";
+import { VhostChoice, VhostSearch } from "../parts/vhost-choice";
 import { Login } from "./login";
 import { componentOf, fetchPage, PAGES, pageOf, type Page, type PageProps } from "./pages";
 import { EVERY_S, everyS, painted, setEvery } from "./poll";
@@ -70,6 +72,7 @@ function Frame() {
         <Opened />
       </main>
       <Notices />
+      <VhostSearch />
     </div>
   );
 }
@@ -82,14 +85,7 @@ function Controls() {
     <div class="controls">
       <label>
         <span class="hidden">Virtual host</span>
-        <select value={vhost.value} onFocus={() => void lookForVhosts().catch(() => undefined)} onChange={(event) => choose(event.currentTarget.value)}>
-          <option value="">All virtual hosts</option>
-          {vhosts.value.map((name) => (
-            <option key={name} value={name}>
-              {name}
-            </option>
-          ))}
-        </select>
+        <VhostChoice value={vhost.value} onChange={choose} all="All virtual hosts" />
       </label>
       <label>
         <span class="hidden">Refresh</span>
@@ -200,17 +196,12 @@ function Opened() {
     shown.current = key;
   }, [key]);
   if (failed) {
-    return (
-      <div role="alert" class="failure">
-        <p>This part of the page cannot be fetched: the broker is away, or has another version by now.</p>
-        <button onClick={() => location.reload()}>Load the page anew</button>
-      </div>
-    );
+    return <Unfetched />;
   }
   if (!has(page.role)) return <p class="failure">This page takes the user tag {orAbove(page.role)}; yours are not enough.</p>;
   if (names.some(unspeakable)) return <p class="failure">{UNSPEAKABLE}</p>;
   const Component = componentOf(page);
-  return Component ? <Guarded key={key} Component={Component} names={names} /> : <p class="wait">…</p>;
+  return Component ? <Guarded key={key} Component={Component} names={names} /> : <Waiting />;
 }
 
 function Guarded({ Component, names }: { Component: ComponentType<PageProps>; names: string[] }) {

@@ -10,11 +10,13 @@ import { href } from "../shell/router";
 import { ALL, layout, type Layout, type Spot } from "./layout";
 import { pilesUp, things, WORDS, type Exchange, type Leads, type Model, type Queue } from "./model";
 
-const SIZES = { columnWidth: 380, rowHeight: 52, gap: 40 };
-const [BOX_WIDTH, BOX_HEIGHT, EDGE] = [200, 40, 16];
-const [PEERS_GAP, PEERS_WIDTH] = [22, 92];
+const SIZES = { columnWidth: 372, rowHeight: 62, gap: 36 };
+const [BOX_WIDTH, BOX_HEIGHT, EDGE] = [220, 50, 16];
+const [PEERS_GAP, PEERS_WIDTH] = [22, 104];
 const [SCALE_MIN, SCALE_MAX] = [0.15, 2];
-const NAME_SIGNS = 26;
+/** Names of 16 px in the picture are no smaller than 13 on the screen; where columns need more room one scrolls. */
+const FIT_MIN = 0.85;
+const NAME_SIGNS = 24;
 
 export function Picture({ model }: { model: Model }) {
   const [opened, setOpened] = useState<ReadonlySet<string>>(new Set());
@@ -156,7 +158,7 @@ function QueueBox({ queue, model, at, dim, onNear }: BoxProps & { queue: Queue }
           <a href={href(["queues", queue.vhost, queue.name], { tab: "consumers" })} tabindex={-1}>
             <title>{(model.peersOf.get(queue.id) ?? []).map((peer) => `${visible(peer.connection)} (${visible(peer.user)})`).join("\n")}</title>
             <rect class="peers" x={BOX_WIDTH + PEERS_GAP} y={8} width={PEERS_WIDTH} height={BOX_HEIGHT - 16} rx={12} />
-            <text class="small" x={BOX_WIDTH + PEERS_GAP + PEERS_WIDTH / 2} y={middle + 4} text-anchor="middle">
+            <text class="small" x={BOX_WIDTH + PEERS_GAP + PEERS_WIDTH / 2} y={middle + 5} text-anchor="middle">
               {plural(queue.consumers, "consumer")}
             </text>
           </a>
@@ -191,10 +193,10 @@ function Words({ x, name, small }: { x: number; name: string; small: string }) {
   const cut = signs.length > NAME_SIGNS ? [...signs.slice(0, NAME_SIGNS - 9), "…", ...signs.slice(-8)].join("") : signs.join("");
   return (
     <svg x={x} width={BOX_WIDTH - x - 6} height={BOX_HEIGHT}>
-      <text y={16} direction="ltr" unicode-bidi="isolate">
+      <text y={20} direction="ltr" unicode-bidi="isolate">
         {cut}
       </text>
-      <text class="small" y={31}>
+      <text class="small" y={39}>
         {small}
       </text>
     </svg>
@@ -216,7 +218,7 @@ function useFit(frame: { current: HTMLDivElement | null }, width: number): numbe
     watch.observe(element);
     return () => watch.disconnect();
   }, []);
-  return room ? Math.min(1.25, Math.max(0.5, room / width)) : 1;
+  return room ? Math.min(1.25, Math.max(FIT_MIN, room / width)) : 1;
 }
 
 /** Ctrl and the wheel, as maps have it; the wheel alone scrolls. */

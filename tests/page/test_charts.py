@@ -1,0 +1,94 @@
+"""Charts: gaps where nothing was sampled, since when there are samples, and a module that cannot be had."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+AGE_S, STEP_S = 600, 5
+# Of each column of the chart's picture: whether something of a curve is there. Axes and grid are grey.
+CURVES = """canvas => {
+    // Not the axes, whose letters may have coloured edges.
+    const over = canvas.parentElement.querySelector(".u-over");
+    const {offsetLeft, offsetTop, offsetWidth: width, offsetHeight: height} = over;
+    const {data} = canvas.getContext("2d").getImageData(offsetLeft, offsetTop, width, height);
+    const found = [];
+    for (let x = 0; x < width; x++) {
+        let there = false;
+        for (let y = 0; y < height && !there; y++) {
+            const [red, green, blue] = data.slice(4 * (y * width + x), 4 * (y * width + x) + 3);
+            there = Math.max(red, green, blue) - Math.min(red, green, blue) > 60;
+        }
+        found.push(there);
+    }
+    return found;
+}"""
+
+
+def answered(screen: Any, ages_s: list[int]) -> None:
+    """The overview has samples of so long ago, and no others."""
+
+    def answer(route: Any) -> None:
+        found = route.fetch().json()
+        now = int(time.time() * 1000)
+        samples = [{"sample": 500, "timestamp": now - age * 1000} for age in ages_s]
+        for name, value in found["queue_totals"].items():
+            if name.endswith("_details"):
+                value["samples"] = samples
+        for name, value in found["message_stats"].items():
+            if name.endswith("_details"):
+                value["samples"] = samples
+        route.fulfill(json=found)
+
+    screen.page.route(re.compile("/api/overview"), answer)
+
+
+def columns(screen: Any) -> list[bool]:
+    """Of the second chart: what is in queues."""
+    screen.page.locator(".chart canvas").nth(1).wait_for()
+    screen.settled()
+    found: list[bool] = screen.page.locator(".chart canvas").nth(1).evaluate(CURVES)
+    return found
+
+
+def test_no_line_is_drawn_where_nothing_was_sampled(visit, shop) -> None:
+    screen = visit(shop, "#/", "anna")
+    screen.page.get_by_label("Refresh").select_option("0")
+    whole = range(0, AGE_S, STEP_S)
+    answered(screen, list(whole))
+    screen.page.reload()
+    drawn = columns(screen)
+    begin, end = drawn.index(True), len(drawn) - drawn[::-1].index(True)
+    assert all(drawn[begin:end])
+    screen.page.unroute_all()
+    answered(screen, [age for age in whole if not 200 < age < 400])
+    screen.page.reload()
+    drawn = columns(screen)
+    width = end - begin
+    assert not any(drawn[begin + int(width * 0.4) : begin + int(width * 0.6)])
+    assert all(drawn[begin + 3 : begin + int(width * 0.3)])
+    assert all(drawn[begin + int(width * 0.7) : end - 3])
+    # One that is missing is no gap: samples may be late.
+    screen.page.unroute_all()
+    answered(screen, [age for age in whole if age != 300])
+    screen.page.reload()
+    assert all(columns(screen)[begin:end])
+
+
+def test_a_chart_says_since_when_there_are_samples(visit, shop) -> None:
+    screen = visit(shop, "#/", "anna")
+    answered(screen, list(range(0, 120, STEP_S)))
+    screen.page.reload()
+    chart = screen.page.locator(".chart").nth(1)
+    chart.get_by_text(re.compile(r"recorded since \d\d:\d\d:\d\d")).wait_for()
+    drawn = columns(screen)
+    assert drawn.index(True) > len(drawn) * 0.6  # ten minutes are shown, and not stretched
+
+
+def test_a_chart_whose_module_cannot_be_fetched_says_so(visit, shop) -> None:
+    screen = visit(shop, "#/", "anna")
+    screen.page.route(re.compile("uPlot"), lambda route: route.abort())
+    screen.page.reload()
+    screen.page.locator(".chart").first.get_by_text("cannot be fetched").wait_for()
+    assert screen.page.locator(".tile b").count() > 5  # the figures are there all the same
