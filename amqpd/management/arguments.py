@@ -6,13 +6,39 @@ Arguments that are ignored or refused are left out. RabbitMQ has no such route.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from amqpd.broker.catalogue import exchange_arguments
 from amqpd.broker.queues import arguments as queue_arguments
 from amqpd.broker.queues.argument_checks import Row
 from amqpd.management.call import Call, Reply, Role, reply
 from amqpd.management.router import Route
+
+
+class ArgumentValue(TypedDict):
+    """unit: of a number, "" for none. words: of a choice."""
+
+    value: Literal["text", "flag", "number", "choice"]
+    unit: str
+    words: list[str]
+
+
+class PolicyKey(ArgumentValue):
+    """operator: whether operator policies have it."""
+
+    name: str
+    operator: bool
+
+
+class Argument(ArgumentValue):
+    """types: of queue or exchange, that take it; null: all."""
+
+    of: Literal["queue", "exchange"]
+    name: str
+    meaning: str
+    types: list[str] | None
+    policy: PolicyKey | None
+
 
 _UNITS: Final = {"ms": "ms", "bytes": "bytes", "messages": "messages", "number": ""}
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from amqpd.management.arguments import Argument
+
 _Table = dict[str, Any]
 
 
@@ -450,31 +452,6 @@ class Job(TypedDict):
     begun: int
     ended: int | None
     rate: int
-
-
-class ArgumentValue(TypedDict):
-    """unit: of a number, "" for none. words: of a choice."""
-
-    value: Literal["text", "flag", "number", "choice"]
-    unit: str
-    words: list[str]
-
-
-class PolicyKey(ArgumentValue):
-    """operator: whether operator policies have it."""
-
-    name: str
-    operator: bool
-
-
-class Argument(ArgumentValue):
-    """types: of queue or exchange, that take it; null: all."""
-
-    of: Literal["queue", "exchange"]
-    name: str
-    meaning: str
-    types: list[str] | None
-    policy: PolicyKey | None
 
 
 ANSWERS: Final[dict[str, Any]] = {

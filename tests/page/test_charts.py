@@ -32,13 +32,14 @@ def answered(screen: Any, ages_s: list[int]) -> None:
     def answer(route: Any) -> None:
         found = route.fetch().json()
         now = int(time.time() * 1000)
+        since = {"recorded_since": now - max(ages_s) * 1000}
         samples = [{"sample": 500, "timestamp": now - age * 1000} for age in ages_s]
         for name, value in found["queue_totals"].items():
             if name.endswith("_details"):
-                value["samples"] = samples
+                value |= {"samples": samples, **since}
         for name, value in found["message_stats"].items():
             if name.endswith("_details"):
-                value["samples"] = samples
+                value |= {"samples": samples, **since}
         route.fulfill(json=found)
 
     screen.page.route(re.compile("/api/overview"), answer)

@@ -39,10 +39,10 @@ function lone(values: ArrayLike<number | null | undefined>): number[] {
   return Array.from(values, (_, index) => index).filter((index) => is(index) && !is(index - 1) && !is(index + 1));
 }
 
-/** When the first sample was taken, seconds since 1970; undefined where samples reach back as far as is shown. */
-function recordedSince({ times, ageS }: Points): number | undefined {
-  const [first, last] = [times[0], times.at(-1)];
-  return first !== undefined && last !== undefined && ageS !== undefined && last - first < ageS * 0.9 ? first : undefined;
+/** When the first sample was taken, seconds since 1970; undefined where that is before what is shown. */
+function recordedSince({ times, ageS, sinceS }: Points): number | undefined {
+  const last = times.at(-1);
+  return sinceS !== undefined && last !== undefined && ageS !== undefined && sinceS > last - ageS ? sinceS : undefined;
 }
 
 interface ChartProps {

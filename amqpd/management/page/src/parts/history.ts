@@ -8,7 +8,7 @@ export interface Sample {
   timestamp: number;
 }
 /** By the name that a chart calls it: what the API has under `..._details`. */
-export type Counters = Record<string, { rate?: number; samples?: Sample[] | undefined } | undefined>;
+export type Counters = Record<string, { rate?: number; samples?: Sample[] | undefined; recorded_since?: number | undefined } | undefined>;
 
 /** Seconds; and how far apart the broker has samples of so long ago. */
 export const RANGES = { "1 min": [60, 5], "10 min": [600, 5], "1 h": [3600, 60], "8 h": [28800, 600], "24 h": [86400, 1800] } as const;
@@ -28,6 +28,8 @@ export interface Points {
   now?: (name: string) => number | undefined;
   /** Seconds that a chart shows, up to the newest sample; without it as far as there are any. */
   ageS?: number;
+  /** When the broker took the first sample of them, seconds since 1970. */
+  sinceS?: number | undefined;
 }
 
 /** Samples are absent where the broker took none: two that are further apart than so many steps have a gap between them. */
@@ -42,6 +44,7 @@ function spans(age: number, increment: number): Query {
 class Track {
   private readonly latest = new Map<string, number>();
   private readonly found = new Map<string, Map<number, number>>();
+  private sinceMs: number | undefined;
   newest = 0;
 
   constructor(
@@ -53,6 +56,7 @@ class Track {
     for (const [name, counter] of Object.entries(counters)) {
       const values = this.found.get(name) ?? new Map<number, number>();
       this.found.set(name, values);
+      if (counter?.recorded_since !== undefined) this.sinceMs = Math.max(this.sinceMs ?? 0, counter.recorded_since);
       if (counter?.rate !== undefined) this.latest.set(name, counter.rate);
       for (const { sample, timestamp } of counter?.samples ?? []) {
         values.set(timestamp, sample);
@@ -81,7 +85,7 @@ class Track {
         return Math.max(0, ((value - before) * 1000) / (times[index]! - times[index - 1]!));
       });
     };
-    return { times: times.map((at) => at / 1000), values, rates, now: (name) => this.latest.get(name), ageS: this.age };
+    return { times: times.map((at) => at / 1000), values, rates, now: (name) => this.latest.get(name), ageS: this.age, sinceS: this.sinceMs === undefined ? undefined : this.sinceMs / 1000 };
   }
 }
 
