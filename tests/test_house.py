@@ -191,7 +191,6 @@ class TestImports:
 
 LARGE: dict[str, str] = {
     "amqpd.cluster.producer": "connections, batches on their way and their answers share one state of a partition",
-    "amqpd.management.shapes": "one table: each answer of the API is a type, and a reader looks up one of them",
     "amqpd.protocol.properties:scan": "one pass over the bytes of every message: in pieces it costs a quarter more",
     "amqpd.storage.local_log:LocalLog": "what QueueLog asks of a log, a few lines each; the work is done by its parts",
 }
