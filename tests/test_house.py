@@ -219,7 +219,11 @@ class TestShape:
 
 class TestCompiledModules:
     with (ROOT / "pyproject.toml").open("rb") as _file:
-        modules = tomllib.load(_file)["tool"]["amqpd"]["compiled-modules"]
+        _lists = tomllib.load(_file)["tool"]["amqpd"]
+    modules, optimized = _lists["compiled-modules"], _lists["optimized-modules"]
+
+    def test_optimized_modules_are_compiled(self) -> None:
+        assert [module for module in self.optimized if module not in self.modules] == []
 
     def test_the_list_names_modules_that_exist(self) -> None:
         assert [module for module in self.modules if module not in sources()] == []
