@@ -190,9 +190,7 @@ class TestImports:
 
 
 LARGE: dict[str, str] = {
-    "amqpd.cluster.producer": "connections, batches on their way and their answers share one state of a partition",
     "amqpd.protocol.properties:scan": "one pass over the bytes of every message: in pieces it costs a quarter more",
-    "amqpd.storage.local_log:LocalLog": "what QueueLog asks of a log, a few lines each; the work is done by its parts",
 }
 """What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
 
@@ -219,11 +217,7 @@ class TestShape:
 
 class TestCompiledModules:
     with (ROOT / "pyproject.toml").open("rb") as _file:
-        _lists = tomllib.load(_file)["tool"]["amqpd"]
-    modules, optimized = _lists["compiled-modules"], _lists["optimized-modules"]
-
-    def test_optimized_modules_are_compiled(self) -> None:
-        assert [module for module in self.optimized if module not in self.modules] == []
+        modules = tomllib.load(_file)["tool"]["amqpd"]["compiled-modules"]
 
     def test_the_list_names_modules_that_exist(self) -> None:
         assert [module for module in self.modules if module not in sources()] == []

@@ -48,11 +48,11 @@ class TestShape:
         assert circles(edges) == [["e", "f"], ["a", "b", "c"]]
 
     def test_the_measure_sees_what_is_large(self) -> None:
-        text = "class C:\n" + "".join(f"    def f{n}(self):\n        self.a{n}, b = 1, 2\n" for n in range(41))
-        text += "    def g(self):\n" + "".join(f"        self.b{n}: int = 1\n" for n in range(60))
-        assert dict(too_large("m", text)) == {"m:C": "60 attributes", "m:g": "61 lines"}
-        assert ("m:C", "42 methods") in too_large("m", text)
-        assert list(too_large("m", "x = 1\n" * 501)) == [("m", "501 lines")]
+        text = "class C:\n" + "".join(f"    def f{n}(self):\n        self.a{n}, b = 1, 2\n" for n in range(61))
+        text += "    def g(self):\n" + "".join(f"        self.b{n}: int = 1\n" for n in range(80))
+        assert dict(too_large("m", text)) == {"m:C": "80 attributes", "m:g": "81 lines"}
+        assert ("m:C", "62 methods") in too_large("m", text)
+        assert list(too_large("m", "x = 1\n" * 1001)) == [("m", "1001 lines")]
 
 
 class TestSettings:
