@@ -277,6 +277,16 @@ class Broker:
         # A full disk raises the alarm now, not at the next look.
         self.alarms.look()
 
+    def log_accepted(self, store: QueueLog) -> None:
+        """Serve a queue whose log had failed for a while: readers of its stream wait for nothing that moves."""
+        for vhost in self.vhosts.values():
+            for queue in vhost.queues.values():
+                if queue.store is store:
+                    about = {"vhost": vhost.name, "queue": queue.name}
+                    text = "queue '%s' in vhost '%s': the log accepts messages again"
+                    log.warning(text, queue.name, vhost.name, extra=about)
+                    queue.order.resumed(queue)
+
     def _alarm_changed(self, reason: str) -> None:
         self.alarm_reason = reason
         self.turn.alarmed = bool(reason)

@@ -44,6 +44,8 @@ from amqpd.storage.replicated.requests import ProducerId
 from amqpd.storage.replicated.settlements import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
 from amqpd.storage.settle.settled import DELIVERED
 
+REFUSED_RETRY_MS: Final = 10_000
+"""Before what Kafka has refused of a queue is sent again."""
 TELL_DELAY_S: Final = 0.01
 TELL_PAUSE_S: Final = 0.05
 """Between two times that settlements go to Kafka; what is settled while nothing was goes after TELL_DELAY_S."""
@@ -69,7 +71,8 @@ class SlotLogs(ReplicaKeeper):
     producer: its `on_moved`, `on_refused` and `on_fenced` are this one's from here on. held: producer id and epoch that
     its partitions were taken over by. settled: the slot's partition of `settled`. read: for what is read back.
 
-    on_failed: a log takes nothing more, or could not be written (`Turn.log_failed`). on_room: fewer bytes are unsynced
+    on_failed: a log takes nothing more, or could not be written (`Turn.log_failed`). on_accepted: a log that Kafka had
+    refused takes more. on_room: fewer bytes are unsynced
     (`Turn.room`). on_fenced: nothing is sent any more, with the reason: the slot is to be given up; every publish that
     was not safe has been refused.
     """
@@ -85,6 +88,7 @@ class SlotLogs(ReplicaKeeper):
         on_failed: Callable[[QueueLog], None],
         on_room: Callable[[], None],
         on_fenced: Callable[[str], None],
+        on_accepted: Callable[[QueueLog], None] = lambda _: None,
         transaction_bytes_max: int = 8 << 20,
     ) -> None:
         super().__init__()
@@ -96,6 +100,7 @@ class SlotLogs(ReplicaKeeper):
         """Of others in this slot (its `meta`): called when Kafka has more of it. One that is refused ends the slot."""
         self.unsafe_bytes = 0
         self.on_failed = on_failed
+        self.on_accepted = on_accepted
         self.on_room = on_room
         self.on_fenced = on_fenced
         self._commits = commits
@@ -155,6 +160,7 @@ class SlotLogs(ReplicaKeeper):
             log.refuse(partition.text)
             logger.error("queue '%s' takes and gives nothing: topic %s: %s", log.name, place.topic, partition.text)
             return
+        partition.retry_ms = REFUSED_RETRY_MS
         seen_end = int(told.delivered_mark) + 1 if self.taken_cleanly else end
         log.open(partition, self.replica(partition), told, place.first_offset, end, seen_end)
         self.logs[partition] = log
@@ -247,11 +253,14 @@ class SlotLogs(ReplicaKeeper):
                 watch()
             return
         self._count(log, partition)
+        if log.refused and not partition.closed and not partition.refused:
+            log.accept()
+            self.on_accepted(log)
         log.moved(partition.high_watermark)
         self.on_room()
 
     def refused(self, partition: Partition) -> None:
-        """Kafka never will take a batch of it: that log alone ends."""
+        """Kafka does not take a batch of it: that log alone takes nothing, for ever or until it does."""
         log = self.logs.get(partition)
         if log is not None:
             self._end(log, partition.text)
@@ -393,6 +402,8 @@ class SlotLogs(ReplicaKeeper):
         partition = log.partition
         if partition is not None and self.logs.get(partition) is log:
             self._held_back.discard(log)
+            if partition.refused:
+                partition.close(partition.refused, partition.text)  # else whoever is to use it again waits for it
             # What it has goes all the same: it has numbers, which the partition's next record follows.
             if partition in self._changing:
                 self._late.setdefault(partition, []).extend(log.take())
@@ -461,7 +472,7 @@ class SlotLogs(ReplicaKeeper):
                 log.write()
         self.send()
         # Queues that Kafka takes nothing more of have ended by themselves; the others are given up all the same.
-        await self.producer.stored([each for each in self.logs if not each.closed])
+        await self.producer.stored([each for each in self.logs if not each.closed and not each.refused])
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
             log.note_all()

@@ -74,7 +74,8 @@ class KafkaRefused(Exception):
 class KafkaProducer(Producer):
     """The writer of some partitions, under the producer id and epoch that stand in the batches.
 
-    on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`).
+    on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`),
+    or nothing now (`Partition.refused`).
     on_fenced: nothing is sent any more; its text says why, and stands in `ended`. answered_s: when the last request was
     sent, by the loop's clock, that Kafka has answered and not refused; the owner's lease. Loop thread only; `close` it.
     """
@@ -186,15 +187,22 @@ class KafkaProducer(Producer):
         if self._producing.over or self.closed:
             return
         now = self._now_ms()
-        due = self._producing.paused_until(now)
+        due = int(self._producing.paused_until(now))
         for leader in self._producing.leaders():
             connection = self._connections.get(leader)
             if connection is None:
                 self._connect(leader)
             else:
                 self._fill(leader, connection, now)
-        if due >= 0 and self._timer is None:
-            self._timer = self._loop.call_later(max(0.001, (due - now) / 1000), self._timed)
+        if due >= 0:
+            self._flush_at(self._loop.time() + max(0.001, (due - now) / 1000))
+
+    def _flush_at(self, due_s: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= due_s:
+                return
+            self._timer.cancel()  # it waits for a partition that pauses for longer
+        self._timer = self._loop.call_at(due_s, self._timed)
 
     def _timed(self) -> None:
         self._timer = None
@@ -239,7 +247,8 @@ class KafkaProducer(Producer):
         self._wake()
 
     def refused(self, partition: Partition) -> None:
-        logger.error("%s %d takes nothing more: %s", partition.topic.decode(), partition.number, partition.text)
+        more = "more" if partition.closed else "now"
+        logger.error("%s %d takes nothing %s: %s", partition.topic.decode(), partition.number, more, partition.text)
         self.on_refused(partition)
         self._wake()
 
@@ -265,7 +274,7 @@ class KafkaProducer(Producer):
         self._clock = self._loop.call_later(1.0, self._each_second)
         since = self._now_ms() - self._delivery_timeout_ms
         for each in self.partitions:
-            if each.order and each.order[0].offered_ms < since:
+            if each.order and each.order[0].offered_ms < since and not each.refused:
                 if each.shared and each in self._unknown_ms:
                     continue  # its topic may be gone: that is about to be seen, and is nobody else's end
                 name = f"{each.topic.decode()} {each.number}"

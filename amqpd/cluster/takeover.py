@@ -208,6 +208,7 @@ class Takeovers:
         producer.on_moved = moved
         producer.on_refused = refused
         logs.on_failed = failed
+        logs.on_accepted = self.broker.log_accepted
         logs.on_fenced = lambda text: self._end(owned, text)
 
     def _end(self, owned: OwnedSlot, why: str) -> None:

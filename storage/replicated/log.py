@@ -293,6 +293,11 @@ class ReplicatedLog(LocalLog):
         self.failed = True
         self.safety_moved()
 
+    def accept(self) -> None:
+        """Kafka takes what it had refused. Whoever waited was told no; what it was about is stored all the same."""
+        self.refused = ""
+        self.failed = False
+
     def about(self) -> dict[str, object]:
         """Offsets are Kafka's. waiting_bytes: that Kafka has not answered for. span_bytes: that it has from the first
         offset on, settled or not, as of the last look.

@@ -15,6 +15,9 @@ While one is in flight messages behind it wait, and then go as one (`join`), for
 before: so a thousand messages a second, a turn's batch each, are no thousand round trips. FULL_SIZE of them does not
 wait. What was sent once stays as it was.
 
+A batch that Kafka refuses (a right that was taken away, a topic's limit) closes the partition. Where `retry_ms` is
+given it is only *refused*: all that is held is sent again after each such pause, until Kafka takes it.
+
 The first batch goes alone. From a producer that it does not know a partition takes any sequence: if the first one were
 refused for want of replicas, the second would be stored in its place.
 """
@@ -63,8 +66,9 @@ class Partition:
     Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
     list of those that have something to send. call: the number of the last request that took a batch of it.
     unsafe_bytes: of what is held; waiting_bytes: of what is waiting. full_size: so many of these do not wait for what
-    is in flight. joined_size_max: of what goes as one. shared: others may write to it by mistake, which closes it, and
-    it alone; elsewhere it is the end of all.
+    is in flight. retry_ms: pause before a refused batch is sent again; 0: it closes the partition. refused: Kafka's
+    code for the oldest batch while such a try is due, with its words in `text`. joined_size_max: of what goes as one.
+    shared: others may write to it by mistake, which closes it, and it alone; elsewhere it is the end of all.
     """
 
     def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
@@ -74,6 +78,8 @@ class Partition:
         self.high_watermark: i64 = next_offset
         self.leader: i64 = NO_LEADER
         self.closed: i64 = 0
+        self.refused: i64 = 0
+        self.retry_ms: i64 = 0
         self.text: str = ""
         self.listed: bool = False
         self.shared: bool = False
@@ -161,6 +167,12 @@ class Partition:
             self.not_before_ms = not_before_ms
         self.draining = True
 
+    def refuse(self, code: i64, text: str, now_ms: i64) -> None:
+        """Kafka does not take the oldest batch now: it is sent again after `retry_ms`."""
+        self.refused = code
+        self.text = text
+        self.drain(now_ms + self.retry_ms)
+
     def came_back(self) -> None:
         """A request that carried a batch of it is answered, or never will be. The last one ends the draining."""
         self.in_flight -= 1
@@ -197,6 +209,7 @@ class Partition:
         for follower in offered.joined:
             follower.stored = True
         self._window = WINDOW
+        self.refused = 0
         order = self.order
         before: i64 = self.high_watermark
         while order and order[0].stored:

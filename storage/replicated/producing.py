@@ -61,8 +61,8 @@ class Producer:
         raise NotImplementedError
 
     def refused(self, partition: Partition) -> None:
-        """The partition takes nothing more: `closed` and `text` of it say why. What was above its high watermark
-        may be in Kafka or not.
+        """The partition takes nothing more, or nothing now: `closed` or `refused`, and `text`, say why. What was above
+        its high watermark may be in Kafka or not. `moved` says that a partition that was refused takes more.
         """
         raise NotImplementedError
 
@@ -241,8 +241,14 @@ class Producing:
         elif remedy == FENCED:
             self._fence(partition, f"{row.name} {answer.text}".rstrip())
         elif remedy == PARTITION:
-            partition.close(code, f"{row.name} {answer.text}".rstrip())
-            self._told.refused(partition)
+            text = f"{row.name} {answer.text}".rstrip()
+            first: bool = partition.refused == 0
+            if partition.retry_ms > 0:
+                partition.refuse(code, text, now_ms)
+            else:
+                partition.close(code, text)
+            if first:
+                self._told.refused(partition)
         elif remedy == LEADER:
             self._again(partition, now_ms)
             partition.leader = NO_LEADER

@@ -103,6 +103,11 @@ class FakeProducer:
         for partition in self.partitions:
             self.store(partition)
 
+    def refuse_now(self, partition: Partition, code: int, text: str) -> None:
+        """Kafka does not take the partition's batches until they are stored."""
+        partition.refuse(code, text, 0)
+        self.on_refused(partition)
+
     def refuse(self, partition: Partition, code: int, text: str) -> None:
         partition.close(code, text)
         self.on_refused(partition)

@@ -146,6 +146,57 @@ async def test_a_closed_partition_ends_its_log_alone() -> None:
     assert slot.bodies(1) == [b"a", b"b"]
 
 
+async def test_a_refused_partition_takes_nothing_until_kafka_takes_what_it_has_refused() -> None:
+    """No owner comes between: what was nacked is stored, and what is published then goes behind it."""
+    slot = await Slot(FakeKafka(), queues=2).open()
+    accepted: list[object] = []
+    slot.logs.on_accepted = accepted.append
+    told: list[bool] = []
+    (offset,) = slot.append(b"a")
+    slot.log.when_safe(offset, told.append)
+    slot.turn()
+    partition = slot.partitions[0]
+    assert partition.retry_ms == 10_000
+    slot.producer.refuse_now(partition, 10, "MESSAGE_TOO_LARGE")
+    assert (told, slot.failed, accepted) == ([False], [slot.log], [])
+    assert slot.log.about()["refused"] == "MESSAGE_TOO_LARGE"
+    with pytest.raises(LogFailed):
+        slot.append(b"b")
+    slot.producer.store_all()
+    assert accepted == [slot.log]
+    assert slot.log.about()["refused"] is None
+    (offset,) = slot.append(b"b")
+    slot.log.when_safe(offset, told.append)
+    slot.sync()
+    assert told == [False, True]
+    assert slot.bodies() == [b"a", b"b"]
+    assert (slot.fenced, slot.storage.commits.unsynced_bytes) == ([], 0)
+
+
+async def test_a_queue_that_is_deleted_while_it_is_refused_keeps_nobody_waiting() -> None:
+    slot = await Slot(FakeKafka()).open()
+    slot.append(b"a")
+    slot.turn()
+    partition = slot.partitions[0]
+    slot.producer.refuse_now(partition, 29, "TOPIC_AUTHORIZATION_FAILED")
+    slot.log.retire(lambda: None)
+    assert partition.closed == 29
+    assert not partition.order
+
+
+async def test_a_slot_is_given_up_though_a_queue_is_refused() -> None:
+    kafka, first = FakeKafka(), dict[int, int]()
+    slot = await owner(kafka, first, queues=2)
+    slot.append(b"a", number=1)
+    slot.append(b"b")
+    slot.turn()
+    slot.producer.refuse_now(slot.partitions[0], 29, "TOPIC_AUTHORIZATION_FAILED")
+    slot.producer.store(slot.partitions[1])
+    await slot.logs.give_up()
+    assert [len(partition.order) for partition in slot.partitions] == [1, 0]
+    assert (await owner(kafka, first, queues=2)).bodies(1) == [b"a"]
+
+
 async def test_fenced() -> None:
     slot = await Slot(FakeKafka()).open()
     told: list[bool] = []

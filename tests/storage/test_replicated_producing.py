@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twin_kafka import NOT_LEADER, TIMED_OUT, Run, batch_at, values_of
+from twin_kafka import NOT_LEADER, TIMED_OUT, TOO_LARGE, Run, batch_at, values_of
 
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.replicated.barrier import barrier
@@ -235,6 +235,50 @@ def test_a_producer_that_kafka_has_forgotten_batches_of_ends_it() -> None:
     run.answer(1)
     assert len(run.ended) == 1
     assert "OUT_OF_ORDER" in run.ended[0]
+
+
+def test_what_kafka_refuses_for_a_while_is_stored_later_in_order() -> None:
+    """Among all the other faults: each try of a refused partition begins with the oldest batch."""
+    refusals = 0
+    for seed in range(SEEDS // 3):
+        run = Run(seed)
+        run.more_faults = (TOO_LARGE,)
+        for partition in run.partitions:
+            partition.retry_ms = 40
+        for _ in range(STEPS):
+            run.step(faults=True)
+        run.settle()
+        assert run.ended == run.closed == [], seed
+        for partition, twin in zip(run.partitions, run.twins, strict=True):
+            assert twin.stored == list(range(partition.next_offset)), seed
+            assert partition.high_watermark == partition.next_offset
+            assert partition.refused == 0
+        refusals += run.refusals
+    assert refusals > 100
+
+
+def test_a_refused_partition_is_tried_again_after_its_pause() -> None:
+    run = at_once(known(started(2)))
+    run.partitions[0].retry_ms = 10_000
+    offer(run, 2)
+    run.send()
+    (first,) = run.sent
+    run.carry_out(first, TOO_LARGE)
+    run.answer(1)
+    partition = run.partitions[0]
+    assert (partition.refused, partition.closed, partition.text, run.refusals) == (10, 0, "MESSAGE_TOO_LARGE", 1)
+    offer(run, 1)  # it is held behind what was refused
+    offer(run, 1, partition=1)
+    run.now += 9_999
+    run.send()
+    assert carried(run) == [[(1, 1, 1)]]
+    run.carry_out(run.sent[0])
+    run.answer(1)
+    run.now += 1
+    run.send()
+    assert carried(run)[0][0] == (0, 1, 2)
+    run.settle()
+    assert (partition.refused, partition.high_watermark, run.refusals) == (0, 4, 1)
 
 
 def test_a_batch_that_kafka_does_not_take_closes_its_partition_alone() -> None:

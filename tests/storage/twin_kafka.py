@@ -26,6 +26,8 @@ with warnings.catch_warnings():
     from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 REMEMBERED = 5
+TOO_LARGE = 10
+"""Refused, and taken later: as while a topic's limit is lower, or a right is gone."""
 OUT_OF_ORDER, STALE_EPOCH, NOT_LEADER, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER = 45, 47, 6, 7, 19, 20
 VERSION = 9
 
@@ -128,6 +130,8 @@ class Run(Producer):
         self.answered = 0
         self.resent = 0
         self.joined = 0
+        self.refusals = 0
+        self.more_faults: tuple[int, ...] = ()
         self._seen: set[tuple[int, int]] = set()
         self._bytes: dict[tuple[int, int], bytes] = {}
 
@@ -140,7 +144,11 @@ class Run(Producer):
         assert twin.stored[: partition.high_watermark] == list(range(partition.high_watermark))
 
     def refused(self, partition: Partition) -> None:
-        self.closed.append(partition)
+        if partition.closed:
+            self.closed.append(partition)
+        else:
+            assert partition.refused == TOO_LARGE
+            self.refusals += 1
 
     def leader_wanted(self, partition: Partition) -> None:
         self.wanted.add(partition)
@@ -183,10 +191,10 @@ class Run(Producer):
             for each in topic.partition_data:
                 twin = self.twins[each.index]
                 code, offset = NOT_LEADER, -1
-                if twin.leader == sent.leader and fault != NOT_ENOUGH:
+                if twin.leader == sent.leader and fault not in {NOT_ENOUGH, TOO_LARGE}:
                     code, offset = twin.append(bytes(each.records))
                 elif twin.leader == sent.leader:
-                    code = NOT_ENOUGH
+                    code = fault
                 if code == 0 and fault in {TIMED_OUT, NOT_ENOUGH_AFTER}:
                     code, offset = fault, -1
                 rows.append(of_one(index=each.index, error_code=code, base_offset=offset, log_append_time_ms=-1))
@@ -232,7 +240,8 @@ class Run(Producer):
         elif dice < 0.7:
             sent = self.oldest_open(leader)
             if sent is not None:
-                fault = self.random.choice((0, 0, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER)) if faults else 0
+                fault = self.random.choice((0, 0, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER, *self.more_faults))
+                fault = fault if faults else 0
                 self.carry_out(sent, fault)
         elif dice < 0.9:
             oldest = next((each for each in self.sent if each.leader == leader), None)

@@ -52,6 +52,10 @@ class ReadyOrder(Window):
     def opened(self, queue: Source) -> None:
         """The log is known, and the queue's counts are those of the log; nothing is read yet."""
 
+    def resumed(self, queue: Source) -> None:
+        """The log, which had failed, takes more."""
+        queue.pump_later()
+
     def obey(self, rules: Rules) -> None:
         """The queue's rules are these from now on."""
 

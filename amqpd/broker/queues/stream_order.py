@@ -222,6 +222,10 @@ class StreamOrder(ReadyOrder):
                 queue.round_robin.back(reader.consumer)
         queue.pump_later()
 
+    def resumed(self, queue: Source) -> None:
+        self._queue = queue
+        self._safe_moved(True)
+
     def at_hand(self, queue: Source) -> bool:
         return True
 
