@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pika
 import pytest
 from amqpd_nodes import NodeFailed, Nodes
-from kafka_rig import Kafka
+from kafka_rig import Kafka, run_java
 
 from amqpd.testing import parse_ready_line
 
@@ -125,6 +126,48 @@ def test_the_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
     assert ended.returncode == 69
     assert "cluster_import" in ended.stderr
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("kind", ["classic", "stream"])
+def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: Nodes, connect, kind: str) -> None:
+    """A topic's limit is lowered and raised again under a queue, whose consumer stays."""
+    channel = connect(node).channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True, arguments={"x-queue-type": kind})
+    channel.basic_qos(prefetch_count=10)
+    got: list[bytes] = []
+
+    def take(_: object, method: pika.spec.Basic.Deliver, __: object, body: bytes) -> None:
+        got.append(body[:1])
+        channel.basic_ack(method.delivery_tag)
+
+    channel.basic_consume("q", take, arguments={"x-stream-offset": "first"} if kind == "stream" else None)
+    channel.basic_publish("", "q", b"1" * 5000)
+    where = node.api(1, "GET", "/api/queues/%2F/q")["kafka"]
+
+    def limit(size: int) -> None:
+        change = ["--alter", "--entity-type", "topics", "--entity-name", where["topic"]]
+        command = [*change, "--add-config", f"max.message.bytes={size}"]
+        run_java("kafka.admin.ConfigCommand", "--bootstrap-server", node.kafka.bootstrap, *command)
+
+    limit(1000)
+    with pytest.raises(pika.exceptions.NackError):
+        channel.basic_publish("", "q", b"2" * 5000)
+    assert node.api(1, "GET", "/api/queues/%2F/q")["kafka"]["refused"].startswith("MESSAGE_TOO_LARGE")
+    with pytest.raises(pika.exceptions.NackError):
+        channel.basic_publish("", "q", b"3")
+    limit(9_000_000)
+    deadline = time.monotonic() + 60
+    while node.api(1, "GET", "/api/queues/%2F/q")["kafka"]["refused"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    channel.basic_publish("", "q", b"4" * 5000)
+    while b"4" not in got:
+        channel.connection.process_data_events(0.1)
+        assert time.monotonic() < deadline
+    assert got == [b"1", b"2", b"4"]  # what was nacked was stored later
+    assert node[1].told.count("is served here: epoch 0") == 2  # slot 0 and the one of `/`, each taken once
 
 
 @pytest.mark.external
