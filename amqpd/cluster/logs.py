@@ -44,15 +44,13 @@ from amqpd.storage.replicated.requests import ProducerId
 from amqpd.storage.replicated.settlements import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
 from amqpd.storage.settle.settled import DELIVERED
 
-REFUSED_RETRY_MS: Final = 10_000
-"""Before what Kafka has refused of a queue is sent again."""
+REFUSED_RETRY_MS: Final = 10_000  # before what Kafka has refused of a queue is sent again
 TELL_DELAY_S: Final = 0.01
 TELL_PAUSE_S: Final = 0.05
 """Between two times that settlements go to Kafka; what is settled while nothing was goes after TELL_DELAY_S."""
 SLICE_S: Final = 0.004
 _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
-
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +68,9 @@ class SlotLogs(ReplicaKeeper):
 
     producer: its `on_moved`, `on_refused` and `on_fenced` are this one's from here on. held: producer id and epoch that
     its partitions were taken over by. settled: the slot's partition of `settled`. read: for what is read back.
-
     on_failed: a log takes nothing more, or could not be written (`Turn.log_failed`). on_accepted: a log that Kafka had
-    refused takes more. on_room: fewer bytes are unsynced
-    (`Turn.room`). on_fenced: nothing is sent any more, with the reason: the slot is to be given up; every publish that
-    was not safe has been refused.
+    refused takes more. on_room: fewer bytes are unsynced (`Turn.room`). on_fenced: nothing is sent any more, with the
+    reason: the slot is to be given up; every publish that was not safe has been refused.
     """
 
     def __init__(

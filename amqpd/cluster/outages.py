@@ -7,7 +7,8 @@ failed and why (`failed`), and what works again (`answered`):
 - While anything fails, and once a minute, a line names all that fails, and how often it failed.
 - When all of it works again, or nothing has failed for two minutes, a line says so.
 
-An outage that begins less than a minute after the one before is not a line of its own: the next one a minute tells it.
+An outage that begins less than a minute after the last line gets one only when it lasts for 5 s: what comes and goes
+would be a line each time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 REPEAT_S: Final = 60.0
+LASTS_S: Final = 5.0
 FORGOTTEN_S: Final = 120.0
 """What has not failed for so long is not tried any more, or works without saying so."""
 SHOWN_MAX: Final = 8
@@ -43,14 +45,26 @@ class Outages:
         now = loop.time()
         if not self._failing:
             self._began_s = now
+            if self._timer is not None and not self._said:
+                loop.call_later(LASTS_S, self._lasts, now)
         text = str(why) or type(why).__name__
         self._failing[what] = text, now
         self._count += 1
         self._last = f"{what}: {text}"
         if self._timer is None:
-            logger.warning("trouble with Kafka: %s", self._last)
-            self._said, self._count = True, 0
-            self._timer = loop.call_later(REPEAT_S, self._repeat)
+            self._begin()
+
+    def _begin(self) -> None:
+        logger.warning("trouble with Kafka: %s", self._last)
+        self._said, self._count = True, 0
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self._repeat)
+
+    def _lasts(self, began_s: float) -> None:
+        """An outage that no line has told has begun some seconds ago."""
+        if self._failing and not self._said and self._began_s == began_s:
+            self._begin()
 
     def answered(self, what: str) -> None:
         """Report that it works. Cost: a look-up where it did not fail."""

@@ -7,6 +7,7 @@ import logging
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_kafka import FakeKafka
@@ -22,21 +23,22 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.timers: list[tuple[float, Callable[..., None], tuple[float, ...]]] = []
 
     def time(self) -> float:
         return self.now
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> object:
-        self.timers.append((self.now + seconds, call))
-        return object()
+    def call_later(self, seconds: float, call: Callable[..., None], *arguments: float) -> SimpleNamespace:
+        timer = (self.now + seconds, call, arguments)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while due := sorted((each for each in self.timers if each[0] <= end), key=lambda each: each[0]):
             self.timers.remove(due[0])
             self.now = due[0][0]
-            due[0][1]()
+            due[0][1](*due[0][2])
         self.now = end
 
 
@@ -89,6 +91,21 @@ def test_what_comes_and_goes_is_one_line_a_minute(clock: Clock, lines: Callable[
     clock.advance(10 * REPEAT_S)
     outages.failed("a:1", "refused")
     assert lines() == ["trouble with Kafka: a:1: refused"]
+
+
+def test_an_outage_right_behind_another_is_told_when_it_lasts(clock: Clock, lines: Callable[[], list[str]]) -> None:
+    outages = Outages()
+    outages.failed("a:1", "refused")
+    outages.answered("a:1")
+    clock.advance(10)
+    lines()
+    for _ in range(600):
+        outages.failed("b:2", "refused")
+        clock.advance(0.1)
+    assert lines() == ["trouble with Kafka: b:2: refused"]
+    clock.advance(6)
+    (line,) = lines()
+    assert line.startswith("trouble with Kafka for 65 s, 5")
 
 
 def test_what_is_not_tried_any_more_is_forgotten(clock: Clock, lines: Callable[[], list[str]]) -> None:
