@@ -25,6 +25,30 @@ OPTIONS: Final = (
 )  # fmt: skip
 
 
+OBJECT_STORES: Final = frozenset(
+    [
+        "s3",
+        "s3a",
+        "s3n",
+        "gs",
+        "gcs",
+        "az",
+        "abfs",
+        "abfss",
+        "adl",
+        "wasb",
+        "wasbs",
+        "r2",
+        "oss",
+        "cos",
+        "swift",
+        "hdfs",
+        "dbfs",
+    ]
+)
+"""Schemes of URLs that Spark and other tools write to, and this command does not."""
+
+
 def export(context: Context) -> None:
     options = _options(context)
     from sqlalchemy.exc import SQLAlchemyError
@@ -101,6 +125,11 @@ def _options(context: Context) -> ExportOptions:
     if "queue" not in given and "vhost" not in given:
         raise UsageError("--queue or, for all its durable queues, --vhost is needed")
     to = given["to"].removeprefix("file://")
+    if to.partition("://")[0].lower() in OBJECT_STORES and "://" in to:
+        raise UsageError(
+            f"--to {to}: object stores and HDFS are not supported yet. Supported are a directory, which the store's "
+            "own tool can copy (aws s3 sync, rclone), and a database's URL (postgresql://..., sqlite:///...)"
+        )
     checkpoint = given.get("checkpoint")
     if checkpoint is None:
         if "://" in to:

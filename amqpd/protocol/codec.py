@@ -131,7 +131,7 @@ def _decode_entries(data: bytes, position: i64, end: i64, depth: i64) -> dict[st
         if after >= end:
             raise CodecError("entry of a table is cut off")
         name = data[position + 1 : after].decode("utf-8", "surrogateescape")
-        value, position = _decode_value(data, after, end, depth)
+        value, position = decode_value(data, after, end, depth)
         if name not in table:  # rabbit: a message with equal names is taken; the first one counts
             table[name] = value
     return table
@@ -142,13 +142,16 @@ def _decode_items(data: bytes, position: i64, end: i64, depth: i64) -> list[obje
         raise CodecError("tables and arrays nest deeper than 128")
     items: list[object] = []
     while position < end:
-        value, position = _decode_value(data, position, end, depth)
+        value, position = decode_value(data, position, end, depth)
         items.append(value)
     return items
 
 
-def _decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[object, i64]:
-    """The value whose type letter stands at `position` (which is before `end`), and the position behind it."""
+def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[object, i64]:
+    """Return the value whose type letter stands at `position` (which is before `end`), and the position behind it.
+
+    depth: of the table or array that holds the value. Raises: CodecError.
+    """
     kind: i64 = data[position]
     position += 1
     value: object

@@ -6,6 +6,7 @@ then
     decode      the log into Arrow in this process, without Spark: base columns, with and without checksums, and more
     plain       the same log to Snappy Parquet by pyarrow in this process, with the same columns and settings: what an
                 export cannot be cheaper than
+    celery      header tables of as many Celery tasks into Arrow's map, without a log
     job         `amqpctl export`'s job on local[2], Parquet: its tasks write with pyarrow themselves (direct.py)
     rows        the log to Snappy Parquet through Spark's rows and writer, as any query, and to no sink
 
@@ -34,9 +35,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from amqpd.protocol.codec import encode_table
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.storage.export import borders
-from amqpd.storage.export.arrow import Decoder
+from amqpd.storage.export.arrow import Decoder, headers_map
 from amqpd.storage.export.columns import BASE
 from amqpd.storage.export.direct import write_task
 from amqpd.storage.export.files import DirectorySource
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
 
 HEADERS = [*BASE, "headers", "raw_headers"]
 SILENT = Path(os.devnull)  # what Spark says would stand in the middle of the table
+CELERY_TABLES = 50_000
 PROPERTIES = [*BASE, "properties", "raw_properties"]
 
 
@@ -225,6 +230,28 @@ def _job(spark: SparkSession, directory: str, target: str, columns: Sequence[str
         shutil.rmtree(check, ignore_errors=True)
 
 
+def celery_headers(number: int) -> dict[str, object]:
+    """The headers of a task as Celery 5 sends them (protocol 2): each has ids of its own."""
+    identity = f"{number:08x}-5d0a-4c1e-9f3b-{number:012x}"
+    return {
+        "lang": "py", "task": "shop.tasks.charge", "id": identity, "shadow": None, "eta": None, "expires": None,
+        "group": None, "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": identity,
+        "parent_id": None, "argsrepr": f"({number}, 'EUR')", "kwargsrepr": "{}", "origin": "gen4711@web-1",
+        "ignore_result": False, "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
+    }  # fmt: skip
+
+
+def _celery(count: int) -> Callable[[], None]:
+    """Header tables of `count` tasks into Arrow's map, none of which is like another."""
+    tables = pa.array([encode_table(celery_headers(number)) for number in range(CELERY_TABLES)])
+
+    def work() -> None:
+        for _ in range(max(1, count // CELERY_TABLES)):
+            headers_map(tables)
+
+    return work
+
+
 def in_process(table: Table, directory: str) -> None:
     """Decoding. One process, one thread of ours."""
     _decode(directory, BASE)()
@@ -234,6 +261,7 @@ def in_process(table: Table, directory: str) -> None:
     table.run("decode, offset and timestamp", _decode(directory, ["offset", "timestamp"]))
     table.run("decode, with properties", _decode(directory, PROPERTIES))
     table.run("decode, with headers", _decode(directory, HEADERS))
+    table.run("headers of Celery's tasks", _celery(table.count))
 
 
 def by_job(table: Table, directory: str, scratch: str) -> None:

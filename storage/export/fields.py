@@ -20,17 +20,19 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from decimal import Decimal
+from json.encoder import encode_basestring
 from typing import Final, final
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_be, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
 from amqpd.protocol import properties as p
-from amqpd.protocol.codec import CodecError, decode_table, read_u32
+from amqpd.protocol.codec import CodecError, decode_value, read_u32
 
 FIELD_COUNT: Final[i64] = 13
 _TIMESTAMP_MAX: Final[i64] = 253402300799  # the year 9999: what Spark shows, and far below an overflow
 _STRING: Final[i64] = 0x53
+_VOID: Final[i64] = 0x56
 
 
 @final
@@ -140,7 +142,7 @@ def _scan_row(data: bytes, start: i64, end: i64, found: PropertyColumns) -> None
 def scan_headers(data: bytes, offsets: bytes, rows: i64, found: HeaderColumns) -> None:
     """Names and texts of the entries of `rows` header tables in `data` (each with its u32 length, or empty).
 
-    Cost: some 0.1 us an entry that is text, 1 us and more for others. Raises nothing.
+    Cost: 0.3 us an entry compiled, 7 us for the 19 of a Celery task. Raises nothing.
     """
     row: i64 = 0
     start = i64(read_i32_le(offsets, 0))
@@ -150,8 +152,8 @@ def scan_headers(data: bytes, offsets: bytes, rows: i64, found: HeaderColumns) -
     while row < rows:
         row += 1
         end = i64(read_i32_le(offsets, row * 4))
-        if end - start > 4 and not _texts(data, start, end, found):
-            _any(data, start, end, found)
+        if end - start > 4:
+            _scan_table(data, start, end, found)
         _write_offset(found.rows, found.entry_count)
         start = end
 
@@ -160,87 +162,98 @@ def _write_offset(writer: BytesWriter, number: i64) -> None:
     write_i32_le(writer, i32(number))
 
 
-def _texts(data: bytes, start: i64, end: i64, found: HeaderColumns) -> bool:
-    """One table whose values are all long strings of UTF-8; False, with nothing written, for any other."""
-    keys, values = found.keys, found.values
-    key_size: int = len(keys)
-    value_size: int = len(values)
+def _scan_table(data: bytes, start: i64, end: i64, found: HeaderColumns) -> None:
+    """Write the entries of one table; write nothing if it is malformed."""
+    key_size: int = len(found.keys)
+    value_size: int = len(found.values)
     offset_size: int = len(found.key_offsets)
-    count: i64 = found.entry_count
+    present_size: int = len(found.present)
+    try:
+        found.entry_count += _write_entries(data, start + 4, start + 4 + read_u32(data, start), end, found)
+    except CodecError:
+        found.keys.truncate(key_size)
+        found.values.truncate(value_size)
+        found.key_offsets.truncate(offset_size)
+        found.value_offsets.truncate(offset_size)
+        found.present.truncate(present_size)
+
+
+def _write_entries(data: bytes, position: i64, stop: i64, end: i64, found: HeaderColumns) -> i64:
+    """Write the entries in [position, stop) and return their number. Raises: CodecError."""
+    if stop > end:
+        raise CodecError("table is longer than what holds it")
+    keys, values = found.keys, found.values
     seen: list[bytes] = []
-    position: i64 = start + 4
-    regular = True
-    while position < end:
-        name_size: i64 = data[position]
+    count: i64 = 0
+    while position < stop:
         begin: i64 = position + 1
-        position = begin + name_size
-        if position + 5 > end or data[position] != _STRING:
-            regular = False
-            break
-        text: i64 = position + 5
-        position = text + read_u32(data, position + 1)
-        if position > end:
-            regular = False
-            break
-        name = data[begin : begin + name_size]
-        value = data[text:position]
-        if not (name.isascii() and value.isascii()):
-            regular = False
-            break
+        position = begin + data[position]
+        if position >= stop:
+            raise CodecError("entry of a table is cut off")
+        name = data[begin:position]
+        kind: i64 = data[position]
+        text: bytes | None = None
+        if kind == _VOID:
+            position += 1
+        elif kind == _STRING and position + 5 <= stop and position + 5 + read_u32(data, position + 1) <= stop:
+            begin = position + 5
+            position = begin + read_u32(data, position + 1)
+            text = data[begin:position]
+            if not text.isascii():
+                text = _octets_text(text)
+        else:
+            value, position = decode_value(data, position, stop, 1)
+            text = _value_text(value).encode("utf-8", "replace")
         if name in seen:
             continue
         seen.append(name)
-        keys.write(name)
-        values.write(value)
+        keys.write(name if name.isascii() else name.decode("utf-8", "surrogateescape").encode("utf-8", "replace"))
+        if text is not None:
+            values.write(text)
         _write_offset(found.key_offsets, len(keys))
         _write_offset(found.value_offsets, len(values))
-        found.entry_count += 1
-    if regular:
-        while count < found.entry_count:
-            found.present.append(1)
-            count += 1
-        return True
-    keys.truncate(key_size)
-    values.truncate(value_size)
-    found.key_offsets.truncate(offset_size)
-    found.value_offsets.truncate(offset_size)
-    found.entry_count = count
-    return False
-
-
-def _any(data: bytes, start: i64, end: i64, found: HeaderColumns) -> None:
-    try:
-        table, _ = decode_table(data, start, end)
-    except CodecError:
-        return
-    for name, value in table.items():
-        text = text_of(value)
-        found.keys.write(name.encode("utf-8", "replace"))
-        if text is not None:
-            found.values.write(text.encode("utf-8", "replace"))
-        _write_offset(found.key_offsets, len(found.keys))
-        _write_offset(found.value_offsets, len(found.values))
         found.present.append(0 if text is None else 1)
-        found.entry_count += 1
+        count += 1
+    return count
+
+
+def _octets_text(octets: bytes) -> bytes:
+    """A long string as UTF-8: as it is, or in base64 if it is no UTF-8."""
+    try:
+        octets.decode("utf-8")
+    except UnicodeDecodeError:
+        return b64encode(octets)
+    return octets
 
 
 def text_of(value: object) -> str | None:
     """A header's value as the text that the map column holds; None for null."""
-    if value is None:
-        return None
+    return None if value is None else _value_text(value)
+
+
+def _value_text(value: object) -> str:
+    """JSON, except that what JSON would quote stands there without quotes."""
     if isinstance(value, str):
         return value
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
-
-
-def _plain(value: object) -> object:
     if isinstance(value, (bytes, bytearray)):
-        return b64encode(value).decode()
+        return b64encode(value).decode("ascii")
     if isinstance(value, Decimal):
         return str(value)
+    return _json(value)
+
+
+def _json(value: object) -> str:
+    """JSON of a field's value, as json.dumps writes it, which costs several times as much for small tables."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return "[" + ", ".join([_json(each) for each in value]) + "]"
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
+        return "{" + ", ".join([encode_basestring(name) + ": " + _json(each) for name, each in value.items()]) + "}"
+    if isinstance(value, float):
+        return json.dumps(value)
+    return encode_basestring(_value_text(value))

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -209,7 +210,10 @@ class Delta(Target):
 
 
 class Database(Target):
-    """A table of any database that SQLAlchemy knows. The batches' table stands beside it."""
+    """A table of any database that SQLAlchemy knows. The batches' table stands beside it.
+
+    Times are UTC. Their column has a zone where the database has such a type; SQLite and MySQL have none.
+    """
 
     batch_rows = 100_000
 
@@ -230,11 +234,15 @@ class Database(Target):
         self.rows.metadata.create_all(self.engine)
 
     def write(self, batch: Batch, progress: Progress, label: str) -> None:
+        from sqlalchemy import text
         from sqlalchemy.exc import SQLAlchemyError
 
         self._prepare()
         try:
             with self.engine.begin() as connection:
+                if self.engine.dialect.name == "postgresql":
+                    # A table that an operator made may have a column without a zone: it gets the session's time.
+                    connection.execute(text("SET LOCAL TIME ZONE 'UTC'"))
                 progress.rows = progress.bytes = 0
                 chunk: list[dict[str, Any]] = []
                 for row in batch.rows().toLocalIterator(prefetchPartitions=True):
@@ -274,9 +282,10 @@ class Database(Target):
 
 def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
     """The rows' table, for columns (name, Spark type), and the batches'."""
-    from sqlalchemy import BigInteger, Column, Date, DateTime, LargeBinary, MetaData, String, Table, Text
+    from sqlalchemy import TIMESTAMP, BigInteger, Column, DateTime, LargeBinary, MetaData, String, Table, Text
 
-    kinds: dict[str, Any] = {"binary": LargeBinary(), "bigint": BigInteger(), "timestamp": DateTime(), "date": Date()}
+    time = DateTime(timezone=True).with_variant(TIMESTAMP(timezone=True), "oracle")  # whose DateTime is a DATE
+    kinds: dict[str, Any] = {"binary": LargeBinary(), "bigint": BigInteger(), "timestamp": time}
     metadata = MetaData()
     rows = Table(name, metadata, *(Column(each, kinds.get(kind, Text())) for each, kind in columns))
     batches = Table(
@@ -313,6 +322,9 @@ def as_text(rows: DataFrame, kind: str) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
+    """A value of a Spark row for a database driver. Spark gives times in the zone of this process, without a zone."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value
 
 

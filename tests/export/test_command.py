@@ -33,6 +33,8 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--format", "xml"), "--format xml"),
         (("--to", "sqlite:///x", "--queue", "q"), "--checkpoint is needed with a database"),
         (("--to", "sqlite:///x", "--queue", "q", "--checkpoint", "c", "--format", "csv"), "--format is for dir"),
+        (("--to", "s3://bucket/lake", "--queue", "q"), "not supported yet. Supported are a directory"),
+        (("--to", "ABFSS://c@account/lake", "--queue", "q", "--checkpoint", "c"), "object stores and HDFS are not"),
         (("--to", "x", "--queue", "q", "--table", "t"), "--table is for databases"),
         (("--to", "x", "--queue", "q", "--batch", "0"), "--batch : 0"),
         (("--to", "x", "--queue", "q", "--to-offset", "end"), "--to-offset : end"),

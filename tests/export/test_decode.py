@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from base64 import b64encode
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,7 @@ from amqpd.protocol.codec import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.export import borders
 from amqpd.storage.export.arrow import Decoder
+from amqpd.storage.export.bench import celery_headers
 from amqpd.storage.export.borders import DONE, FULL, IRREGULAR, MORE, Borders, scan
 from amqpd.storage.export.columns import BASE, COLUMNS
 from amqpd.storage.export.fields import text_of
@@ -248,3 +250,41 @@ def test_the_schema_of_an_empty_batch() -> None:
 
 def test_a_json_text_is_json() -> None:
     assert json.loads(text_of({"a": [1, True, None]}) or "") == {"a": [1, True, None]}
+
+
+@given(VALUES)
+def test_a_text_is_what_json_would_write(value: Any) -> None:
+    def plain(each: Any) -> Any:
+        if isinstance(each, bytearray):
+            return b64encode(each).decode()
+        if isinstance(each, Decimal):
+            return str(each)
+        if isinstance(each, list):
+            return [plain(item) for item in each]
+        if isinstance(each, dict):
+            return {name: plain(item) for name, item in each.items()}
+        return each
+
+    expected = plain(value)
+    assert text_of(value) == (
+        expected if expected is None or isinstance(expected, str) else json.dumps(expected, ensure_ascii=False)
+    )
+
+
+def test_the_headers_of_a_celery_task() -> None:
+    raw = encode_properties(Properties(headers=celery_headers(7)))
+    (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
+    found = dict(row["headers"])
+    assert {name: found[name] for name in ("retries", "ignore_result", "timelimit", "stamps", "eta", "argsrepr")} == {
+        "retries": "0", "ignore_result": "false", "timelimit": "[null, null]", "stamps": "{}", "eta": None,
+        "argsrepr": "(7, 'EUR')",
+    }  # fmt: skip
+    assert list(found) == list(celery_headers(7))
+
+
+def test_a_malformed_table_has_no_headers_and_costs_its_neighbours_none() -> None:
+    good = encode_properties(Properties(headers={"a": 1}))
+    table = b"\x01bS\x00\x00\x00\x01x" + b"\x01c?"
+    bad = b"\x20\x00" + len(table).to_bytes(4, "big") + table
+    rows = decode(batches([(b"", b"", each, b"") for each in (good, bad, good)], 3), ["headers"])
+    assert [row["headers"] for row in rows] == [[("a", "1")], [], [("a", "1")]]

@@ -1,0 +1,70 @@
+"""Where an export puts its rows, without Spark: what a database gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.dialects import mssql, oracle, postgresql, sqlite
+
+from amqpd.storage.export.ledger import Ledger, Progress
+from amqpd.storage.export.targets import Database
+
+ARRIVED_US = 1_753_000_000_123_456
+COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")]
+
+
+class SparkRow:
+    """A row as Spark hands it to the driver: its times are local, and say nothing of their zone."""
+
+    def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        arrived = datetime.fromtimestamp(ARRIVED_US // 1_000_000)  # noqa: DTZ006 - as pyspark's TimestampType does it
+        return {"offset": 7, "timestamp": arrived.replace(microsecond=ARRIVED_US % 1_000_000), "value": bytearray(b"x")}
+
+
+@pytest.fixture(params=["Asia/Kolkata", "America/New_York", "UTC"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The zone of this process."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+def test_a_database_gets_utc_wherever_the_exporter_is(zone: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'lake.db'}"
+    ledger = Ledger(tmp_path / "check", {})
+    target = Database(url, "tasks", COLUMNS, ledger)
+    rows = SimpleNamespace(toLocalIterator=lambda prefetchPartitions: iter([SparkRow()]))  # noqa: N803 - Spark's name
+    target.write(SimpleNamespace(rows=lambda: rows), Progress(1, {}), "label")  # type: ignore[arg-type]
+    target.close()
+    ledger.close()
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        (found,) = connection.execute(text("SELECT timestamp FROM tasks")).one()
+    engine.dispose()
+    assert datetime.fromisoformat(found).replace(tzinfo=UTC) == datetime.fromtimestamp(ARRIVED_US / 1e6, UTC)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind"),
+    [
+        (postgresql.dialect(), "TIMESTAMP WITH TIME ZONE"),
+        (oracle.dialect(), "TIMESTAMP WITH TIME ZONE"),
+        (mssql.dialect(), "DATETIMEOFFSET"),
+        (sqlite.dialect(), "DATETIME"),
+    ],
+)
+def test_the_column_has_a_zone_where_the_database_has_one(dialect: Any, kind: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "check", {})
+    target = Database("sqlite://", "tasks", COLUMNS, ledger)
+    assert target.rows.c.timestamp.type.compile(dialect=dialect) == kind
+    target.close()
+    ledger.close()
