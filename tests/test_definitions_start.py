@@ -174,9 +174,10 @@ async def test_the_files_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytes
     read_in: list[threading.Thread] = []
     read = Path.read_bytes
 
-    def noted(path: Path) -> bytes:
-        read_in.append(threading.current_thread())
-        return read(path)
+    def noted(each: Path) -> bytes:
+        if each == path:
+            read_in.append(threading.current_thread())
+        return read(each)
 
     text = "é" * (PIECE_BYTES // 2) + "x"  # a piece ends within the character
     path = written(tmp_path / "definitions.json", {"global_parameters": [{"name": "long", "value": text}]})

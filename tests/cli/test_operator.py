@@ -222,7 +222,7 @@ def test_reset_is_as_after_the_first_start(real: BrokerProcess, ctl: Ctl) -> Non
         assert ctl("-s", "list_queues").out == ""
         assert ctl("-s", "list_permissions").out == "guest\t.*\t.*\t.*\n"
         assert ctl("-s", "list_topic_permissions").out == ""
-        assert ctl("-s", "list_global_parameters").out.partition("\t")[0] in {"", "cluster_name"}
+        assert ctl("-s", "list_global_parameters").out.partition("\t")[0] == "internal_cluster_id"
         assert "it" not in json.loads(ctl("cluster_status", "--formatter", "json").out)["cluster_name"].split("@")
         assert ctl("list_user_limits").out.splitlines()[-1] == "{}"
 
