@@ -187,7 +187,8 @@ class BuildExt(build_ext):
         self._loader = ""
         say(f"compiling {UNITS + 1} files of C on {cores} cores: 35 s on two quiet ones")
         begun = time.monotonic()
-        with chdir(self.get_finalized_command("build").build_base):
+        build: Any = self.get_finalized_command("build")
+        with chdir(build.build_base):
             super().build_extensions()
         say(f"compiled in {time.monotonic() - begun:.0f} s")
 
@@ -369,7 +370,7 @@ def extensions(build_dir: str) -> Sequence[Any]:
     shutil.copytree(runtime, Path(build_dir, "lib-rt"), dirs_exist_ok=True)
     inside = [path.replace(runtime, "lib-rt") for path in library.include_dirs if path != build_dir]
     library.include_dirs = [".", GROUP.partition(".")[0], *inside]
-    library.sources, library.depends = write_units(build_dir, library.sources), []
+    library.sources, library.depends = write_units(build_dir, [str(path) for path in library.sources]), []
     library.extra_compile_args.append("-fvisibility=hidden")
     names = sorted({module.name.rpartition(".")[2] for module in modules})
     loader = LOADER % {"library": library.name} + "".join(f"LOADER({name})\n" for name in names)
