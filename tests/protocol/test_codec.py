@@ -259,7 +259,7 @@ def test_values_too_deep_or_without_end_are_refused():
         Timestamp(-1),
         Timestamp(2**64),
         "\ud800",
-        object(),
+        ...,
         1j,
     ],
     ids=repr,
