@@ -371,11 +371,13 @@ class QueueLog:
         """
         self.mark_returned(offset, delivery_count)
 
-    def delayed(self, now_ms: i64) -> list[tuple[int, int]]:
-        """(offset, `due_ms`) of what is live and due after `now_ms` only, as `mark_delayed` has said last. Cost: a step
-        for each that was given back.
-        """
+    def given_back(self) -> list[int]:
+        """The offsets of what is live and was given back. Cost: some 5 ns each."""
         return []
+
+    def due_ms(self, offset: i64) -> i64:
+        """What `mark_delayed` has said of `offset` last; 0: it is not to wait."""
+        return 0
 
     def delivery_count(self, offset: i64) -> i64:
         """What `mark_returned` has said of `offset` last; 0 where it was not given back."""

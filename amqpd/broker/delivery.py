@@ -434,8 +434,12 @@ class Source(Destination):
 
     # -- what the turn, its log and its opening ask
 
+    def find_delayed(self, log: QueueLog) -> bool:
+        """The log can be read. A slice of finding what waits in it for its next try; True: all of that is known."""
+        raise NotImplementedError
+
     def log_opened(self, log: QueueLog) -> None:
-        """Its log can be used from now on."""
+        """Its log can be used from now on. What waits in it and is not found yet is found at once."""
         raise NotImplementedError
 
     def log_arrived(self) -> None:

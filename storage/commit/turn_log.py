@@ -101,8 +101,11 @@ class TurnLog(QueueLog):
     def mark_returned(self, offset: i64, delivery_count: i64) -> None:
         self.mark_delayed(offset, delivery_count, 0)
 
-    def delayed(self, now_ms: i64) -> list[tuple[int, int]]:
-        return [(offset, told >> TALLY_BITS) for offset, told in self.returned.items() if told >> TALLY_BITS > now_ms]
+    def given_back(self) -> list[int]:
+        return list(self.returned)
+
+    def due_ms(self, offset: i64) -> i64:
+        return self.returned.get(offset, 0) >> TALLY_BITS
 
     def delivery_count(self, offset: i64) -> i64:
         return self.returned.get(offset, 0) & COUNT_MAX

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from test_other_log import MemoryLog, ShyLog, over
 from test_retries import ALL, KINDS, counts, fail
+
+from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.queues import opening
+from amqpd.broker.queues.arguments import rules_of
+from amqpd.errors import ResourceError
+from amqpd.storage.log.record import RecordRoute
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum", "priorities", "single"])
@@ -200,3 +207,149 @@ def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
     queue.prepare()
     assert counts(queue) == (1, 0, 0)
     assert room.bodies(queue) == [b"0"]
+
+
+class TestSlices:
+    """What waits is found in slices before the queue is open. Each look at the clock takes as long as a slice may, so
+    that one has LOOK_COUNT messages; and a turn has one slice."""
+
+    @pytest.fixture
+    def begun(self, room, monkeypatch):
+        """A queue of 150 that wait and 50 that are ready, of which one slice is found; and who is to be called."""
+        queue = room.queue("q", **ALL)
+        for number in range(200):
+            room.publish("q", b"%d" % number, turn=False)
+        room.turns()
+        fail(queue, 150)
+        room.turn.want()
+        room.turns()
+        room.restart()
+        room.clock.per_look_ms = 2
+        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        queue = room.vhost.queues["q"]
+        with pytest.raises(NotOpenYet):
+            queue.prepare()
+        called: list[str] = []
+        queue.when_open(lambda: called.append("open"))
+        return queue, called
+
+    def test_nothing_is_given_out_before_all_are_known(self, room, begun) -> None:
+        queue, called = begun
+        slices = 1
+        while not called:
+            assert (queue.opening is None, counts(queue)) == (False, (0, 0, 0))
+            with pytest.raises(NotOpenYet):
+                queue.prepare()
+            slices += 1
+            soon, room._soon[:] = room._soon[:], []
+            for call in soon:
+                call()
+        assert slices == 5
+        queue.prepare()
+        assert counts(queue) == (50, 0, 150)
+        assert room.bodies(queue) == [b"%d" % number for number in range(150, 200)]
+        room.clock.per_look_ms = 0
+        room.advance(1100)
+        assert room.bodies(queue) == [b"%d" % number for number in range(150)]
+
+    def test_another_log_opens_meanwhile(self, room, begun) -> None:
+        _, called = begun
+        other = over(room, MemoryLog("other"))
+        with pytest.raises(NotOpenYet):
+            other.prepare()
+        other.when_open(lambda: called.append("other"))
+        room.turns()
+        assert called == ["other", "open"]
+
+    def test_it_is_deleted_meanwhile(self, room, begun) -> None:
+        queue, called = begun
+        retries = queue.enforcement.retries
+        room.delete(queue)
+        room.turns()
+        assert (called, queue.opening, counts(queue), retries._earlier) == (["open"], None, (0, 0, 0), [])
+
+    def test_a_purge_waits_for_all_of_them(self, room, begun) -> None:
+        queue, called = begun
+        queue.when_open(lambda: called.append(queue.purge()))
+        room.turns()
+        assert (called, counts(queue), queue.store.record_count) == (["open", 200], (0, 0, 0), 0)
+
+    def test_who_cannot_wait_has_the_rest_found_at_once(self, room, begun) -> None:
+        queue, called = begun
+        assert queue.can_open()
+        assert (counts(queue), called) == ((50, 0, 150), [])
+        room.turns()
+        assert (counts(queue), called) == ((50, 0, 150), ["open"])
+        assert len(queue.enforcement.retries._earlier) + len(queue.enforcement.retries._heap) == 150
+
+    @pytest.mark.parametrize("clean", [False, True])
+    def test_a_stop_in_the_middle_loses_nothing(self, room, begun, clean) -> None:
+        if clean:
+            room.storage.close(clean=True)
+        room.restart()
+        room.clock.per_look_ms = 0
+        queue = room.vhost.queues["q"]
+        queue.when_open(lambda: None)
+        assert queue.can_open()
+        assert counts(queue) == (50, 0, 150)
+        room.advance(1100)
+        assert sorted(map(int, room.bodies(queue))) == list(range(200))
+
+    def test_the_rule_goes_meanwhile(self, room, begun) -> None:
+        queue, called = begun
+        queue.obey(rules_of({}))
+        room.turns()
+        assert (called, counts(queue)) == (["open"], (200, 0, 0))
+
+    def test_another_rule_comes_meanwhile(self, room, begun) -> None:
+        """A shorter one, which bounds how long they wait."""
+        queue, called = begun
+        queue.obey(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 100}))
+        room.turns()
+        assert (called, counts(queue)) == (["open"], (50, 0, 150))
+        room.clock.per_look_ms = 0
+        room.advance(150)
+        assert counts(queue) == (200, 0, 0)
+
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_behind_a_disk_that_takes_its_time(self, room, monkeypatch, readable) -> None:
+        """There are slices all the same, and its log is not asked again."""
+        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        log = DelayingLog("shy")
+        for number in range(100):
+            log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", b"%d" % number, True)
+            log.mark_returned(number, 1)
+        queue = over(room, log, **ALL)
+        room.clock.per_look_ms = 2
+        with pytest.raises(NotOpenYet):
+            queue.prepare()
+        called: list[bool] = []
+        queue.when_open(lambda: called.append(True))
+        room.turns()
+        assert (called, len(log.opened)) == ([], 1)
+        log.broken = not readable
+        log.opened[0]()
+        assert (called, queue.opening is None) == ([] if readable else [True], False)
+        room.turns()
+        assert (called, len(log.opened), queue.opening is None) == ([True], 1, readable)
+        if readable:
+            assert counts(queue) == (0, 0, 100)
+        else:
+            with pytest.raises(ResourceError):
+                queue.prepare()
+
+
+class DelayingLog(ShyLog):
+    """All that was given back waits. broken: it cannot be opened."""
+
+    broken = False
+
+    def recover(self) -> None:
+        if self.broken:
+            raise OSError(5, "Input/output error")
+
+    def given_back(self) -> list[int]:
+        return list(self.returned)
+
+    def due_ms(self, offset: int) -> int:
+        return 1_700_001_100_000

@@ -30,7 +30,7 @@ async def test_the_next_owner_reads_back_what_is_live() -> None:
     assert nxt.log.record_count == len(expected)
     assert nxt.log.size_bytes == sum(len(body) for body in expected)
     assert (nxt.log.delivery_count(8), nxt.log.delivery_count(9), nxt.log.delivery_count(10)) == (3, 1, 0)
-    assert nxt.log.delayed(0) == [(9, 1_800_000_000_000)]
+    assert [(offset, nxt.log.due_ms(offset)) for offset in nxt.log.given_back()] == [(8, 0), (9, 1_800_000_000_000)]
     assert nxt.append(b"next") == [202]  # behind its barrier
     nxt.turn()
     assert nxt.bodies() == [*expected, b"next"]

@@ -30,6 +30,7 @@ from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.expiry import NEVER, Expiry, Lease
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.retries import Retries
 from amqpd.broker.queues.rules import Rules
@@ -235,10 +236,14 @@ class Enforcement:
             log.warning("queue %r: the end of a message's time to live could not be read: %s", self._queue.name, error)
         return entry.message is not None
 
-    def restore(self, store: QueueLog) -> list[int]:
+    def find_delayed(self, store: QueueLog) -> bool:
+        """As `Source.find_delayed`. With groups nothing waits over a restart."""
+        return self.retries is None or len(self.rules.group_by) > 0 or self.retries.find(store)
+
+    def restore(self, store: QueueLog) -> OffsetBits:
         """As `Retries.restore`: the log has just been opened."""
         if self.retries is None or self.rules.group_by:
-            return []
+            return OffsetBits()
         return self.retries.restore(store)
 
     def purge(self, order: ReadyOrder) -> i64:

@@ -67,9 +67,8 @@ class FilteredOrder(FifoOrder):
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
 
-    def begin_without(self, offsets: list[int]) -> None:
-        for offset in offsets:
-            self.ahead.add(offset)
+    def begin_without(self, offsets: OffsetBits) -> None:
+        self.ahead = offsets
 
     def is_plain(self) -> bool:
         """Whether a plain order would do, if nothing is unacked."""

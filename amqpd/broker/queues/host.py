@@ -34,7 +34,7 @@ class QueueHost:
         self.windows = windows
 
     def open_soon(self, opening: Opening) -> bool:
-        """Whether the log is open, or cannot be; else `opening.end` is called when it is."""
+        """Begins it, or goes on with it. Whether the log is open, or cannot be; else `opening.end` is called then."""
         raise NotImplementedError
 
     def pump_failed(self, queue: Source, error: Exception) -> None:

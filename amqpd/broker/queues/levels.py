@@ -96,9 +96,8 @@ class LevelOrder(ReadyOrder):
             self._scan_end = store.next_offset
             self._scan_left = queue.ready_count
 
-    def begin_without(self, offsets: list[int]) -> None:
-        for offset in offsets:
-            self._passed_over.add(offset)
+    def begin_without(self, offsets: OffsetBits) -> None:
+        self._passed_over = offsets
 
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end

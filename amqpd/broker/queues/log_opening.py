@@ -1,4 +1,8 @@
-"""The log of one queue until it is open: begun, failed, and who waits for it."""
+"""The log of one queue until it is open: begun, failed, and who waits for it.
+
+It opens in steps, so that the loop is not held: the disk is asked, and may take its time; then what waits in the log
+for its next try is found, a slice at a time. Only when all of that is known does the queue know its log.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,17 @@ log = logging.getLogger(__name__)
 class Opening:
     """A queue has one from its start until its log is open.
 
-    begun: the opener has it. failed: it could not be opened, which the next `Queue.prepare` tells. waiting: called then
-    once each, in order.
+    open_soon: the host's. begun: the opener has it. asked: the disk has not answered yet. failed: it could not be
+    opened, which the next `Queue.prepare` tells. waiting: called then once each, in order.
     """
 
-    def __init__(self, queue: Source, store: QueueLog) -> None:
+    def __init__(self, queue: Source, store: QueueLog, open_soon: Callable[[Opening], bool]) -> None:
         self._queue = queue
         self._store = store
+        self._open_soon = open_soon
         self.begun = False
+        self.asked = False
+        self._answered = False
         self.failed = False
         self._waiting: list[Callable[[], object]] | None = None
 
@@ -35,11 +42,11 @@ class Opening:
             self._waiting = []
         self._waiting.append(done)
 
-    def prepare(self, open_soon: Callable[[Opening], bool]) -> None:
-        """As `Destination.prepare`. open_soon: the host's. Raises: NotOpenYet, ResourceError."""
+    def prepare(self) -> None:
+        """As `Destination.prepare`. Raises: NotOpenYet, ResourceError."""
         if not self.failed:
             if not self.begun:
-                self.begun = not open_soon(self)
+                self.begun = not self._open_soon(self)
             if self.begun:
                 raise NotOpenYet([self._queue])
         self.failed = False
@@ -50,17 +57,31 @@ class Opening:
             )
 
     def begin(self) -> bool:
-        """Reads the log. Whether that was all, or failed; else `end` is called when the disk has answered."""
+        """One step. True: that was the last one, or it failed, and `end` comes next. False: where the disk is `asked`,
+        the opener gets it back when the disk has answered; else there is more to do at once."""
         if self._queue.deleted:
             return True
         try:
-            return self._store.open_soon(self.end)
+            if self._answered:
+                self._store.recover()
+            elif not self._store.open_soon(self._go_on):
+                self.asked = True
+                return False
         except (OSError, LogUnusable):
             return True  # `can_open` meets it too, and tells
+        return self._queue.find_delayed(self._store)
+
+    def _go_on(self) -> None:
+        """The disk has answered."""
+        self.asked = False
+        self._answered = True
+        if self._open_soon(self):
+            self.end()
 
     def end(self) -> None:
-        """The disk has answered."""
+        """It is open, or cannot be opened."""
         self.begun = False
+        self._answered = False
         if not self._queue.deleted:
             self.failed = not self._queue.can_open()
         waiting = self._waiting

@@ -1,8 +1,9 @@
 """Queues' logs are opened at their first use, and nobody but who asked waits for it.
 
-Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for; what recovery has to sync
-after a kill is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its
-`prepare` raises `NotOpenYet`, and the command that needs it is given once more when `when_open` says so.
+Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for. So is finding what waits in
+it for its next try: a log that has more of that stands behind the others again. What recovery has to sync after a kill
+is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its `prepare` raises
+`NotOpenYet`, and the command that needs it is given once more when `when_open` says so.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Opener:
         began = time.monotonic()
         opened = opening.begin()
         self._spent_s += time.monotonic() - began
+        if not opened and not opening.asked:
+            self._line.append(opening)
         self._go_on_soon()
         return opened
 

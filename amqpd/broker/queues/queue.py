@@ -75,9 +75,7 @@ class Queue(Source):
         else:
             self.order = FifoOrder(self.backing)
         # None: the log is open, or there is none.
-        self.opening: Opening | None = None
-        if store is not None:
-            self.opening = Opening(self, store)
+        self.opening = None if store is None else Opening(self, store, host.open_soon)
         # Dead letters of its own that wait to be published and that only the log has.
         self.dead_letters_logged_count: i64 = 0
         # Made when a basic.get has to wait for the disk.
@@ -146,7 +144,7 @@ class Queue(Source):
 
     def prepare(self) -> None:
         if self.opening is not None:
-            self.opening.prepare(self.host.open_soon)
+            self.opening.prepare()
 
     def can_open(self) -> bool:
         return self.opening is None or self.opening.can_open()
@@ -157,6 +155,9 @@ class Queue(Source):
         else:
             self.opening.when_done(done)
 
+    def find_delayed(self, log: QueueLog) -> bool:
+        return self.opening is None or self.enforcement is None or self.enforcement.find_delayed(log)
+
     def log_opened(self, log: QueueLog) -> None:
         self.opening = None
         self.backing.next_offset = log.next_offset
@@ -164,9 +165,8 @@ class Queue(Source):
         self.ready_bytes = log.size_bytes
         if self.enforcement is not None:
             waiting = self.enforcement.restore(log)
-            order = self.order
-            if waiting and isinstance(order, FifoOrder):
-                self.filters = self.filters or Filters(self, self.host, order)
+            if waiting and isinstance(self.order, FifoOrder):
+                self.filters = self.filters or Filters(self, self.host, self.order)
                 self.order = self.filters.order
             self.order.begin_without(waiting)
         self.order.opened(self)

@@ -21,6 +21,7 @@ from amqpd.broker.delivery import Consumer, Entry, Source
 from amqpd.broker.message import Message
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.rules import Rules
 from amqpd.broker.queues.windows import Window
 from amqpd.storage.queue_log import QueueLog
@@ -115,9 +116,9 @@ class ReadyOrder(Window):
     def release(self, queue: Source, entry: Entry) -> None:
         """What was taken will not be put back. Of interest where what is taken holds up something else."""
 
-    def begin_without(self, offsets: list[int]) -> None:
+    def begin_without(self, offsets: OffsetBits) -> None:
         """The log, which has just been opened, has these, and they are not ready: they will be put back, or end. Called
-        before `opened`.
+        before `opened`; the order keeps the set.
         """
 
     # -- out

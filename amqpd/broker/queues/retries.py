@@ -11,9 +11,10 @@ timer a queue watches the first that is due; what is due at once goes in slices.
 **Over a restart.** The log notes with the delivery count when a message is due, by wall clock
 (`QueueLog.mark_delayed`), with the turn in which it came back: after a kill it waits for the rest of its time, and
 counts as redelivered; after a power cut, or with a log of another kind, what was not noted is ready at once. A wall
-clock that was set back makes nobody wait longer than the rule's longest time. What waited at a start is passed over by
-the ready order (`restore`), and becomes an entry when it is due first; of very many the size of a body is an equal
-share of all until then. Queues with groups take it as ready.
+clock that was set back makes nobody wait longer than the rule's longest time. What waited at a start is found in slices
+before the queue is open (`find`), so that none of it is delivered early. It is passed over by the ready order
+(`restore`), and becomes an entry when it is due first; of very many the size of a body is an equal share of all until
+then. Queues with groups take it as ready.
 
 **Memory.** An entry a message that waits, beside what the log's books have of it. Its body is kept while all of a
 queue's have HELD_BYTES_MAX together, or where no log has it that lasts; else it is read when it is delivered.
@@ -33,6 +34,7 @@ from amqpd.broker.delivery import Entry, Source, within
 from amqpd.broker.flow.timers import Timer
 from amqpd.broker.queues.backing import Backing
 from amqpd.broker.queues.host import QueueHost
+from amqpd.broker.queues.offset_bits import OffsetBits
 from amqpd.broker.queues.ready_order import ReadyOrder
 from amqpd.broker.queues.retry_rule import RetryRule
 from amqpd.storage.queue_log import QueueLog
@@ -40,7 +42,8 @@ from amqpd.storage.queue_log import QueueLog
 log = logging.getLogger(__name__)
 
 HELD_BYTES_MAX: Final = 256 * 1024
-# How long a slice of what is due may take, looked at once per LOOK_COUNT messages; a clock that stands still ends none.
+# How long a slice of what is due, or is found at a start, may take, looked at once per LOOK_COUNT messages; a clock
+# that stands still ends none.
 SLICE_MS: Final = 2
 LOOK_COUNT: Final = 32
 SLICE_COUNT_MAX: Final = 4096
@@ -85,6 +88,9 @@ class Retries(Timer):
         # What is due first is here; of what waits since a start, the rest is in the other one: when, and its offset.
         self._heap: list[Delayed] = []
         self._earlier: list[tuple[int, int]] = []
+        # Until the log is open: the offsets that `find` has yet to look at, the next one last; those that wait.
+        self._unseen: list[int] | None = None
+        self._found = OffsetBits()
         # What a message of that counts as, until its size is known.
         self._share_bytes: i64 = 0
         self._held_bytes: i64 = 0
@@ -92,6 +98,8 @@ class Retries(Timer):
     def obey(self, rule: RetryRule | None) -> None:
         """This rule from now on. What waits keeps its time; without a rule it is due at once."""
         self._rule = rule
+        if self._unseen is not None:
+            self._forget_earlier()  # it is found anew, by this rule
         if rule is None and self._heap:
             self._timers.arm(self, self._timers.now_ms())
 
@@ -124,31 +132,56 @@ class Retries(Timer):
         timers.arm_sooner(self, delayed.due_ms)
         return True
 
-    def restore(self, store: QueueLog) -> list[int]:
-        """What waits since an earlier life of the broker, from the log, which has just been opened: it is not ready.
-        Returns the offsets, which the ready order is to pass over. Cost: 0.5 us a message, uncompiled; it becomes an
-        entry when it is due first.
+    def find(self, store: QueueLog) -> bool:
+        """A slice of going over what an earlier life of the broker has given back, for what still waits. The log is not
+        open yet: nothing else changes it. True: that was all. Cost: 0.5 us a message, uncompiled.
         """
         rule = self._rule
-        offsets: list[int] = []
         if rule is None:
-            return offsets
-        now_ms = self._timers.now_ms()
-        steady_ms = self._timers.steady_ms()
+            return True
+        unseen = self._unseen
+        if unseen is None:
+            unseen = store.given_back()
+            unseen.reverse()  # in order, as they were given back, the heap costs least
+            self._unseen = unseen
+        timers = self._timers
+        now_ms = timers.now_ms()
+        steady_ms = timers.steady_ms()
         earlier = self._earlier
-        for offset, due_ms in store.delayed(steady_ms):
-            left_ms: i64 = due_ms - steady_ms
-            if left_ms > rule.longest_ms:
-                left_ms = rule.longest_ms
-            until_ms: int = now_ms + left_ms
-            earlier.append((until_ms, offset))
-            offsets.append(offset)
-        if offsets:
-            heapify(earlier)
-            self._count_earlier(len(offsets))
+        count: i64 = 0
+        while unseen:
+            offset = unseen.pop()
+            left_ms: i64 = store.due_ms(offset) - steady_ms
+            if left_ms > 0:
+                if left_ms > rule.longest_ms:
+                    left_ms = rule.longest_ms
+                until_ms: int = now_ms + left_ms
+                heappush(earlier, (until_ms, offset))
+                self._found.add(offset)
+            count += 1
+            if count >= SLICE_COUNT_MAX or (count % LOOK_COUNT == 0 and timers.now_ms() - now_ms >= SLICE_MS):
+                break
+        return len(unseen) == 0
+
+    def restore(self, store: QueueLog) -> OffsetBits:
+        """The log has just been opened: what waits since an earlier life of the broker is not ready. Returns the
+        offsets, which the ready order is to pass over. Each becomes an entry when it is due first.
+        """
+        while not self.find(store):
+            pass  # of a queue that could not wait for the slices
+        found = self._found
+        self._unseen = None
+        self._found = OffsetBits()
+        if self._earlier:
+            self._count_earlier(len(self._earlier))
             self._measure_first()
             self._timers.arm(self, self._heap[0].due_ms)
-        return offsets
+        return found
+
+    def _forget_earlier(self) -> None:
+        self._unseen = None
+        self._earlier = []
+        self._found = OffsetBits()
 
     def _count_earlier(self, count: i64) -> None:
         """They are not ready; each has an equal share of the bytes."""
@@ -295,7 +328,7 @@ class Retries(Timer):
         """The queue is deleted."""
         self._timers.cancel(self)
         self._heap = []
-        self._earlier = []
+        self._forget_earlier()
         self._held_bytes = 0
         self._queue.delayed_count = 0
         self._queue.delayed_bytes = 0
