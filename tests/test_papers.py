@@ -25,8 +25,8 @@ NAMED = re.compile(r"`([\w./-]*\w\.py)`")
 MADE = re.compile(r"<!-- (?:file|append): (\S+) -->")
 """What a manual has its reader make: tests/docs makes it."""
 
-ELSEWHERE = {"t/integration/test_py_amqp.py", "t/integration/test_rmq.py"}
-"""Files of other projects."""
+ELSEWHERE = {"t/integration/test_py_amqp.py", "t/integration/test_rmq.py", "manage.py", "charge.py"}
+"""Files of other projects, and of the reader's own."""
 
 
 def shown(path: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ def test_a_node_of_the_compose_file_can_be_started() -> None:
     assert (options.cluster, len(options.access.kafka)) == ("shop", 3)
 
 
+@pytest.mark.skipif(
+    find_spec("check_jsonschema") is None, reason="needs the extra `all-tests`, which make test-all installs"
+)
 def test_the_compose_file_by_its_schema() -> None:
     command = [sys.executable, "-P", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     wrong = COMPOSE.replace("read_only: true", "read_only: [true]")

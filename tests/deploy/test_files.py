@@ -13,6 +13,7 @@ import tempfile
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -268,6 +269,9 @@ def test_the_compose_file_by_docker() -> None:
 # -- systemd -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    find_spec("check_jsonschema") is None, reason="needs the extra `all-tests`, which make test-all installs"
+)
 def test_the_compose_file_by_its_schema() -> None:
     """compose-spec's, as check-jsonschema brings it along."""
     command = [sys.executable, "-P", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.queues.stream_reader import StreamReader
 from amqpd.cluster.gather import _add
 from amqpd.management import rates as rates_module
 from amqpd.management.call import BadRequest
@@ -246,13 +245,13 @@ class Clock:
         return self.now
 
 
-def test_consumers_of_a_stream_that_keep_up_have_capacity(rates_of):
+def test_consumers_of_a_stream_that_keep_up_have_capacity(rates_of, monkeypatch):
     rates, stream = rates_of
     stream.rules.stream = True
     stream.ready_count = 10  # a stream keeps its messages
     stream.store = SimpleNamespace(next_offset=10)
-    reader = StreamReader.__new__(StreamReader)
-    reader.offset = 10
+    reader = SimpleNamespace(offset=10)
+    monkeypatch.setattr(rates_module, "StreamReader", SimpleNamespace)
     stream.consumers = [SimpleNamespace(reader=reader)]
     asyncio.run(rates.sweep())
     stream.store.next_offset = 15  # on their way

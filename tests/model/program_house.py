@@ -9,7 +9,6 @@ from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, StillLoop
 from memory_metadata import Rows
 from program_choices import Watched
 
-import amqpd.broker.broker
 from amqpd.broker.broker import Broker
 from amqpd.broker.catalogue.restore import Findings, Report
 from amqpd.connection.connections import Connections
@@ -90,11 +89,7 @@ class ProgramHouse(MemoryBroker):
         metadata: Any = PromptRows(self.rows, self.loop)
         loop: Any = self.loop
         auth: Any = AllowAll()
-        real, amqpd.broker.broker.Clock = amqpd.broker.broker.Clock, lambda: clock  # type: ignore[misc,assignment]
-        try:
-            self.broker = Broker(Settings(), self.storage, metadata, loop)
-        finally:
-            amqpd.broker.broker.Clock = real  # type: ignore[misc]
+        self.broker = Broker(Settings(), self.storage, metadata, loop)
         self.connections = Connections(self.broker)
         self.broker.load(Findings(self.rows.state(), [], [], [], Report()))
         self.broker.auth.close()
