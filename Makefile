@@ -74,12 +74,17 @@ lint: $(PLAIN)/.ready ## ruff, mypy --strict, the types of the page
 	$(BIN)/mypy setup.py
 	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
 
-.PHONY: test-all test-docs test-page test-peer test-long test-cluster cluster-test torture check-metrics
+.PHONY: test-all test-rest test-docs test-page test-peer test-long test-cluster cluster-test torture check-metrics
 EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
-test-all: export TEST_PROFILE := thorough
-test-all: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## make test, and all that takes longer or needs a JVM, a browser, Prometheus: fifteen minutes
+test-all: ## make test and make test-rest
+	@$(MAKE) test; $(MAKE) test-rest
+
+# In the thorough profile, `hypothesis` is the marker of tests with random examples, and the clauses of conformance come byte by byte.
+test-rest: export TEST_PROFILE := thorough
+test-rest: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## what make test leaves out: slow tests, more examples, a JVM, a browser, Prometheus
 	@status=0; \
-	$(TEST) $(SPREAD) -m '$(WHOLE)' tests interop --ignore=tests/limits || status=$$?; \
+	$(TEST) $(SPREAD) -m '$(WHOLE) and (slow or external or hypothesis)' tests interop --ignore=tests/limits || status=$$?; \
+	$(TEST) $(SPREAD) -m '$(WHOLE)' tests/conformance || status=$$?; \
 	$(TEST_SOURCES) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
 	$(TEST) -m '$(WHOLE)' tests/limits || status=$$?; exit $$status
 

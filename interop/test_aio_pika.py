@@ -356,6 +356,7 @@ async def test_update_secret(connection: AbstractConnection) -> None:
     assert isinstance(await connection.update_secret("new", reason="rotation"), aiormq.spec.Connection.UpdateSecretOk)
 
 
+@pytest.mark.slow
 async def test_heartbeat(broker: Any) -> None:
     connection = await aio_pika.connect(broker.url_with("heartbeat=2"))
     await asyncio.sleep(5)

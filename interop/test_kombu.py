@@ -321,6 +321,7 @@ def test_pidbox(broker: Any, unique: Unique) -> None:
             thread.join()
 
 
+@pytest.mark.slow
 def test_heartbeat_check(broker: Any) -> None:
     with Connection(broker.url, heartbeat=2) as connection:
         connection.connect()

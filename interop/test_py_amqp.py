@@ -111,6 +111,7 @@ def test_tune(connect: Callable[..., amqp.Connection]) -> None:
     assert (connection.heartbeat, connection.frame_max, connection.channel_max) == (5, 131072, 2047)
 
 
+@pytest.mark.slow
 def test_heartbeat_ticks(connect: Callable[..., amqp.Connection]) -> None:
     connection = connect(heartbeat=2)
     received = connection.bytes_recv

@@ -61,6 +61,7 @@ def test_update_secret(connection: pika.BlockingConnection, queue: str) -> None:
     assert get(connection.channel(), queue) is None
 
 
+@pytest.mark.slow
 def test_heartbeats_keep_an_idle_connection(broker: Any) -> None:
     with pika.BlockingConnection(broker.pika(heartbeat=2)) as connection:
         connection.sleep(5)

@@ -148,6 +148,7 @@ def test_a_client_that_goes_has_failed(broker) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_consumer_goes_on_with_the_others(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()

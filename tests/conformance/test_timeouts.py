@@ -232,6 +232,7 @@ def running(broker: Broker) -> Iterator[dict[str, Future[None]]]:
         yield {name: pool.submit(drive, name, row) for name, row in rows.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ROWS, *OURS])
 def test_in_time(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
     if broker.is_rabbit and name in OURS:

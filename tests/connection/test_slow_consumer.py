@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+import pytest
 from peer import Peer
 
 from amqpd.testing import BrokerProcess, Vhost
@@ -46,6 +47,7 @@ def next_number(peer: Peer) -> int | None:
     return int.from_bytes(body[:4], "big")
 
 
+@pytest.mark.slow
 def test_others_get_what_a_stopped_consumer_leaves(amqpd_vhost: Vhost) -> None:
     """One of two consumers stops reading: its socket fills up, then all the rest goes to the other, in order."""
     with peers(amqpd_vhost, 3) as (publisher, stopped, reading):

@@ -40,6 +40,7 @@ def walk(name: str, seeds: int = 1) -> None:
         BrokerSearch(seed, set(), share=0.12, draws=1, lived_in=0.002).run(workload)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [each.name for each in BROKER_WORKLOADS])
 def test_nothing_is_broken(workload: str) -> None:
     walk(workload)

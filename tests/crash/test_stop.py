@@ -25,6 +25,7 @@ def logs_and_marks(data_dir: Path) -> tuple[set[Path], set[Path]]:
     return logs, {path.parent for path in data_dir.rglob("*clean-shutdown*")}
 
 
+@pytest.mark.slow
 async def test_sigterm_under_load(tmp_path: Path) -> None:
     """Clients hear 320, it ends in time, each log has its clean mark, the next start is quick, nothing is lost."""
     await stops(tmp_path, 10.0)

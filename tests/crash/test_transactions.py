@@ -109,6 +109,7 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
     assert len(answered) >= count
 
 
+@pytest.mark.slow
 async def test_transactions_over_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 4, seed=3)
 

@@ -135,6 +135,7 @@ def test_a_clean_stop_syncs_what_no_queue_was_opened_for() -> None:
     again(barest(life.disk), ledger, 2, "cut")
 
 
+@pytest.mark.slow
 def test_a_kill_within_a_cleaning_and_a_cut_within_the_start() -> None:
     """At each step of a cleaning the process is killed, at each step of the start after that the machine ends."""
     policy = RetentionPolicy(file_delete_delay_ms=0, compaction=CleanerPolicy(min_dirty_ratio=0.0))

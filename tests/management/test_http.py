@@ -32,6 +32,7 @@ class TestLogin:
         assert type(api)(amqpd_broker, "guest", "wrong")("GET", "/api/whoami").status == 401
         assert time.monotonic() - started >= 0.1
 
+    @pytest.mark.slow
     def test_a_guesser_waits_longer_each_time_and_locks_nobody_out(self, amqpd_broker, api, user):
         """Behind a proxy everybody has one address: the right password is answered whatever others guess."""
         anna = user("management")

@@ -178,12 +178,14 @@ class TestWhoIsNone:
             sock.sendall(garbage)
             assert ended(sock)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("garbage", [b"\xff" * 100, struct.pack(">I", 16384), struct.pack(">I", 5) + b"x" * 20_000])
     def test_no_preamble(self, rig: Rig, garbage: bytes) -> None:
         with spoken(rig) as (sock, _nonce):
             sock.sendall(garbage)
             assert ended(sock)
 
+    @pytest.mark.slow
     def test_slow_bytes_have_five_seconds_together(self, rig: Rig) -> None:
         begun = time.monotonic()
         with spoken(rig) as (sock, _nonce):
