@@ -87,6 +87,8 @@ class Judge:
             for death in headers.get("x-death", []):
                 del death["time"]
         headers.pop("x-delivery-count", None)
+        if letter.deaths:  # more letters have it than are there twice: docs/dead-letters.md
+            headers.pop("x-death-redelivered", None)
         for name in letter.maybe:
             headers.pop(name, None)
         self.same(f"headers {what}", headers, due)
