@@ -79,11 +79,13 @@ EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
 test-all: ## make test and make test-rest
 	@$(MAKE) test; $(MAKE) test-rest
 
-# In the thorough profile, `hypothesis` is the marker of tests with random examples, and the clauses of conformance come byte by byte.
+# Playwright leaves an event loop running, so the page has a run of its own. `hypothesis` is the marker of tests with random
+# examples. In the thorough profile the clauses of conformance come byte by byte, too.
 test-rest: export TEST_PROFILE := thorough
 test-rest: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## what make test leaves out: slow tests, more examples, a JVM, a browser, Prometheus
 	@status=0; \
-	$(TEST) $(SPREAD) -m '$(WHOLE) and (slow or external or hypothesis)' tests interop --ignore=tests/limits || status=$$?; \
+	$(TEST) $(SPREAD) -m '$(WHOLE) and (slow or external or hypothesis)' tests interop --ignore=tests/limits --ignore=tests/page || status=$$?; \
+	$(MAKE) test-page || status=$$?; \
 	$(TEST) $(SPREAD) -m '$(WHOLE)' tests/conformance || status=$$?; \
 	$(TEST_SOURCES) $(SPREAD) -m 'not compiled_only and $(WHOLE)' $(COMPILED_PACKAGES) --ignore-glob='*_pika.py' || status=$$?; \
 	$(TEST) -m '$(WHOLE)' tests/limits || status=$$?; exit $$status
