@@ -149,7 +149,7 @@ class Checks:
         await self._try(f"cluster.address: the name {host} has an address", resolved)
 
     async def _own_topics(self, topics: Topics) -> None:
-        """Those of a cluster that has run, where there are some."""
+        """Check the topics of a cluster that has run before, if there are any."""
         names = (self.options.meta_topic, self.options.settled_topic)
         try:
             found = await topics.describe(names)
@@ -190,7 +190,7 @@ class Checks:
             await self._try("it can be deleted", topics.delete(name))
 
     async def _group(self, topics: Topics) -> None:
-        """A heartbeat of nobody: Kafka answers whether it may be sent before it looks who sends it."""
+        """Send a heartbeat without a member: Kafka checks the right to send it before it checks the member."""
         from aiokafka.protocol.group import HeartbeatRequest
 
         code = await topics.ask_coordinator(self.options.group, HeartbeatRequest(self.options.group, -1, ""))

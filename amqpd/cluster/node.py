@@ -67,7 +67,7 @@ FREE_S: Final = 60.0
 """Between two times that Kafka is told what of the queues' logs nobody needs any more."""
 UPKEEP_S: Final = 5.0
 REFUSED_AGAIN_S: Final = 1.0
-"""Behind the session time-out: then the group has missed whoever is dead."""
+"""Later than the session time-out, after which the group has removed a dead member."""
 SERVED_S: Final = 15.0
 """How long who declares a vhost waits until it is served."""
 

@@ -62,7 +62,7 @@ SLICE_S: Final = 0.003
 REFUSALS_S: Final = 60.0
 LOGINS_S: Final = 3600.0
 REQUESTS_S: Final = 60.0
-"""Of requests that publish or take messages."""
+"""Records of HTTP requests that publish or take messages."""
 SEGMENT_SIZE_BYTES_MAX: Final = 16 * 1024 * 1024
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
 SEGMENTS: Final = 16

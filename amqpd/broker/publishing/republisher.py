@@ -189,7 +189,7 @@ class Republisher(Confirmer):
             turn.want()
 
     def _look_for_room(self) -> None:
-        """After a slice. What a target does not take now holds up nobody: it is not in line."""
+        """Update the state after a slice. A message that its target refuses is not in line, so it delays no other."""
         if not self.line or (self.held_bytes < HELD_BYTES_MAX // 2 and len(self.line) < HELD_COUNT_MAX // 2):
             self._turn.crowded = False
             self._turn.room()

@@ -204,7 +204,7 @@ def limit(row: Row, value: object, context: Context) -> None:
 
 
 def merged_number(merge: Merge, one: int, other: int) -> int:
-    """Of two numbers that both say something the one that holds. merge: `lowest` or `limit`."""
+    """Return which of two limits holds, the argument's or the policy's. merge: `lowest` or `limit`."""
     if merge == "limit" and min(one, other) < 0:
         return max(one, other)
     return min(one, other)

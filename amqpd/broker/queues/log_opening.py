@@ -79,7 +79,7 @@ class Opening:
             self.end()
 
     def end(self) -> None:
-        """It is open, or cannot be opened."""
+        """Finish: the log is open, or it cannot be opened."""
         self.begun = False
         self._answered = False
         if not self._queue.deleted:
